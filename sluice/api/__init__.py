@@ -1,0 +1,78 @@
+"""RLJob v1alpha1: the one object that a user writes."""
+
+from sluice.api.base import API_VERSION, GROUP, VERSION, Model, manifest, quantity_value
+from sluice.api.data import (
+    Data,
+    Evaluation,
+    EvaluationDataset,
+    EvaluationSampling,
+    ModelSource,
+    PromptSource,
+    Reward,
+)
+from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, Metadata, RLJob, RLJobSpec
+from sluice.api.load import ManifestError, load_job, parse_documents, parse_job, read_documents
+from sluice.api.status import (
+    ROLES,
+    Condition,
+    ConditionType,
+    GangStatus,
+    LastFailure,
+    RLJobStatus,
+    RoleName,
+    RoleStatus,
+)
+from sluice.api.training import (
+    Algorithm,
+    Checkpoint,
+    Optimizer,
+    Parallelism,
+    Rollout,
+    Sampling,
+    Trainer,
+    WeightSync,
+)
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KIND",
+    "MANAGER",
+    "PLURAL",
+    "ROLES",
+    "SHORT_NAME",
+    "VERSION",
+    "Algorithm",
+    "Checkpoint",
+    "Condition",
+    "ConditionType",
+    "Data",
+    "Evaluation",
+    "EvaluationDataset",
+    "EvaluationSampling",
+    "GangStatus",
+    "LastFailure",
+    "ManifestError",
+    "Metadata",
+    "Model",
+    "ModelSource",
+    "Optimizer",
+    "Parallelism",
+    "PromptSource",
+    "RLJob",
+    "RLJobSpec",
+    "RLJobStatus",
+    "Reward",
+    "RoleName",
+    "RoleStatus",
+    "Rollout",
+    "Sampling",
+    "Trainer",
+    "WeightSync",
+    "load_job",
+    "manifest",
+    "parse_documents",
+    "parse_job",
+    "quantity_value",
+    "read_documents",
+]

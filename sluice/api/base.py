@@ -1,0 +1,96 @@
+"""What all API models share: camelCase in YAML, unknown fields refused, rules that are also CEL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+GROUP = "sluice.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule over several fields of one model: once as CEL for the API server, once as Python.
+
+    cel: CEL expression over `self`; check: the same in Python, True where the rule holds.
+    field: the field (camelCase, relative to the model) that the message is about. message: what is expected and what
+    to do; a function of the model where it should show values.
+    """
+
+    cel: str
+    check: Callable[[Any], bool]
+    message: str
+    field: str = ""
+
+
+class Model(BaseModel):
+    """Base of all API objects."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", validate_default=False, frozen=True
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        for rule in self.rules:
+            if not rule.check(self):
+                raise PydanticCustomError("rule", "{message}", {"message": rule.message, "field": rule.field})
+        return self
+
+
+def manifest(model: Model) -> dict[str, Any]:
+    """The model as a manifest: camelCase, without what was not set."""
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)([eE][-+]?\d+|[KMGTPE]i|[numkMGTPE])?$")
+_SUFFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_SUFFIX |= {f"{prefix}i": 1024.0 ** (power + 1) for power, prefix in enumerate("KMGTPE")}
+
+
+def quantity_value(quantity: str) -> float:
+    """The number behind a Kubernetes quantity: '512Mi' -> 536870912.0."""
+    match = _QUANTITY.match(quantity)
+    if not match:
+        raise ValueError(f"{quantity!r} is not a quantity such as 500m, 2, 512Mi or 1.5G")
+    number, suffix = match.groups()
+    if suffix and suffix[0] in "eE" and len(suffix) > 1 and suffix[1] != "i":
+        return float(number + suffix)
+    return float(number) * _SUFFIX.get(suffix or "", 1.0)
+
+
+def _quantity(value: str | int | float) -> str:
+    text = str(value)
+    quantity_value(text)
+    return text
+
+
+Quantity = Annotated[
+    str | int,
+    AfterValidator(_quantity),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+"""A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
+
+FreeForm = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+"""An object whose fields are somebody else's: a pod template, a volume source."""
+
+Path = Annotated[str, Field(min_length=1, max_length=4096)]
+DottedPath = Annotated[str, Field(pattern=r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$")]
+"""A Python function: `package.module.function`, `package.module:function` or `path/to/file.py:function`."""
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]

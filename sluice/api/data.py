@@ -1,0 +1,151 @@
+"""spec.model, spec.data, spec.reward, spec.evaluation: what is trained, on what, judged how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import (
+    DottedPath,
+    FreeForm,
+    Model,
+    NonNegativeFloat,
+    Path,
+    PositiveFloat,
+    PositiveInt,
+    Quantity,
+    Rule,
+)
+
+
+class ModelSource(Model):
+    """The model that is trained."""
+
+    path: Path = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
+    volume: FreeForm | None = Field(
+        None, description="Kubernetes volume source that holds the model; `path` is then relative to its root."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
+    reference_path: Path | None = Field(
+        None, description="Checkpoint of the reference policy for the KL terms. Default: the model as it is at step 0."
+    )
+    init: Literal["pretrained", "random"] = Field(
+        "pretrained", description="`random`: take the shape from config.json and draw the weights (data.seed)."
+    )
+
+
+class PromptSource(Model):
+    """A file of prompts, one row each: JSON Lines, JSON or Parquet, slime's or verl's rows."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: `file.jsonl@[0:1000]`."
+    )
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = Field(
+        None, description="Name in metrics. Default: the file's name without its ending."
+    )
+    prompt_key: str | None = Field(
+        None, description="Column of the prompt (text or chat messages). Default: `prompt`, else `input`."
+    )
+    label_key: str | None = Field(
+        None, description="Column of the label. Default: `label`, else verl's `reward_model.ground_truth`."
+    )
+    metadata_key: str = Field("metadata", description="Column of a free object that rewards and filters see.")
+    tools_key: str = Field("tools", description="Column of the tool definitions for the chat template.")
+    apply_chat_template: bool = Field(
+        False, description="Render the prompt with the tokenizer's chat template; a text becomes one user message."
+    )
+    weight: PositiveFloat = Field(
+        1.0, description="Share of this source among all sources, relative to its number of rows."
+    )
+
+
+class Data(Model):
+    """The prompts."""
+
+    prompts: Annotated[list[PromptSource], Field(min_length=1, max_length=64)]
+    volume: FreeForm | None = Field(
+        None, description="Kubernetes volume source that holds the prompt files; paths are then relative to its root."
+    )
+    shuffle: bool = Field(True, description="New order in every epoch, from `seed` and the epoch.")
+    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of order, of random weights and of the trainer.")
+    max_prompt_tokens: PositiveInt | None = Field(
+        None, description="Longer prompts are left out, and counted. Default: what fits the engine's context."
+    )
+
+
+class Sandbox(Model):
+    """Limits of the process that runs the reward function."""
+
+    memory: Quantity = Field("2Gi", description="Address space of the process.")
+    cpu_seconds: PositiveInt = Field(60, description="Processor time for one sample.")
+
+
+class Reward(Model):
+    """How a response is judged. Exactly one of `type`, `function` and `url`."""
+
+    type: Literal["exact_match", "contains", "f1"] | None = Field(
+        None, description="A built-in reward. A row's `metadata.rm_type` goes before it."
+    )
+    function: DottedPath | None = Field(
+        None, description="Own function: `package.module.function` or `path/to/file.py:function`, sync or async."
+    )
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
+        None, description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer is the reward."
+    )
+    key: str | None = Field(None, description="Which entry is the reward, where a reward is a dictionary.")
+    group: bool = Field(False, description="`function` takes all samples of a prompt at once and returns a list.")
+    timeout_seconds: PositiveFloat = Field(30.0, description="A reward that takes longer fails its sample.")
+    sandbox: Sandbox = Field(default_factory=Sandbox)
+
+    rules = (
+        Rule(
+            "[has(self.type), has(self.function), has(self.url)].filter(x, x).size() == 1",
+            lambda r: sum(x is not None for x in (r.type, r.function, r.url)) == 1,
+            "exactly one of type, function and url must be set",
+        ),
+        Rule(
+            "!(has(self.group) && self.group) || has(self.function)",
+            lambda r: not r.group or r.function is not None,
+            "group: true needs function",
+            "group",
+        ),
+    )
+
+
+class EvaluationSampling(Model):
+    """Sampling of evaluation; what is not set is as in rollout.sampling."""
+
+    temperature: NonNegativeFloat | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    max_response_tokens: PositiveInt | None = None
+
+
+class EvaluationDataset(PromptSource):
+    """A held-out set of prompts."""
+
+    sampling: EvaluationSampling | None = None
+    samples_per_prompt: PositiveInt | None = Field(None, description="Default: evaluation.samplesPerPrompt.")
+
+
+class Evaluation(Model):
+    """Evaluation on held-out prompts, by the rollout engines, beside training."""
+
+    every_steps: PositiveInt = Field(10, description="Steps between evaluations; one comes before the first step.")
+    datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)]
+    samples_per_prompt: PositiveInt = 1
+    pass_at_k: Annotated[list[PositiveInt], Field(max_length=16)] = Field(
+        default_factory=list, description="k of the unbiased pass@k, each at most samplesPerPrompt."
+    )
+    sampling: EvaluationSampling = Field(default_factory=EvaluationSampling)
+    before_train: bool = Field(True, description="Evaluate the model as it is at step 0.")
+
+    rules = (
+        Rule(
+            "!has(self.passAtK) || self.passAtK.all(k, k <= (has(self.samplesPerPrompt) ? self.samplesPerPrompt : 1))",
+            lambda e: all(k <= e.samples_per_prompt for k in e.pass_at_k),
+            "every k must be at most evaluation.samplesPerPrompt",
+            "passAtK",
+        ),
+    )

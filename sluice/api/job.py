@@ -1,0 +1,184 @@
+"""RLJob: the whole object, its lifecycle fields, and the rules that span groups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import API_VERSION, FreeForm, Model, NonNegativeInt, PositiveInt, Rule
+from sluice.api.data import Data, Evaluation, ModelSource, Reward
+from sluice.api.status import RLJobStatus
+from sluice.api.training import Algorithm, Buffer, Checkpoint, Rollout, Trainer, WeightSync
+
+KIND = "RLJob"
+PLURAL = "rljobs"
+SHORT_NAME = "rlj"
+MANAGER = "sluice.dev/rljob-controller"
+Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+"""RFC 1035 label, short enough for the suffixes of the pods' names."""
+
+
+def _or(path: str, default: int) -> str:
+    """CEL: the value at `path`, or the default where it or a parent is not set."""
+    parts = path.split(".")
+    present = " && ".join(f"has({'.'.join(parts[: i + 1])})" for i in range(1, len(parts)))
+    return f"({present} ? {path} : {default})"
+
+
+_GPUS = _or("self.trainer.gpusPerNode", 1)
+_PER_NODE = f"(has(self.trainer.processesPerNode) ? self.trainer.processesPerNode : ({_GPUS} > 0 ? {_GPUS} : 1))"
+_PROCESSES = f"{_or('self.trainer.nodes', 1)} * {_PER_NODE}"
+_MODEL_PARALLEL = " * ".join(_or(f"self.trainer.parallelism.{name}", 1) for name in ("tensor", "pipeline", "context"))
+_SEQUENCES = f"{_or('self.rollout.batchSize', 32)} * {_or('self.rollout.samplesPerPrompt', 8)}"
+
+
+class RolloutBackoff(Model):
+    base_seconds: PositiveInt = 10
+    max_seconds: PositiveInt = 300
+
+    rules = (
+        Rule(
+            "(has(self.baseSeconds) ? self.baseSeconds : 10) <= (has(self.maxSeconds) ? self.maxSeconds : 300)",
+            lambda b: b.base_seconds <= b.max_seconds,
+            "baseSeconds must not exceed maxSeconds",
+            "baseSeconds",
+        ),
+    )
+
+
+class FailurePolicy(Model):
+    max_restarts: NonNegativeInt = Field(3, description="Restarts of the trainer gang before the job fails.")
+    rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
+
+
+class Kueue(Model):
+    queue_name: Annotated[str, Field(min_length=1, max_length=63)]
+    priority_class: str | None = None
+
+
+class Volcano(Model):
+    queue: str | None = None
+    priority_class_name: str | None = None
+
+
+class NativePodGroup(Model):
+    pass
+
+
+class PodGroupPolicy(Model):
+    """Gang admission by a scheduler that the cluster has. Exactly one."""
+
+    kueue: Kueue | None = None
+    volcano: Volcano | None = None
+    native: NativePodGroup | None = None
+
+    rules = (
+        Rule(
+            "[has(self.kueue), has(self.volcano), has(self.native)].filter(x, x).size() == 1",
+            lambda p: sum(x is not None for x in (p.kueue, p.volcano, p.native)) == 1,
+            "exactly one of kueue, volcano and native must be set",
+        ),
+    )
+
+
+class NetworkPolicy(Model):
+    enabled: bool = Field(True, description="Only pods of the same job, and Prometheus, may connect.")
+
+
+class PodTemplateOverride(Model):
+    """A pod template that is merged into the pods of some roles, over everything else."""
+
+    roles: Annotated[
+        list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)
+    ]
+    template: FreeForm
+
+
+class RLJobSpec(Model):
+    model: ModelSource
+    data: Data
+    rollout: Rollout = Field(default_factory=Rollout)
+    reward: Reward
+    algorithm: Algorithm = Field(default_factory=Algorithm)
+    trainer: Trainer
+    weight_sync: WeightSync = Field(default_factory=WeightSync)
+    buffer: Buffer = Field(default_factory=Buffer)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    evaluation: Evaluation | None = None
+    suspend: bool = Field(False, description="Stop all pods and keep everything that they have stored.")
+    managed_by: Annotated[str, Field(max_length=63)] | None = Field(
+        None, description="Controller that is responsible. Default: ours. Cannot be changed."
+    )
+    active_deadline_seconds: PositiveInt | None = Field(None, description="The job fails when it has run this long.")
+    startup_deadline_seconds: PositiveInt | None = Field(
+        None, description="The job fails when its first step is not trained this long after its start."
+    )
+    progress_deadline_seconds: PositiveInt | None = Field(
+        None, description="No step for this long counts as a failure of the trainer, which is then restarted."
+    )
+    ttl_seconds_after_finished: NonNegativeInt | None = Field(
+        None, description="The finished job is deleted after this time. Default: never."
+    )
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
+    pod_group_policy: PodGroupPolicy | None = None
+    network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(default_factory=list)
+
+    rules = (
+        Rule(
+            f"({_SEQUENCES}) % {_or('self.trainer.stepsPerBatch', 1)} == 0",
+            lambda s: (s.rollout.batch_size * s.rollout.samples_per_prompt) % s.trainer.steps_per_batch == 0,
+            "batchSize x samplesPerPrompt sequences cannot be split into stepsPerBatch equal steps",
+            "trainer.stepsPerBatch",
+        ),
+        Rule(
+            f"({_PROCESSES}) % ({_MODEL_PARALLEL}) == 0",
+            lambda s: s.trainer.world_size % s.trainer.model_parallel_size == 0,
+            "nodes x processes a node must be a multiple of tensor x pipeline x context",
+            "trainer.parallelism",
+        ),
+        Rule(
+            "!(has(self.weightSync) && has(self.weightSync.transport) && self.weightSync.transport == 'nccl') || "
+            f"{_GPUS} > 0",
+            lambda s: s.weight_sync.transport != "nccl" or s.trainer.gpus_per_node > 0,
+            "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
+            "weightSync.transport",
+        ),
+    )
+
+    @property
+    def total_samples(self) -> int:
+        """Sequences of one training step."""
+        return self.rollout.batch_size * self.rollout.samples_per_prompt
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.trainer.gpus_per_node > 0
+
+
+class Metadata(Model):
+    """The part of Kubernetes' object metadata that sluice reads; the rest passes through."""
+
+    model_config = Model.model_config | {"extra": "allow"}
+
+    name: Name
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 1
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class RLJob(Model):
+    """One reinforcement-learning run: a trainer, its rollout engines, the buffer between them."""
+
+    api_version: Literal["sluice.dev/v1alpha1"] = Field(API_VERSION)  # type: ignore[assignment]
+    kind: Literal["RLJob"] = "RLJob"
+    metadata: Metadata
+    spec: RLJobSpec
+    status: RLJobStatus | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"

@@ -1,0 +1,233 @@
+"""spec.rollout, spec.algorithm, spec.trainer, spec.weightSync, spec.buffer, spec.checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from sluice.api.base import (
+    DottedPath,
+    FreeForm,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Quantity,
+    Rule,
+)
+
+
+class Sampling(Model):
+    temperature: NonNegativeFloat = Field(1.0, description="Training log-probs are divided by it too.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: int = Field(-1, description="-1: all tokens.", ge=-1)
+    max_response_tokens: PositiveInt = 1024
+    stop: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list, description="Stop strings.")
+
+
+class Partial(Model):
+    enabled: bool = Field(False, description="Continue responses that an interruption cut off, instead of dropping them.")
+    mask_off_policy: bool = Field(False, description="Train only on the tokens of the newest weights.")
+
+
+EngineArg = Annotated[
+    str | int | float | bool | list[str],
+    WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
+class Rollout(Model):
+    """The engines that generate."""
+
+    replicas: NonNegativeInt | None = Field(
+        None, description="Engines. No default: an autoscaler owns it where it is left out; 1 at the start."
+    )
+    engine: Literal["sglang"] = "sglang"
+    gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
+    nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
+    engine_args: Annotated[
+        dict[str, EngineArg], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    ] = Field(default_factory=dict, description="Further SGLang server arguments, without the leading dashes.")
+    batch_size: PositiveInt = Field(32, description="Prompt groups of one training step.")
+    samples_per_prompt: PositiveInt = Field(8, description="Responses of one prompt: the size of a group.")
+    sampling: Sampling = Field(default_factory=Sampling)
+    concurrency: PositiveInt = Field(256, description="Requests that one worker keeps open at its engine.")
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="sync: every sample comes from the newest weights. async: maxStaleness steps may lie between."
+    )
+    max_staleness: NonNegativeInt = Field(0, description="Steps that a sample's weights may be behind. 0 with mode sync.")
+    partial: Partial = Field(default_factory=Partial)
+    dynamic_filter: str | None = Field(
+        None, description="`nonzero_std` drops groups whose rewards are all equal; or an own function by dotted path."
+    )
+    over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
+        1.0, description="Start this many times batchSize groups and take the first that finish."
+    )
+    function: DottedPath | None = Field(None, description="Own generate function, for several turns and tools.")
+    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+
+    rules = (
+        Rule(
+            "!(has(self.maxStaleness) && self.maxStaleness > 0) || (has(self.mode) && self.mode == 'async')",
+            lambda r: r.max_staleness == 0 or r.mode == "async",
+            "maxStaleness > 0 needs mode: async",
+            "maxStaleness",
+        ),
+        Rule(
+            "!(has(self.mode) && self.mode == 'async') || (has(self.maxStaleness) && self.maxStaleness >= 1)",
+            lambda r: r.mode == "sync" or r.max_staleness >= 1,
+            "mode: async needs maxStaleness of at least 1 (1 is one step off)",
+            "maxStaleness",
+        ),
+    )
+
+
+class Clip(Model):
+    low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
+    high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
+    dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")
+
+
+class KL(Model):
+    coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
+    loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
+    type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    unbiased: bool = Field(False, description="Multiply the estimate by pi / pi_old.")
+
+    rules = (
+        Rule(
+            "!(has(self.coef) && self.coef > 0.0 && has(self.lossCoef) && self.lossCoef > 0.0)",
+            lambda k: not (k.coef > 0 and k.loss_coef > 0),
+            "coef (in the reward) and lossCoef (in the loss) cannot both be set",
+            "lossCoef",
+        ),
+    )
+
+
+class OffPolicy(Model):
+    method: Literal["none", "tis", "icepop"] = "none"
+    low: NonNegativeFloat = 0.0
+    high: PositiveFloat = 2.0
+
+
+class Algorithm(Model):
+    """The loss. Names and defaults are slime's; formulas are in the docstrings of sluice_trainer.algorithms."""
+
+    estimator: Literal["grpo"] = "grpo"
+    normalize_std: bool = Field(True, description="Divide group advantages by the group's standard deviation.")
+    normalize_advantages: bool = Field(False, description="Whiten advantages over the whole batch.")
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    lambda_: Annotated[float, Field(ge=0, le=1)] = Field(1.0, alias="lambda")
+    clip: Clip = Field(default_factory=Clip)
+    kl: KL = Field(default_factory=KL)
+    entropy_coef: float = 0.0
+    aggregation: Literal["sequence_mean", "token_mean", "token_sum"] = "sequence_mean"
+    off_policy: OffPolicy = Field(default_factory=OffPolicy)
+    loss_function: Literal["policy"] = "policy"
+
+
+class Parallelism(Model):
+    tensor: PositiveInt = 1
+    pipeline: PositiveInt = 1
+    context: PositiveInt = 1
+    expert: PositiveInt = 1
+    virtual_pipeline: PositiveInt | None = None
+
+
+class Optimizer(Model):
+    """AdamW with Megatron's distributed optimizer."""
+
+    lr: NonNegativeFloat = 1e-6
+    min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule ends.")
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up from 0.")
+    decay_steps: PositiveInt | None = Field(None, description="Length of the schedule. Default: all steps.")
+    weight_decay: NonNegativeFloat = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+
+
+class Trainer(Model):
+    """The Megatron trainer."""
+
+    nodes: PositiveInt = 1
+    gpus_per_node: NonNegativeInt = Field(1, description="GPUs, and trainer processes, of one pod; 0: CPU.")
+    processes_per_node: PositiveInt | None = Field(
+        None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
+    )
+    backend: Literal["megatron"] = "megatron"
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    steps: PositiveInt | None = Field(None, description="Training steps (batches). Exactly one of steps and epochs.")
+    epochs: PositiveInt | None = Field(None, description="Passes over the prompts. Exactly one of steps and epochs.")
+    steps_per_batch: PositiveInt = Field(1, description="Optimizer steps that a batch is split into.")
+    max_tokens_per_gpu: PositiveInt = Field(8192, description="Tokens of one micro-batch; a longer sequence goes alone.")
+    recompute: Literal["none", "full"] = Field("none", description="Recompute activations in the backward pass.")
+    precision: Literal["bf16", "fp32"] | None = Field(None, description="Default: bf16 on GPU, fp32 on CPU.")
+    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+
+    rules = (
+        Rule(
+            "has(self.steps) != has(self.epochs)",
+            lambda t: (t.steps is None) != (t.epochs is None),
+            "exactly one of steps and epochs must be set",
+            "steps",
+        ),
+    )
+
+    @property
+    def processes(self) -> int:
+        """Trainer processes of one pod."""
+        return self.processes_per_node or max(self.gpus_per_node, 1)
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    @property
+    def model_parallel_size(self) -> int:
+        return self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.world_size // self.model_parallel_size
+
+
+class WeightSync(Model):
+    transport: Literal["nccl", "gloo", "disk"] | None = Field(None, description="Default: nccl on GPU, gloo on CPU.")
+    bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
+        512, alias="bucketMiB", description="Weights are sent in flat buckets of this size."
+    )
+    pause_mode: Literal["in_place", "retract", "abort"] = Field(
+        "retract", description="What happens to running responses: go on with old cache, recompute the cache, or end."
+    )
+    timeout_seconds: PositiveFloat = Field(300.0, description="Deadline of each phase of an update.")
+    verify: bool = Field(True, description="Check after each update that the engine serves the new version.")
+
+
+class Storage(Model):
+    size: Quantity = "20Gi"
+    storage_class_name: str | None = None
+
+
+class Buffer(Model):
+    storage: Storage = Field(default_factory=Storage)
+    memory: Quantity = "2Gi"
+    lease_seconds: PositiveFloat = Field(60.0, description="A lease without a heartbeat for this long goes to another worker.")
+    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+
+
+class Checkpoint(Model):
+    volume: FreeForm | None = Field(None, description="Kubernetes volume source for checkpoints.")
+    every_steps: PositiveInt = Field(20, description="Steps between checkpoints. The last step is always saved.")
+    keep: PositiveInt = Field(2, description="How many checkpoints are kept.")
+    async_: Annotated[bool, Field(alias="async")] = Field(False, alias="async", description="Write beside training.")
+    export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
+        True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."
+    )
+
+

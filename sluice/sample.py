@@ -1,0 +1,184 @@
+"""Prompt, Sample, SampleGroup: the one data type that flows through the house."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+Messages = list[dict[str, Any]]
+"""A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions."""
+
+
+class SampleStatus(enum.StrEnum):
+    """Where a sample stands (slime's words)."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+    @property
+    def finished(self) -> bool:
+        """True where nothing more will be generated."""
+        return self in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
+
+
+class Purpose(enum.StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+class SampleError(ValueError):
+    """A sample that breaks an invariant. The message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Response tokens [start, end) were generated under weight version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One row of a prompt file, under a lease."""
+
+    group_id: int
+    prompt: str | Messages
+    label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+    dataset: str = ""
+    row: int = 0
+    epoch: int = 0
+    purpose: Purpose = Purpose.TRAIN
+    version: int = 0
+    """Weight version that is evaluated; only for purpose `evaluate`."""
+    lease_id: str = ""
+    lease_attempt: int = 0
+
+
+def _empty(dtype: type[np.generic]) -> Any:
+    return lambda: np.empty(0, dtype=dtype)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One response to a prompt.
+
+    tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response] float32, the
+    log-probabilities under the temperature-scaled distribution that the token was drawn from.
+    """
+
+    index: int
+    tokens: Int32 = field(default_factory=_empty(np.int32))
+    response_length: int = 0
+    response: str = ""
+    reward: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    loss_mask: UInt8 = field(default_factory=_empty(np.uint8))
+    rollout_log_probs: Float32 = field(default_factory=_empty(np.float32))
+    weight_versions: list[WeightSpan] = field(default_factory=list)
+    status: SampleStatus = SampleStatus.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.tokens) - self.response_length
+
+    @property
+    def trainable_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    def append(
+        self, tokens: list[int], log_probs: list[float], spans: list[WeightSpan], *, trainable: bool = True
+    ) -> None:
+        """Add response tokens. Tokens that are not `trainable` (tool output) get mask 0 and log-prob 0.
+
+        spans: positions counted from the first of the new tokens.
+        """
+        if trainable and len(log_probs) != len(tokens):
+            raise SampleError(f"rolloutLogProbs: {len(log_probs)} log-probs for {len(tokens)} new tokens")
+        start = self.response_length
+        self.tokens = np.concatenate([self.tokens, np.asarray(tokens, dtype=np.int32)])
+        mask = np.full(len(tokens), 1 if trainable else 0, dtype=np.uint8)
+        new = np.asarray(log_probs if trainable else [0.0] * len(tokens), dtype=np.float32)
+        self.loss_mask = np.concatenate([self.loss_mask, mask])
+        self.rollout_log_probs = np.concatenate([self.rollout_log_probs, new])
+        self.response_length += len(tokens)
+        for span in spans:
+            self._append_span(WeightSpan(span.version, start + span.start, start + span.end))
+
+    def _append_span(self, span: WeightSpan) -> None:
+        last = self.weight_versions[-1] if self.weight_versions else None
+        if last and last.version == span.version and last.end == span.start:
+            self.weight_versions[-1] = WeightSpan(last.version, last.start, span.end)
+        else:
+            self.weight_versions.append(span)
+
+    def check(self) -> None:
+        """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
+        n = self.response_length
+        if not 0 <= n <= len(self.tokens):
+            raise SampleError(f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all")
+        for name, values in (("lossMask", self.loss_mask), ("rolloutLogProbs", self.rollout_log_probs)):
+            if len(values) != n:
+                raise SampleError(f"samples[{self.index}].{name}: {len(values)} entries for {n} response tokens")
+        if n and int(self.loss_mask.max()) > 1:
+            raise SampleError(f"samples[{self.index}].lossMask: entries must be 0 or 1")
+        if len(self.tokens) and int(self.tokens.min()) < 0:
+            raise SampleError(f"samples[{self.index}].tokens: a token id is negative")
+        trained = self.rollout_log_probs[self.loss_mask.astype(bool)]
+        if len(trained) and not bool(np.isfinite(trained).all()):
+            raise SampleError(f"samples[{self.index}].rolloutLogProbs: a trainable token has no finite log-prob")
+        self._check_spans()
+        if self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
+            if self.reward is None or not np.isfinite(self.reward):
+                raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
+
+    def _check_spans(self) -> None:
+        at = 0
+        for span in self.weight_versions:
+            if span.start != at or span.end <= span.start:
+                raise SampleError(
+                    f"samples[{self.index}].weightVersions: span [{span.start}, {span.end}) does not start at {at}"
+                )
+            at = span.end
+        if self.weight_versions and at != self.response_length:
+            raise SampleError(
+                f"samples[{self.index}].weightVersions: cover {at} of {self.response_length} response tokens"
+            )
+
+
+@dataclass(slots=True)
+class SampleGroup:
+    """All samples that answer one prompt."""
+
+    prompt: Prompt
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def group_id(self) -> int:
+        return self.prompt.group_id
+
+    def check_finished(self, samples_per_prompt: int) -> None:
+        """Raise SampleError unless every sample is there, finished and sound."""
+        if len(self.samples) != samples_per_prompt:
+            raise SampleError(f"samples: {len(self.samples)} samples, expected {samples_per_prompt}")
+        for position, sample in enumerate(self.samples):
+            if sample.index != position:
+                raise SampleError(f"samples[{position}].index: {sample.index}, expected {position}")
+            if not sample.status.finished:
+                raise SampleError(f"samples[{position}].status: {sample.status} is not finished")
+            sample.check()

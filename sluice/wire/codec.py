@@ -1,0 +1,154 @@
+"""Sample <-> message. Token ids, masks and log-probs are little-endian bytes; everything that is free is JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleGroup, SampleStatus, WeightSpan
+from sluice.wire.v1 import common_pb2 as pb
+
+CHUNK_BYTES = 1 << 20
+"""Pieces of a large message: far below gRPC's default limit of 4 MiB."""
+
+_STATUS = {
+    SampleStatus.PENDING: pb.SAMPLE_STATUS_PENDING,
+    SampleStatus.COMPLETED: pb.SAMPLE_STATUS_COMPLETED,
+    SampleStatus.TRUNCATED: pb.SAMPLE_STATUS_TRUNCATED,
+    SampleStatus.ABORTED: pb.SAMPLE_STATUS_ABORTED,
+    SampleStatus.FAILED: pb.SAMPLE_STATUS_FAILED,
+}
+_STATUS_BACK = {number: status for status, number in _STATUS.items()}
+_PURPOSE = {Purpose.TRAIN: pb.PURPOSE_TRAIN, Purpose.EVALUATE: pb.PURPOSE_EVALUATE}
+_PURPOSE_BACK = {number: purpose for purpose, number in _PURPOSE.items()}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def prompt_to_message(prompt: Prompt) -> pb.Prompt:
+    return pb.Prompt(
+        lease_id=prompt.lease_id,
+        lease_attempt=prompt.lease_attempt,
+        purpose=_PURPOSE[prompt.purpose],
+        group_id=prompt.group_id,
+        epoch=prompt.epoch,
+        dataset=prompt.dataset,
+        row=prompt.row,
+        prompt_json=_json(prompt.prompt),
+        label_json="" if prompt.label is None else _json(prompt.label),
+        metadata_json=_json(prompt.metadata) if prompt.metadata else "",
+        tools_json=_json(prompt.tools) if prompt.tools else "",
+        version=prompt.version,
+    )
+
+
+def prompt_from_message(message: pb.Prompt) -> Prompt:
+    return Prompt(
+        group_id=message.group_id,
+        prompt=json.loads(message.prompt_json) if message.prompt_json else "",
+        label=json.loads(message.label_json) if message.label_json else None,
+        metadata=json.loads(message.metadata_json) if message.metadata_json else {},
+        tools=json.loads(message.tools_json) if message.tools_json else None,
+        dataset=message.dataset,
+        row=message.row,
+        epoch=message.epoch,
+        purpose=_PURPOSE_BACK.get(message.purpose, Purpose.TRAIN),
+        version=message.version,
+        lease_id=message.lease_id,
+        lease_attempt=message.lease_attempt,
+    )
+
+
+def sample_to_message(sample: Sample) -> pb.Sample:
+    message = pb.Sample(
+        index=sample.index,
+        tokens=np.ascontiguousarray(sample.tokens, dtype="<i4").tobytes(),
+        response_length=sample.response_length,
+        response=sample.response,
+        reward_parts=sample.reward_parts,
+        loss_mask=np.ascontiguousarray(sample.loss_mask, dtype=np.uint8).tobytes(),
+        rollout_log_probs=np.ascontiguousarray(sample.rollout_log_probs, dtype="<f4").tobytes(),
+        weight_versions=[pb.WeightSpan(version=s.version, start=s.start, end=s.end) for s in sample.weight_versions],
+        status=_STATUS[sample.status],
+        metadata_json=_json(sample.metadata) if sample.metadata else "",
+        error=sample.error,
+    )
+    if sample.reward is not None:
+        message.reward = sample.reward
+    return message
+
+
+def sample_from_message(message: pb.Sample) -> Sample:
+    return Sample(
+        index=message.index,
+        tokens=_array(message.tokens, "<i4", f"samples[{message.index}].tokens"),
+        response_length=message.response_length,
+        response=message.response,
+        reward=message.reward if message.HasField("reward") else None,
+        reward_parts=dict(message.reward_parts),
+        loss_mask=_array(message.loss_mask, "u1", f"samples[{message.index}].lossMask"),
+        rollout_log_probs=_array(message.rollout_log_probs, "<f4", f"samples[{message.index}].rolloutLogProbs"),
+        weight_versions=[WeightSpan(s.version, s.start, s.end) for s in message.weight_versions],
+        status=_STATUS_BACK.get(message.status, SampleStatus.PENDING),
+        metadata=json.loads(message.metadata_json) if message.metadata_json else {},
+        error=message.error,
+    )
+
+
+def _array(data: bytes, dtype: str, field: str) -> Any:
+    if len(data) % np.dtype(dtype).itemsize:
+        raise SampleError(f"{field}: {len(data)} bytes are not a whole number of {dtype} values")
+    return np.frombuffer(data, dtype=dtype)
+
+
+def group_to_message(group: SampleGroup) -> pb.SampleGroup:
+    return pb.SampleGroup(
+        prompt=prompt_to_message(group.prompt), samples=[sample_to_message(s) for s in group.samples]
+    )
+
+
+def group_from_message(message: pb.SampleGroup) -> SampleGroup:
+    return SampleGroup(
+        prompt=prompt_from_message(message.prompt), samples=[sample_from_message(s) for s in message.samples]
+    )
+
+
+def to_chunks(key: int, data: bytes) -> Iterator[pb.Chunk]:
+    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a last piece."""
+    for start in range(0, max(len(data), 1), CHUNK_BYTES):
+        piece = data[start : start + CHUNK_BYTES]
+        yield pb.Chunk(key=key, data=piece, last=start + CHUNK_BYTES >= len(data))
+
+
+class Assembler:
+    """Puts the pieces of messages together again; pieces of several keys may be interleaved."""
+
+    def __init__(self, max_bytes: int = 1 << 30) -> None:
+        self._parts: dict[int, list[bytes]] = {}
+        self._sizes: dict[int, int] = {}
+        self._max_bytes = max_bytes
+
+    def add(self, chunk: pb.Chunk) -> bytes | None:
+        """The whole message where this was its last piece. Raises SampleError over max_bytes."""
+        size = self._sizes.get(chunk.key, 0) + len(chunk.data)
+        if size > self._max_bytes:
+            raise SampleError(f"a group of more than {self._max_bytes} bytes")
+        if chunk.last and chunk.key not in self._parts:
+            return chunk.data
+        self._parts.setdefault(chunk.key, []).append(chunk.data)
+        self._sizes[chunk.key] = size
+        if not chunk.last:
+            return None
+        del self._sizes[chunk.key]
+        return b"".join(self._parts.pop(chunk.key))
+
+
+def groups_to_chunks(groups: Iterable[SampleGroup]) -> Iterator[pb.Chunk]:
+    """A stream of groups; the key is the position in the stream."""
+    for key, group in enumerate(groups):
+        yield from to_chunks(key, group_to_message(group).SerializeToString())

@@ -1,0 +1,226 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class UpdatePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UPDATE_PHASE_UNSPECIFIED: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_PREPARE: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_PAUSE: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_TRANSFER: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_VERIFY: _ClassVar[UpdatePhase]
+    UPDATE_PHASE_RESUME: _ClassVar[UpdatePhase]
+UPDATE_PHASE_UNSPECIFIED: UpdatePhase
+UPDATE_PHASE_PREPARE: UpdatePhase
+UPDATE_PHASE_PAUSE: UpdatePhase
+UPDATE_PHASE_TRANSFER: UpdatePhase
+UPDATE_PHASE_VERIFY: UpdatePhase
+UPDATE_PHASE_RESUME: UpdatePhase
+
+class Member(_message.Message):
+    __slots__ = ("role", "name", "attempt", "index", "address", "devices", "world_size", "version", "info")
+    class InfoEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    attempt: int
+    index: int
+    address: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    world_size: int
+    version: int
+    info: _containers.ScalarMap[str, str]
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class MemberMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: Member
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Member, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("state", "version", "gauges")
+    class GaugesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    version: int
+    gauges: _containers.ScalarMap[str, float]
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("epoch", "admitted", "version", "dropped", "heartbeat_seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    admitted: bool
+    version: int
+    dropped: str
+    heartbeat_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+
+class AddressBookRequest(_message.Message):
+    __slots__ = ("role", "at_least", "attempt", "wait_seconds")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    at_least: int
+    attempt: int
+    wait_seconds: float
+    def __init__(self, role: _Optional[str] = ..., at_least: _Optional[int] = ..., attempt: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class AddressBookResponse(_message.Message):
+    __slots__ = ("epoch", "members")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class BeginUpdateRequest(_message.Message):
+    __slots__ = ("source", "attempt", "version", "joiners_only")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOINERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    attempt: int
+    version: int
+    joiners_only: bool
+    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., joiners_only: _Optional[bool] = ...) -> None: ...
+
+class EngineMember(_message.Message):
+    __slots__ = ("member", "generation")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    generation: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class UpdatePlan(_message.Message):
+    __slots__ = ("epoch", "version", "engines")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    engines: _containers.RepeatedCompositeFieldContainer[EngineMember]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineMember, _Mapping]]] = ...) -> None: ...
+
+class PhaseReport(_message.Message):
+    __slots__ = ("source", "attempt", "version", "engine", "engine_attempt", "generation", "phase", "error", "seconds")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    attempt: int
+    version: int
+    engine: str
+    engine_attempt: int
+    generation: int
+    phase: UpdatePhase
+    error: str
+    seconds: float
+    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_attempt: _Optional[int] = ..., generation: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., error: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PhaseAck(_message.Message):
+    __slots__ = ("go_on",)
+    GO_ON_FIELD_NUMBER: _ClassVar[int]
+    go_on: bool
+    def __init__(self, go_on: _Optional[bool] = ...) -> None: ...
+
+class EndUpdateRequest(_message.Message):
+    __slots__ = ("source", "attempt", "version")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    attempt: int
+    version: int
+    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class EndUpdateResponse(_message.Message):
+    __slots__ = ("epoch", "in_sync")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    in_sync: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetLedgerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LedgerEntry(_message.Message):
+    __slots__ = ("member", "state", "admitted", "generation", "seconds_since_heartbeat", "gauges", "last_error")
+    class GaugesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    state: str
+    admitted: bool
+    generation: int
+    seconds_since_heartbeat: float
+    gauges: _containers.ScalarMap[str, float]
+    last_error: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., state: _Optional[str] = ..., admitted: _Optional[bool] = ..., generation: _Optional[int] = ..., seconds_since_heartbeat: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., last_error: _Optional[str] = ...) -> None: ...
+
+class Ledger(_message.Message):
+    __slots__ = ("epoch", "version", "entries")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    version: int
+    entries: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ...) -> None: ...
