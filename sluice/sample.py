@@ -101,6 +101,17 @@ class Sample:
     def trainable_tokens(self) -> int:
         return int(self.loss_mask.sum())
 
+    def append_prompt(self, tokens: list[int]) -> None:
+        """Set the prompt of a sample that has no tokens yet."""
+        if len(self.tokens):
+            raise SampleError(f"samples[{self.index}].tokens: the prompt is set already")
+        self.tokens = np.asarray(tokens, dtype=np.int32)
+
+    def fail(self, error: str) -> None:
+        """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
+        self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
+        self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
+
     def append(
         self, tokens: list[int], log_probs: list[float], spans: list[WeightSpan], *, trainable: bool = True
     ) -> None:
@@ -143,9 +154,9 @@ class Sample:
         if len(trained) and not bool(np.isfinite(trained).all()):
             raise SampleError(f"samples[{self.index}].rolloutLogProbs: a trainable token has no finite log-prob")
         self._check_spans()
-        if self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED):
-            if self.reward is None or not np.isfinite(self.reward):
-                raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
+        judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+        if judged and (self.reward is None or not np.isfinite(self.reward)):
+            raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
 
     def _check_spans(self) -> None:
         at = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.alias_generators import to_camel
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
+API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,14 @@ class Rule:
 
     cel: CEL expression over `self`; check: the same in Python, True where the rule holds.
     field: the field (camelCase, relative to the model) that the message is about. message: what is expected and what
-    to do; a function of the model where it should show values.
+    to do; `{}` in it stands for the values that `shows` gives in Python, and is left out in CEL.
     """
 
     cel: str
     check: Callable[[Any], bool]
     message: str
     field: str = ""
+    shows: Callable[[Any], str] | None = None
 
 
 class Model(BaseModel):
@@ -43,7 +44,9 @@ class Model(BaseModel):
     def _check_rules(self) -> Self:
         for rule in self.rules:
             if not rule.check(self):
-                raise PydanticCustomError("rule", "{message}", {"message": rule.message, "field": rule.field})
+                values = f"({rule.shows(self)}) " if rule.shows else ""
+                message = rule.message.replace("{} ", values)
+                raise PydanticCustomError("rule", "{message}", {"message": message, "field": rule.field})
         return self
 
 
@@ -81,9 +84,7 @@ Quantity = Annotated[
 ]
 """A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
 
-FreeForm = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]
+FreeForm = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 """An object whose fields are somebody else's: a pod template, a volume source."""
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]

@@ -89,9 +89,7 @@ class NetworkPolicy(Model):
 class PodTemplateOverride(Model):
     """A pod template that is merged into the pods of some roles, over everything else."""
 
-    roles: Annotated[
-        list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)
-    ]
+    roles: Annotated[list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)]
     template: FreeForm
 
 
@@ -129,14 +127,16 @@ class RLJobSpec(Model):
         Rule(
             f"({_SEQUENCES}) % {_or('self.trainer.stepsPerBatch', 1)} == 0",
             lambda s: (s.rollout.batch_size * s.rollout.samples_per_prompt) % s.trainer.steps_per_batch == 0,
-            "batchSize x samplesPerPrompt sequences cannot be split into stepsPerBatch equal steps",
+            "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal steps",
             "trainer.stepsPerBatch",
+            lambda s: f"{s.rollout.batch_size} x {s.rollout.samples_per_prompt} = {s.total_samples}",
         ),
         Rule(
             f"({_PROCESSES}) % ({_MODEL_PARALLEL}) == 0",
             lambda s: s.trainer.world_size % s.trainer.model_parallel_size == 0,
-            "nodes x processes a node must be a multiple of tensor x pipeline x context",
+            "nodes x processes a node {} must be a multiple of tensor x pipeline x context",
             "trainer.parallelism",
+            lambda s: str(s.trainer.world_size),
         ),
         Rule(
             "!(has(self.weightSync) && has(self.weightSync.transport) && self.weightSync.transport == 'nccl') || "
@@ -173,7 +173,7 @@ class Metadata(Model):
 class RLJob(Model):
     """One reinforcement-learning run: a trainer, its rollout engines, the buffer between them."""
 
-    api_version: Literal["sluice.dev/v1alpha1"] = Field(API_VERSION)  # type: ignore[assignment]
+    api_version: Literal["sluice.dev/v1alpha1"] = API_VERSION
     kind: Literal["RLJob"] = "RLJob"
     metadata: Metadata
     spec: RLJobSpec

@@ -85,7 +85,10 @@ def apply_override(document: Any, override: str) -> None:
         raise ManifestError(f"--set {override}: the value is not valid YAML: {error.problem}") from error
     if isinstance(target, list):
         index = _index(target, keys[-1], override)
-        target[index:] = [value] + list(target[index + 1 :])
+        if index == len(target):
+            target.append(value)
+        else:
+            target[index] = value
     else:
         target[keys[-1]] = value
 
@@ -133,7 +136,7 @@ def field_path(location: list[str | int]) -> str:
 
 def _explain(problem: Any, location: list[str | int]) -> str:
     if problem["type"] == "extra_forbidden":
-        known = _known_fields([p for p in location[:-1]])
+        known = _known_fields(location[:-1])
         close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
         hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(sorted(known))}"
         return f"unknown field; {hint}"
@@ -186,7 +189,7 @@ def _line(document: Any, location: list[str | int]) -> int | None:
 
 
 def _plain(node: Any) -> Any:
-    """ruamel's round-trip types as plain dict, list and scalars."""
+    """Ruamel's round-trip types as plain dict, list and scalars."""
     if isinstance(node, dict):
         return {str(k): _plain(v) for k, v in node.items()}
     if isinstance(node, list):

@@ -28,7 +28,9 @@ class GangStatus(Model):
     """One gang: pods that start and die together."""
 
     replica: int
-    attempt: int = Field(description="Number of the present attempt, from 1. Older attempts' pods are refused everywhere.")
+    attempt: int = Field(
+        description="Number of the present attempt, from 1. Older attempts' pods are refused everywhere."
+    )
     restarts: int = Field(0, description="Failures of its own: what counts for back-off and maxRestarts.")
     last_restart_time: Time | None = None
     retry_time: Time | None = Field(None, description="The next attempt starts no earlier.")

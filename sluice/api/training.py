@@ -20,7 +20,7 @@ from sluice.api.base import (
 
 
 class Sampling(Model):
-    temperature: NonNegativeFloat = Field(1.0, description="Training log-probs are divided by it too.")
+    temperature: PositiveFloat = Field(1.0, description="Training logits are divided by it too.")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: int = Field(-1, description="-1: all tokens.", ge=-1)
     max_response_tokens: PositiveInt = 1024
@@ -28,7 +28,9 @@ class Sampling(Model):
 
 
 class Partial(Model):
-    enabled: bool = Field(False, description="Continue responses that an interruption cut off, instead of dropping them.")
+    enabled: bool = Field(
+        False, description="Continue responses that an interruption cut off, instead of dropping them."
+    )
     mask_off_policy: bool = Field(False, description="Train only on the tokens of the newest weights.")
 
 
@@ -55,9 +57,12 @@ class Rollout(Model):
     sampling: Sampling = Field(default_factory=Sampling)
     concurrency: PositiveInt = Field(256, description="Requests that one worker keeps open at its engine.")
     mode: Literal["sync", "async"] = Field(
-        "sync", description="sync: every sample comes from the newest weights. async: maxStaleness steps may lie between."
+        "sync",
+        description="sync: every sample comes from the newest weights. async: maxStaleness steps may lie between.",
     )
-    max_staleness: NonNegativeInt = Field(0, description="Steps that a sample's weights may be behind. 0 with mode sync.")
+    max_staleness: NonNegativeInt = Field(
+        0, description="Steps that a sample's weights may be behind. 0 with mode sync."
+    )
     partial: Partial = Field(default_factory=Partial)
     dynamic_filter: str | None = Field(
         None, description="`nonzero_std` drops groups whose rewards are all equal; or an own function by dotted path."
@@ -165,7 +170,9 @@ class Trainer(Model):
     steps: PositiveInt | None = Field(None, description="Training steps (batches). Exactly one of steps and epochs.")
     epochs: PositiveInt | None = Field(None, description="Passes over the prompts. Exactly one of steps and epochs.")
     steps_per_batch: PositiveInt = Field(1, description="Optimizer steps that a batch is split into.")
-    max_tokens_per_gpu: PositiveInt = Field(8192, description="Tokens of one micro-batch; a longer sequence goes alone.")
+    max_tokens_per_gpu: PositiveInt = Field(
+        8192, description="Tokens of one micro-batch; a longer sequence goes alone."
+    )
     recompute: Literal["none", "full"] = Field("none", description="Recompute activations in the backward pass.")
     precision: Literal["bf16", "fp32"] | None = Field(None, description="Default: bf16 on GPU, fp32 on CPU.")
     template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
@@ -217,7 +224,9 @@ class Storage(Model):
 class Buffer(Model):
     storage: Storage = Field(default_factory=Storage)
     memory: Quantity = "2Gi"
-    lease_seconds: PositiveFloat = Field(60.0, description="A lease without a heartbeat for this long goes to another worker.")
+    lease_seconds: PositiveFloat = Field(
+        60.0, description="A lease without a heartbeat for this long goes to another worker."
+    )
     template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
 
@@ -229,5 +238,3 @@ class Checkpoint(Model):
     export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
         True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."
     )
-
-

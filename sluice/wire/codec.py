@@ -107,9 +107,7 @@ def _array(data: bytes, dtype: str, field: str) -> Any:
 
 
 def group_to_message(group: SampleGroup) -> pb.SampleGroup:
-    return pb.SampleGroup(
-        prompt=prompt_to_message(group.prompt), samples=[sample_to_message(s) for s in group.samples]
-    )
+    return pb.SampleGroup(prompt=prompt_to_message(group.prompt), samples=[sample_to_message(s) for s in group.samples])
 
 
 def group_from_message(message: pb.SampleGroup) -> SampleGroup:
@@ -146,6 +144,11 @@ class Assembler:
             return None
         del self._sizes[chunk.key]
         return b"".join(self._parts.pop(chunk.key))
+
+    def drop(self, key: int) -> None:
+        """Forget the pieces of a message that will not be completed."""
+        self._parts.pop(key, None)
+        self._sizes.pop(key, None)
 
 
 def groups_to_chunks(groups: Iterable[SampleGroup]) -> Iterator[pb.Chunk]:

@@ -1,4 +1,4 @@
-"""gRPC as the house uses it: keepalive, a job's token on every call, a deadline on every call, retries while a peer restarts."""
+"""gRPC as the house uses it: keepalive, a token and a deadline on every call, retries while a peer restarts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def server(token: str | None = None) -> grpc.aio.Server:
 
 
 def bind(server_: grpc.aio.Server, address: str) -> int:
-    """Listen on host:port (port 0: a free one). Returns the port; an address that is taken is an OSError that says so."""
+    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address is taken."""
     try:
         port = int(server_.add_insecure_port(address))
     except RuntimeError as error:
@@ -107,6 +107,7 @@ async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: floa
             if error.code() not in _RETRIED:
                 raise
             if time.monotonic() + pause > end:
-                raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({error.code().name}: {error.details()})") from error
+                cause = f"{error.code().name}: {error.details()}"
+                raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({cause})") from error
         await asyncio.sleep(pause)
         pause = min(pause * 2, 2.0)

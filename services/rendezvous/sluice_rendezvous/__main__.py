@@ -1,0 +1,34 @@
+"""`python -m sluice_rendezvous`: serve until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from sluice import environment
+from sluice.telemetry import logs
+from sluice.wire import rpc
+from sluice.wire.v1 import rendezvous_pb2_grpc
+from sluice_rendezvous.service import RendezvousService
+
+
+async def main() -> int:
+    env = environment.read("rendezvous")
+    log = logs.configure(env.role, name=env.name, attempt=env.attempt)
+    server, service = rpc.server(), RendezvousService()
+    rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
+    port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await server.start()
+    log.info("serving", address=f"{env.advertise}:{port}")
+    expiry = asyncio.create_task(service.expire_forever())
+    await stop.wait()
+    expiry.cancel()
+    await server.stop(grace=1.0)
+    return 0
+
+
+if __name__ == "__main__":
+    logs.run("rendezvous", main)

@@ -1,0 +1,182 @@
+"""The SGLang server beside this worker, over HTTP, unmodified.
+
+Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
+before, it tells only the version at its end. There we stream: each event carries the tokens that it adds and the version
+at that moment, and since no token is made while weights change, that gives the same spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from sluice.sample import WeightSpan
+
+UNKNOWN_VERSION = -1
+"""Weights that are none of ours: what the engine had at its start."""
+
+
+class EngineError(Exception):
+    """The engine did not do what it was asked. The message says what and why."""
+
+
+class PromptRefusedError(EngineError):
+    """The engine will never take this prompt (too long, ...): no retry helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one request generated. finish: stop, length or abort. spans: positions count from the first new token."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    spans: list[WeightSpan]
+    finish: str
+    matched_stop: str | None
+
+
+class Engine:
+    """One SGLang server."""
+
+    def __init__(self, url: str, *, request_timeout: float = 1800.0) -> None:
+        self.url = url.rstrip("/")
+        self._request_timeout = request_timeout
+        self._session: aiohttp.ClientSession | None = None
+        self.has_spans = True
+        self.info: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Engine:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session:
+            await self._session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the engine is used outside of `async with`")
+        return self._session
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait until the server answers, and learn what it can do."""
+        end = time.monotonic() + seconds
+        reason = "no answer"
+        while time.monotonic() < end:
+            healthy, reason = await self.health(timeout=10.0)
+            if healthy:
+                paths = (await self._get("/openapi.json"))["paths"]
+                self.has_spans = "/begin_weight_update" in paths
+                self.info = await self._get("/server_info")
+                return
+            await asyncio.sleep(0.25)
+        raise EngineError(f"engine {self.url} was not ready after {seconds:.0f} s: {reason}")
+
+    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
+        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
+        path = "/health_generate" if generate else "/health"
+        try:
+            async with self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=timeout)) as answer:
+                return answer.status == 200, f"{path} answered {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return False, f"{path}: {type(error).__name__} {error}"
+
+    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any]) -> Generation:
+        """Generate from token ids. An aborted request returns what it has."""
+        body = {
+            "rid": rid,
+            "input_ids": input_ids,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": not self.has_spans,
+        }
+        timeout = aiohttp.ClientTimeout(total=self._request_timeout)
+        try:
+            async with self.session.post(self.url + "/generate", json=body, timeout=timeout) as answer:
+                if answer.status != 200:
+                    await self._refuse(answer)
+                if self.has_spans:
+                    return _generation(await answer.json())
+                return await _streamed(_events(answer))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"engine {self.url}: {type(error).__name__} {error}") from error
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all. They answer with what they have."""
+        body = {"rid": rid} if rid else {"abort_all": True}
+        timeout = aiohttp.ClientTimeout(total=10.0)
+        async with self.session.post(self.url + "/abort_request", json=body, timeout=timeout) as answer:
+            await answer.read()
+
+    async def _refuse(self, answer: aiohttp.ClientResponse) -> None:
+        text = await answer.text()
+        try:
+            message = json.loads(text)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = text[:500]
+        kind = PromptRefusedError if answer.status == 400 else EngineError
+        raise kind(f"engine answered {answer.status}: {message}")
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=30.0)
+        try:
+            async with self.session.get(self.url + path, timeout=timeout) as answer:
+                answer.raise_for_status()
+                body: dict[str, Any] = await answer.json()
+                return body
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
+
+
+def version_number(text: str) -> int:
+    """A weight version of ours is a number; what the engine started with has another name."""
+    return int(text) if text.isdigit() else UNKNOWN_VERSION
+
+
+def _generation(body: dict[str, Any]) -> Generation:
+    meta = body["meta_info"]
+    entries = meta["output_token_logprobs"]
+    spans = [
+        WeightSpan(version_number(span["version"]), span["start"], span["end"])
+        for span in meta["weight_versions"]
+        if span["end"] > span["start"]
+    ]
+    return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
+
+
+def _finished(meta: dict[str, Any], tokens: list[int], log_probs: list[float], spans: list[WeightSpan]) -> Generation:
+    finish = meta["finish_reason"] or {"type": "abort"}
+    matched = finish.get("matched")
+    return Generation(tokens, log_probs, spans, finish["type"], matched if isinstance(matched, str) else None)
+
+
+async def _streamed(events: AsyncIterator[dict[str, Any]]) -> Generation:
+    """Put a stream together. Each event holds all tokens so far; those it adds were made under its version."""
+    spans: list[WeightSpan] = []
+    entries: list[Any] = []
+    meta: dict[str, Any] = {"finish_reason": None}
+    async for event in events:
+        meta = event["meta_info"]
+        seen, entries = len(entries), meta["output_token_logprobs"]
+        if len(entries) > seen:
+            spans.append(WeightSpan(version_number(meta["weight_version"]), seen, len(entries)))
+    return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of server-sent events."""
+    async for line in answer.content:
+        text = line.strip()
+        if text.startswith(b"data:") and text != b"data: [DONE]":
+            event: dict[str, Any] = json.loads(text[5:])
+            if "error" in event:
+                raise EngineError(f"engine: {event['error']}")
+            yield event

@@ -1,0 +1,24 @@
+"""Stands where SGLang's CPU kernels would be, of which PyPI has no build.
+
+SGLang imports the names below when its CPU engine starts, though only speculative decoding calls them. Everything that
+text generation needs has a path in plain torch, which SGLang takes because this package registers no AMX operators.
+"""
+
+from typing import Any, NoReturn
+
+
+def _missing(name: str) -> Any:
+    def kernel(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"sgl_kernel.{name}: there is no CPU build of SGLang's kernels")
+
+    return kernel
+
+
+copy_all_layer_kv_cache_cpu = _missing("copy_all_layer_kv_cache_cpu")
+assign_req_to_token_pool_cpu = _missing("assign_req_to_token_pool_cpu")
+assign_extend_cache_locs_cpu = _missing("assign_extend_cache_locs_cpu")
+assign_draft_cache_locs_contiguous_cpu = _missing("assign_draft_cache_locs_contiguous_cpu")
+build_tree_kernel_efficient_cpu = _missing("build_tree_kernel_efficient_cpu")
+verify_tree_greedy_cpu = _missing("verify_tree_greedy_cpu")
+fill_accept_out_cache_loc_cpu = _missing("fill_accept_out_cache_loc_cpu")
+fill_bonus_tokens_cpu = _missing("fill_bonus_tokens_cpu")

@@ -1,0 +1,30 @@
+"""Makes torchvision importable beside a CPU build of torch, in every process that SGLang starts.
+
+This directory stands on PYTHONPATH of CPU engines only. The torchvision wheel on PyPI is a CUDA build: beside CPU torch
+its operators do not load, and its import then fails because it registers fake kernels for two operators that do not
+exist. Declaring their two schemas just before the first import is enough; no kernel is added, so calling them raises.
+"""
+
+import importlib.abc
+import sys
+from typing import Any
+
+
+class _DeclareOperators(importlib.abc.MetaPathFinder):
+    library: Any = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name != "torchvision":
+            return
+        sys.meta_path.remove(self)
+        import torch
+
+        if torch.version.cuda is None:
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in ("nms", "qnms"):
+                if not hasattr(torch.ops.torchvision, operator):
+                    library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _DeclareOperators.library = library  # the schemas live as long as the library object
+
+
+sys.meta_path.insert(0, _DeclareOperators())

@@ -1,0 +1,47 @@
+"""`python -m sluice_trainer`: one rank of the trainer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+from sluice import environment
+from sluice.telemetry import logs
+
+COLLECTIVE_MINUTES = 30
+
+
+def main() -> int:
+    env = environment.read("trainer")
+    logs.configure(env.role, name=env.name, attempt=env.attempt)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    spec = env.job().spec
+    checkpoints = env.directory("checkpoint_dir")
+
+    from sluice_trainer.coordinator import Coordinator  # torch and Megatron take seconds: first read the manifest
+    from sluice_trainer.loop import Loop, Stopped
+    from sluice_trainer.megatron.policy import Policy
+    from sluice_trainer.recorder import Recorder
+
+    policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timedelta(minutes=COLLECTIVE_MINUTES))
+    policy.load_latest(checkpoints)
+    coordinator = Coordinator(env, spec, rank=policy.ranks.rank)
+    recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
+    total = coordinator.total_steps()
+    loop = Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop)
+    try:
+        loop.run()
+    except Stopped:
+        logs.get().info("stopped; the same job goes on from here", step=loop.saved_step)
+        return 128 + signal.SIGTERM
+    finally:
+        coordinator.close()
+    return 0
+
+
+if __name__ == "__main__":
+    logs.run_blocking("trainer", main)

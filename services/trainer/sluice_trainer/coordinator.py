@@ -1,0 +1,209 @@
+"""Rank 0's side of the house: the buffer, the rendezvous and the engines, on an event loop in a thread of its own.
+
+The training loop is plain, blocking code; heartbeats must go on while it computes. So everything that talks runs on
+this loop, and the training loop calls it through `wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from sluice.api import RLJobSpec
+from sluice.environment import Environment
+from sluice.sample import SampleGroup
+from sluice.wire import codec, membership, rpc
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.publisher import Publisher, Update
+from sluice_trainer.weights.transport import Collective, Disk, Transport
+
+T = TypeVar("T")
+CALL_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
+POLL_SECONDS = 1.0
+
+
+class Coordinator:
+    """Every method blocks, has a deadline, and may be called again after a failure of its peer."""
+
+    def __init__(self, env: Environment, spec: RLJobSpec, *, rank: int = 0) -> None:
+        self._env = env
+        self._spec = spec
+        self._rank = rank
+        self._caller = pb.Caller(name=env.name, attempt=env.attempt)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
+        self._thread.start()
+        self._state = ("starting", time.time())
+        self._version = -1
+        self._buffer_channel: grpc.aio.Channel | None = None
+        self._buffer_address = ""
+        self._call(self._open())
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result()
+
+    async def _open(self) -> None:
+        address = self._env.rendezvous
+        self._membership = await membership.Membership(address, self._hello, self._heartbeat).__aenter__()
+        self._rendezvous_channel = rpc.channel(address)
+        stub = rendezvous_pb2_grpc.RendezvousStub(self._rendezvous_channel)
+        self._rendezvous = stub
+        self._publisher = Publisher(
+            stub, (self._env.name, self._env.attempt), self._spec.weight_sync, self._transport()
+        )
+
+    def _transport(self) -> Transport:
+        sync = self._spec.weight_sync
+        kind = sync.transport or ("nccl" if self._spec.on_gpu else "gloo")
+        if kind == "disk":
+            return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
+        return Collective(kind, self._env.advertise, sync.timeout_seconds)
+
+    def close(self) -> None:
+        async def shut() -> None:
+            await self._membership.__aexit__()
+            await self._publisher.close()
+            await self._rendezvous_channel.close()
+            if self._buffer_channel:
+                await self._buffer_channel.close()
+
+        self._call(shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+    # --- who we are
+
+    def _hello(self) -> rendezvous_pb2.Member:
+        return rendezvous_pb2.Member(
+            role="trainer",
+            name=self._env.name,
+            attempt=self._env.attempt,
+            index=self._rank,
+            address=self._env.advertise,
+        )
+
+    def _heartbeat(self) -> rendezvous_pb2.Heartbeat:
+        state, since = self._state
+        return rendezvous_pb2.Heartbeat(state=state, version=max(self._version, 0), gauges={"since": since})
+
+    def state(self, word: str) -> None:
+        """What the trainer is doing, in one word, for people who watch."""
+        self._state = (word, time.time())
+        self._loop.call_soon_threadsafe(self._membership.beat)
+
+    # --- the buffer
+
+    async def _stub(self) -> buffer_pb2_grpc.BufferStub:
+        member = (await membership.find(self._env.rendezvous, "buffer", seconds=PATIENCE_SECONDS))[0]
+        if member.address != self._buffer_address:
+            if self._buffer_channel:
+                await self._buffer_channel.close()
+            self._buffer_address, self._buffer_channel = member.address, rpc.channel(member.address)
+        return buffer_pb2_grpc.BufferStub(self._buffer_channel)
+
+    def _ask(
+        self,
+        what: str,
+        request: Callable[[buffer_pb2_grpc.BufferStub], Awaitable[T]],
+        seconds: float = PATIENCE_SECONDS,
+    ) -> T:
+        async def once() -> T:
+            return await request(await self._stub())
+
+        return self._call(rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds))
+
+    def rewind(self, step: int) -> int:
+        """Tell the buffer where we start. Answers how many later steps have their batch already."""
+        request = pb.RewindRequest(trainer=self._caller, step=step)
+        answer: pb.RewindResponse = self._ask(
+            "Rewind", lambda s: s.Rewind(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+        return int(answer.replay_steps)
+
+    def total_steps(self) -> int:
+        """Steps of the whole job: the buffer knows how many an epoch has."""
+        stats: pb.BufferStats = self._ask(
+            "Stats", lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+        return int(stats.total_steps)
+
+    def try_take(self, step: int, data_parallel_size: int) -> pb.TakeBatchResponse:
+        """The batch of a step, or the word that it is not there yet, after at most POLL_SECONDS."""
+        request = pb.TakeBatchRequest(
+            trainer=self._caller, step=step, data_parallel_size=data_parallel_size, wait_seconds=POLL_SECONDS
+        )
+        return self._ask("TakeBatch", lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS))
+
+    def shard(self, step: int, rank: int, data_parallel_size: int) -> list[SampleGroup]:
+        """This rank's samples."""
+        request = pb.GetShardRequest(trainer=self._caller, step=step, rank=rank, data_parallel_size=data_parallel_size)
+
+        async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
+            chunks = stub.GetShard(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
+            return [group async for group in _groups(chunks)]
+
+        return self._ask("GetShard", read)
+
+    def commit_step(self, step: int, metrics: dict[str, float]) -> None:
+        request = pb.CommitStepRequest(trainer=self._caller, step=step, version=step, metrics=metrics)
+        self._ask("CommitStep", lambda s: s.CommitStep(request, metadata=rpc.metadata(), timeout=CALL_SECONDS))
+
+    def commit_checkpoint(self, step: int) -> None:
+        request = pb.CommitCheckpointRequest(trainer=self._caller, step=step)
+        self._ask(
+            "CommitCheckpoint", lambda s: s.CommitCheckpoint(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+
+    def evaluations(self, after: int, wait_for: int | None = None) -> pb.GetEvaluationsResponse:
+        """Evaluations of versions after `after`; with `wait_for`, wait a little for that one."""
+        request = pb.GetEvaluationsRequest(after_version=after)
+        if wait_for is not None:
+            request.wait_for_version, request.wait_seconds = wait_for, POLL_SECONDS
+        return self._ask(
+            "GetEvaluations", lambda s: s.GetEvaluations(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+
+    # --- the engines
+
+    def begin_update(self, version: int, *, joiners_only: bool = False) -> int:
+        """Start to bring `version` to the engines. Answers how many take part; with 0 there is nothing more to do."""
+        self._version = version
+        return self._call(self._publisher.begin(version, joiners_only=joiners_only))
+
+    def send(self, bucket: Bucket) -> None:
+        self._call(self._publisher.send(bucket))
+
+    def finish_update(self) -> Update:
+        return self._call(self._publisher.finish())
+
+    def joiners(self) -> bool:
+        """True where an engine waits for weights."""
+
+        async def ask() -> bool:
+            ledger = await self._rendezvous.GetLedger(
+                rendezvous_pb2.GetLedgerRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS
+            )
+            engines = [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0]
+            return any(not e.admitted or e.member.version != self._version for e in engines)
+
+        return self._call(rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS))
+
+
+async def _groups(chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[SampleGroup]:
+    assembler = codec.Assembler()
+    async for chunk in chunks:
+        data = assembler.add(chunk)
+        if data is not None:
+            yield codec.group_from_message(common.SampleGroup.FromString(data))

@@ -1,0 +1,57 @@
+"""`python -m sluice_trainer.launch`: one process for each rank of this pod.
+
+One rank in all runs right here. More go through torchrun; the pods of a gang find their first pod's address at the
+rendezvous, so that nobody needs DNS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+from sluice import environment
+from sluice.environment import Environment
+from sluice.telemetry import logs
+from sluice.wire import membership
+from sluice.wire.v1 import rendezvous_pb2 as pb
+
+MASTER_ROLE = "trainer-master"
+WAIT_SECONDS = 1800.0
+
+
+async def main() -> int:
+    env = environment.read("trainer")
+    logs.configure(env.role, name=env.name, attempt=env.attempt)
+    trainer = env.job().spec.trainer
+    if trainer.world_size == 1:
+        os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program
+    host, port = await _master(env, trainer.nodes)
+    arguments = ["--nnodes", trainer.nodes, "--nproc-per-node", trainer.processes, "--node-rank", env.index]
+    arguments += ["--master-addr", host, "--master-port", port, "--max-restarts", 0, "-m", "sluice_trainer"]
+    command = [sys.executable, "-m", "torch.distributed.run", *map(str, arguments)]
+    os.execv(sys.executable, command)  # noqa: S606 - our own program
+
+
+async def _master(env: Environment, nodes: int) -> tuple[str, int]:
+    """Address at which the ranks of this attempt meet: the first pod's."""
+    port = env.port("master") or environment.free_port(env.advertise)
+    if nodes == 1:
+        return env.advertise, port
+
+    def hello() -> pb.Member:
+        return pb.Member(
+            role=MASTER_ROLE, name=env.name, attempt=env.attempt, index=env.index, address=f"{env.advertise}:{port}"
+        )
+
+    async with membership.Membership(env.rendezvous, hello):
+        members = await membership.find(env.rendezvous, MASTER_ROLE, seconds=WAIT_SECONDS, at_least=nodes)
+        first = next(m for m in members if m.index == 0)
+        await asyncio.sleep(2 * membership.HEARTBEAT_SECONDS)  # the others must read us before we leave
+        host, _, number = first.address.rpartition(":")
+        return socket.gethostbyname(host), int(number)
+
+
+if __name__ == "__main__":
+    logs.run("trainer", main)

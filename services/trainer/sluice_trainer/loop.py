@@ -1,0 +1,252 @@
+"""The training loop: everything that happens in a step, in order.
+
+    wait for the batch of the step (and meanwhile give engines that join their weights)
+    rewards -> advantages; loss, gradients, optimizer steps
+    publish the new weights to every engine
+    commit the step: only now may prompts of the next version be leased
+    checkpoint, where one is due, while the engines generate
+
+A crash anywhere leads back to the last checkpoint: the buffer serves the later batches again, the same samples in the
+same order.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from sluice.api import RLJobSpec
+from sluice.sample import SampleGroup
+from sluice.telemetry import logs
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.algorithms.advantages import group_advantages
+from sluice_trainer.coordinator import Coordinator
+from sluice_trainer.megatron.policy import Policy, TrainSequence
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.recorder import Recorder, batch_metrics
+from sluice_trainer.weights.buckets import buckets
+
+FINAL_EVALUATION_SECONDS = 1800.0
+
+
+class Action(enum.IntEnum):
+    """What rank 0 tells the other ranks to do next."""
+
+    WAIT = 0
+    TRAIN = 1
+    SYNC = 2
+    STOP = 3
+    END = 4
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The trainer was asked to stop; a checkpoint of the last step is saved."""
+
+
+@dataclass(slots=True)
+class Loop:
+    spec: RLJobSpec
+    policy: Policy
+    coordinator: Coordinator
+    ranks: Ranks
+    checkpoints: Path
+    total_steps: int
+    recorder: Recorder | None
+    stop: threading.Event
+    saved_step: int = -1
+    save_seconds: float = 0.0
+    evaluated_version: int = -1
+    times: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
+        step = self.saved_step = self.policy.step
+        if self.ranks.rank == 0:
+            replay = self.coordinator.rewind(step)
+            logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
+        self._publish(step, joiners_only=True)
+        while step < self.total_steps:
+            started = time.perf_counter()
+            self.times = {}
+            batch = self._next_batch(step)
+            if batch is None:
+                break
+            metrics = self._train(step + 1, batch)
+            step += 1
+            self._publish(step)
+            self._commit(step, metrics, time.perf_counter() - started)
+            if step % self.spec.checkpoint.every_steps == 0:
+                self._checkpoint(step)
+        self._checkpoint(step)
+        self._finish(step)
+
+    # --- one step
+
+    def _next_batch(self, step: int) -> list[pb.Sequence] | None:
+        """The sequences of the next step's batch; None at the end of the prompts.
+
+        Rank 0 asks the buffer and tells the others what to do, at least once a second: an engine that joins gets its
+        weights here, between two steps, when the weights are at rest.
+        """
+        started = time.perf_counter()
+        self._state("waiting")
+        while True:
+            action, batch = self._decide(step)
+            if action is Action.SYNC:
+                self._publish(step, joiners_only=True)
+                self._state("waiting")
+            elif action is Action.STOP:
+                self._checkpoint(step)
+                raise Stopped
+            elif action is not Action.WAIT:
+                self.times["perf/train_wait_time"] = time.perf_counter() - started
+                return batch if action is Action.TRAIN else None
+
+    def _decide(self, step: int) -> tuple[Action, list[pb.Sequence]]:
+        action, batch = Action.WAIT, b""
+        if self.ranks.rank == 0:
+            if self.stop.is_set():
+                action = Action.STOP
+            elif self.coordinator.joiners():
+                action = Action.SYNC
+            else:
+                taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
+                action = _ACTIONS[taken.state]
+                batch = taken.SerializeToString() if action is Action.TRAIN else b""
+        action, batch = self.ranks.broadcast((action, batch))
+        return Action(action), list(pb.TakeBatchResponse.FromString(batch).sequences)
+
+    def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
+        """Advantages over the whole batch, then the optimizer steps over this rank's share of it."""
+        self._state("training")
+        started = time.perf_counter()
+        groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
+        self.times["perf/data_preprocess_time"] = time.perf_counter() - started
+        started = time.perf_counter()
+        advantages = batch_advantages(batch, self.spec)
+        shard = split_optimizer_steps(groups, batch, advantages, self.spec.trainer.steps_per_batch)
+        metrics = self.policy.train(shard, batch_totals(batch, self.spec.trainer.steps_per_batch))
+        self.times["perf/actor_train_time"] = time.perf_counter() - started
+        if self.recorder:
+            self.recorder.samples(step, groups)
+        return metrics | batch_metrics(batch, step)
+
+    def _publish(self, version: int, *, joiners_only: bool = False) -> None:
+        """Bring the weights to the engines. All ranks take part in gathering them."""
+        self._state("publishing")
+        started = time.perf_counter()
+        engines = self.coordinator.begin_update(version, joiners_only=joiners_only) if self.ranks.rank == 0 else 0
+        engines = self.ranks.broadcast(engines)
+        if not engines:
+            return
+        for bucket in buckets(self.policy.hf_tensors(), self.spec.weight_sync.bucket_mi_b << 20):
+            if self.ranks.rank == 0:
+                self.coordinator.send(bucket)
+        if self.ranks.rank == 0:
+            update = self.coordinator.finish_update()
+            for phase, seconds in update.seconds.items():
+                self.times[f"perf/update_weights/{phase}_time"] = seconds
+            for name, reason in update.failed.items():
+                logs.get().warning("engine not updated", engine=name, version=version, reason=reason)
+        self.times["perf/update_weights_time"] = time.perf_counter() - started
+
+    def _checkpoint(self, step: int) -> None:
+        """Save and tell the buffer, which may then forget what the checkpoint covers."""
+        if step == self.saved_step:
+            return
+        self._state("saving")
+        started = time.perf_counter()
+        self.policy.save(self.checkpoints, step, keep=self.spec.checkpoint.keep)
+        self.saved_step = step
+        self.save_seconds = time.perf_counter() - started
+        if self.ranks.rank == 0:
+            self.coordinator.commit_checkpoint(step)
+
+    def _commit(self, step: int, metrics: dict[str, float], seconds: float) -> None:
+        """Tell the buffer that the step is trained, and write it down. The save time is the last checkpoint's."""
+        if self.ranks.rank != 0 or self.recorder is None:
+            return
+        tokens = metrics["rollout/tokens"]
+        metrics |= self.times
+        metrics |= {
+            "perf/save_model_time": self.save_seconds,
+            "perf/step_time": seconds,
+            "perf/tokens_per_second": tokens / seconds,
+        }
+        self.coordinator.commit_step(step, metrics)
+        self.recorder.step(step, metrics)
+        self._record_evaluations()
+        shown = {name.rpartition("/")[2]: f"{metrics[name]:.4g}" for name in _LOGGED if name in metrics}
+        logs.get().info(f"step {step}/{self.total_steps}", **shown)
+
+    def _finish(self, step: int) -> None:
+        """The last evaluation comes after the last step; then the model is exported."""
+        if self.recorder and self.spec.evaluation:
+            self._state("evaluating")
+            deadline = time.monotonic() + FINAL_EVALUATION_SECONDS
+            while step in self.coordinator.evaluations(self.evaluated_version, wait_for=step).pending_versions:
+                if self.coordinator.joiners():
+                    logs.get().warning("an engine was lost during the last evaluation")
+                    self._publish(step, joiners_only=True)
+                if self.stop.is_set() or time.monotonic() > deadline:
+                    raise Stopped
+            self._record_evaluations()
+        if self.spec.checkpoint.export_hf:
+            self._state("exporting")
+            self.policy.export_hf(self.checkpoints / "hf")
+
+    def _record_evaluations(self) -> None:
+        if self.recorder is None or self.spec.evaluation is None:
+            return
+        for evaluation in self.coordinator.evaluations(self.evaluated_version).evaluations:
+            self.recorder.evaluation(evaluation)
+            self.evaluated_version = max(self.evaluated_version, evaluation.version)
+
+    def _state(self, word: str) -> None:
+        if self.ranks.rank == 0:
+            self.coordinator.state(word)
+
+
+_ACTIONS = {
+    pb.TakeBatchResponse.STATE_READY: Action.TRAIN,
+    pb.TakeBatchResponse.STATE_WAITING: Action.WAIT,
+    pb.TakeBatchResponse.STATE_EXHAUSTED: Action.END,
+}
+_LOGGED = (
+    "rollout/raw_reward",
+    "train/loss",
+    "train/grad_norm",
+    "train/train_rollout_logprob_abs_diff_max",
+    "perf/step_time",
+)
+
+
+def batch_advantages(batch: list[pb.Sequence], spec: RLJobSpec) -> dict[tuple[int, int], float]:
+    """(group id, index) -> advantage. Failed samples are nobody's baseline and have advantage 0."""
+    sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
+    advantages = group_advantages(
+        torch.tensor([s.reward for s in sound], dtype=torch.float32),
+        torch.tensor([s.group_id for s in sound]),
+        normalize_std=spec.algorithm.normalize_std,
+    )
+    found = {(s.group_id, s.index): float(a) for s, a in zip(sound, advantages, strict=True)}
+    return {(s.group_id, s.index): found.get((s.group_id, s.index), 0.0) for s in batch}
+
+
+def split_optimizer_steps(
+    groups: list[SampleGroup], batch: list[pb.Sequence], advantages: dict[tuple[int, int], float], steps: int
+) -> list[list[TrainSequence]]:
+    """This rank's samples by optimizer step, in batch order."""
+    of_step = {(s.group_id, s.index): s.optimizer_step for s in batch}
+    shard: list[list[TrainSequence]] = [[] for _ in range(steps)]
+    for group in groups:
+        for sample in group.samples:
+            key = (group.group_id, sample.index)
+            shard[of_step[key]].append(TrainSequence.of(group.group_id, sample, advantages[key]))
+    return shard

@@ -1,0 +1,58 @@
+"""Named tensors -> flat buckets: what SGLang calls `flattened_bucket`, one broadcast for many tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The raw bytes of several tensors, one after the other, without padding.
+
+    data: [bytes] uint8. names, dtypes and shapes are those of the Hugging Face checkpoint, in the order of the bytes.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    data: Tensor
+    last: bool
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors again, as views of the bytes (copies where the bytes are not aligned)."""
+        start = 0
+        for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True):
+            kind: torch.dtype = getattr(torch, dtype)
+            size = kind.itemsize * torch.Size(shape).numel()
+            piece = self.data[start : start + size]
+            aligned = piece if start % kind.itemsize == 0 else piece.clone()
+            yield name, aligned.view(kind).view(shape)
+            start += size
+
+
+def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[Bucket]:
+    """Fill buckets of at most `max_bytes`, in order; a larger tensor has one of its own. The last one is marked."""
+    pending: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > max_bytes:
+            yield _flatten(pending, last=False)
+            pending, size = [], 0
+        pending.append((name, tensor))
+        size += tensor.nbytes
+    yield _flatten(pending, last=True)
+
+
+def _flatten(tensors: list[tuple[str, Tensor]], *, last: bool) -> Bucket:
+    flat = [t.detach().contiguous().view(-1).view(torch.uint8) for _, t in tensors]
+    return Bucket(
+        names=tuple(name for name, _ in tensors),
+        dtypes=tuple(str(t.dtype).removeprefix("torch.") for _, t in tensors),
+        shapes=tuple(tuple(t.shape) for _, t in tensors),
+        data=torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8),
+        last=last,
+    )

@@ -1,0 +1,107 @@
+"""The control calls of an SGLang server that a weight update needs, over HTTP.
+
+Traps that this file knows (SGLang 0.5.17 to 0.5.23): an update runs inside begin/end where the server has them, and
+must not where it has not; a flush with running requests kills the server in an `in_place` pause, and before 0.5.21 in a
+`retract` pause too; an engine refuses with HTTP 400 at once and leaves the sender alone in its collective.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+
+class EngineRefusedError(Exception):
+    """The engine answered no, or is gone. The message says to which call, and why."""
+
+
+@dataclass(slots=True)
+class EngineControl:
+    """One engine, by its HTTP address (host:port)."""
+
+    address: str
+    session: aiohttp.ClientSession
+    timeout: float
+    has_session: bool | None = field(default=None)
+
+    async def learn(self) -> None:
+        """Find out which of the two interfaces the server has."""
+        if self.has_session is None:
+            paths = (await self._call("GET", "/openapi.json"))["paths"]
+            self.has_session = "/begin_weight_update" in paths
+
+    async def init_group(self, group: str, host: str, port: int, world_size: int, backend: str) -> None:
+        """Join the communicator; the answer comes once every rank of it has joined."""
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": world_size,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body)
+
+    async def destroy_group(self, group: str) -> None:
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group})
+
+    async def pause(self, mode: str) -> None:
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self._call("POST", "/continue_generation", {})
+
+    async def begin(self) -> None:
+        if self.has_session:
+            await self._call("POST", "/begin_weight_update", {})
+
+    async def end(self) -> None:
+        if self.has_session:
+            await self._call("POST", "/end_weight_update", {})
+
+    def may_flush(self, pause_mode: str) -> bool:
+        """True where flushing the prefix cache inside the update is safe, whatever is running."""
+        return pause_mode == "abort" or (pause_mode == "retract" and bool(self.has_session))
+
+    async def receive(
+        self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
+    ) -> None:
+        """Take part in one broadcast of a flattened bucket. The version goes with the last bucket only."""
+        body: dict[str, Any] = {
+            "names": list(names),
+            "dtypes": list(dtypes),
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": flush,
+            "abort_all_requests": False,
+        }
+        if version is not None:
+            body["weight_version"] = str(version)
+        await self._call("POST", "/update_weights_from_distributed", body)
+
+    async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush}
+        await self._call("POST", "/update_weights_from_disk", body)
+
+    async def version(self) -> str:
+        return str((await self._call("GET", "/model_info"))["weight_version"])
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        started = time.monotonic()
+        try:
+            async with self.session.request(
+                method, f"http://{self.address}{path}", json=body, timeout=aiohttp.ClientTimeout(total=self.timeout)
+            ) as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    raise EngineRefusedError(f"{path} answered {answer.status}: {text[:500]}")
+                return await answer.json(content_type=None) if text else None
+        except TimeoutError as error:
+            waited = time.monotonic() - started
+            raise EngineRefusedError(f"{path}: no answer after {waited:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineRefusedError(f"{path}: {type(error).__name__} {error}") from error

@@ -1,0 +1,186 @@
+"""A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each phase with a deadline.
+
+An engine that fails in a phase is reported and left: the rendezvous drops it from the epoch, its communicator is
+aborted, and the update goes on with the others. It comes back as a joiner, with a new communicator and all weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import grpc.aio
+
+from sluice.api import WeightSync
+from sluice.telemetry import logs
+from sluice.wire import rpc
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice.wire.v1 import rendezvous_pb2_grpc
+from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
+from sluice_trainer.weights.transport import Peer, TransferError, Transport
+
+CALL_SECONDS = 30.0
+_FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
+"""What one engine may do to us. torch.distributed raises RuntimeError for a broken connection."""
+
+
+@dataclass(slots=True)
+class Update:
+    """One update on its way: the engines that are still in it, and the time that each phase took."""
+
+    version: int
+    peers: dict[str, Peer]
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Publisher:
+    """Rank 0's side of weight updates. Runs on the coordinator's event loop."""
+
+    def __init__(
+        self, stub: rendezvous_pb2_grpc.RendezvousStub, caller: tuple[str, int], sync: WeightSync, transport: Transport
+    ) -> None:
+        self._stub = stub
+        self._name, self._attempt = caller
+        self._sync = sync
+        self._transport = transport
+        self._http: aiohttp.ClientSession | None = None
+        self._controls: dict[tuple[str, int], EngineControl] = {}
+        self.current: Update | None = None
+
+    async def close(self) -> None:
+        if self._http:
+            await self._http.close()
+
+    async def begin(self, version: int, *, joiners_only: bool) -> int:
+        """Prepare and pause. Answers how many engines take part; 0: there is nothing to do."""
+        request = pb.BeginUpdateRequest(
+            source=self._name, attempt=self._attempt, version=version, joiners_only=joiners_only
+        )
+
+        async def call() -> pb.UpdatePlan:
+            plan: pb.UpdatePlan = await self._stub.BeginUpdate(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            return plan
+
+        plan = await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
+        peers = [self._peer(engine) for engine in plan.engines]
+        self.current = Update(version, {peer.name: peer for peer in peers})
+        await self._phase(pb.UPDATE_PHASE_PREPARE, self._prepare)
+        await self._phase(pb.UPDATE_PHASE_PAUSE, self._pause)
+        return len(self.current.peers)
+
+    async def send(self, bucket: Bucket) -> None:
+        """Transfer one bucket to every engine that is still in the update."""
+        update = self._update()
+        await self._transport.stage(bucket, update.version)
+        if not update.peers:
+            return
+
+        async def send(peer: Peer) -> None:
+            flush = peer.control.may_flush(self._sync.pause_mode)
+            await self._transport.send(peer, bucket, update.version, flush=flush)
+
+        await self._phase(pb.UPDATE_PHASE_TRANSFER, send, report=bucket.last)
+
+    async def finish(self) -> Update:
+        """Verify and resume. Answers what happened."""
+        await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
+        await self._phase(pb.UPDATE_PHASE_RESUME, lambda peer: peer.control.resume())
+        update, self.current = self._update(), None
+        return update
+
+    async def _prepare(self, peer: Peer) -> None:
+        await peer.control.learn()
+        await self._transport.prepare(peer)
+
+    async def _pause(self, peer: Peer) -> None:
+        await peer.control.pause(self._sync.pause_mode)
+        if self._sync.transport != "disk":
+            await peer.control.begin()
+
+    async def _verify(self, peer: Peer) -> None:
+        if self._sync.transport != "disk":
+            await peer.control.end()
+        if not self._sync.verify:
+            return
+        served, expected = await peer.control.version(), str(self._update().version)
+        if served != expected:
+            raise EngineRefusedError(f"the engine says that it serves weight version {served}, expected {expected}")
+
+    async def _phase(
+        self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]], *, report: bool = True
+    ) -> None:
+        """Run one phase at all engines side by side, under its deadline. Who fails is out."""
+        update = self._update()
+        started = time.monotonic()
+        await asyncio.gather(*(self._one(update, phase, peer, action, report) for peer in list(update.peers.values())))
+        name = pb.UpdatePhase.Name(phase).removeprefix("UPDATE_PHASE_").lower()
+        update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
+
+    async def _one(
+        self,
+        update: Update,
+        phase: pb.UpdatePhase,
+        peer: Peer,
+        action: Callable[[Peer], Awaitable[None]],
+        report: bool,
+    ) -> None:
+        name = pb.UpdatePhase.Name(phase).removeprefix("UPDATE_PHASE_").lower()
+        started, error = time.monotonic(), ""
+        try:
+            async with asyncio.timeout(self._sync.timeout_seconds):
+                await action(peer)
+        except _FAILURES as failure:
+            error = f"{name}: {failure or f'not done after {self._sync.timeout_seconds:g} s'}"
+        if error or report:
+            go_on = await self._report(update.version, phase, peer, error, time.monotonic() - started)
+            if not go_on:
+                logs.get().warning("engine left the update", engine=peer.name, reason=error or "it left the epoch")
+                self._transport.abandon(peer.name)
+                update.failed[peer.name] = error or "it left the epoch"
+                del update.peers[peer.name]
+
+    async def _report(
+        self, version: int, phase: pb.UpdatePhase, peer: Peer, error: str, seconds: float
+    ) -> bool:
+        report = pb.PhaseReport(
+            source=self._name,
+            attempt=self._attempt,
+            version=version,
+            engine=peer.name,
+            engine_attempt=peer.attempt,
+            generation=peer.generation,
+            phase=phase,
+            error=error,
+            seconds=seconds,
+        )
+
+        async def call() -> pb.PhaseAck:
+            ack: pb.PhaseAck = await self._stub.ReportPhase(report, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            return ack
+
+        ack = await rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
+        return bool(ack.go_on) and not error
+
+    def _peer(self, engine: pb.EngineMember) -> Peer:
+        member = engine.member
+        if self._http is None:
+            self._http = aiohttp.ClientSession()
+        key = (member.address, member.attempt)
+        control = self._controls.setdefault(
+            key, EngineControl(member.address, self._http, timeout=self._sync.timeout_seconds)
+        )
+        return Peer(member.name, member.attempt, engine.generation, member.world_size, control)
+
+    def _update(self) -> Update:
+        if self.current is None:
+            raise RuntimeError("no weight update is under way")
+        return self.current
+
+
+def grpc_stub(channel: grpc.aio.Channel) -> rendezvous_pb2_grpc.RendezvousStub:
+    return rendezvous_pb2_grpc.RendezvousStub(channel)

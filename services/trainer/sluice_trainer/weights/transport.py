@@ -1,0 +1,189 @@
+"""How a bucket's bytes reach an engine. The update protocol is the same for all of them (publisher.py).
+
+`Collective` holds one communicator per engine replica (this rank is rank 0, the engine's ranks follow), over gloo or
+NCCL, so that an engine that dies or hangs concerns nobody else: its communicator is aborted, the others do not notice.
+It never blocks in a collective: it polls against a deadline and watches the engine's HTTP answer at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
+
+from sluice.environment import free_port
+from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.engine import EngineControl
+
+_POLL_SECONDS = 0.001
+
+
+class TransferError(Exception):
+    """A transfer to one engine failed. The message says how."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """An engine that takes part in an update."""
+
+    name: str
+    attempt: int
+    generation: int
+    world_size: int
+    control: EngineControl
+
+
+class Transport(Protocol):
+    async def prepare(self, peer: Peer) -> None:
+        """Make ready to send to this engine."""
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        """Once for each bucket, before it is sent to anybody."""
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        """Bring a staged bucket into the engine. On return the engine has loaded it."""
+
+    def abandon(self, name: str) -> None:
+        """Give up whatever is open towards this engine. Never blocks for long, never raises."""
+
+
+class Collective:
+    """Broadcasts over one process group per engine."""
+
+    def __init__(self, backend: str, host: str, timeout: float) -> None:
+        self._backend = backend
+        self._host = host
+        self._timeout = timeout
+        self._groups: dict[str, tuple[int, str, Any]] = {}
+
+    async def prepare(self, peer: Peer) -> None:
+        generation, group, _ = self._groups.get(peer.name, (0, "", None))
+        if generation == peer.generation:
+            return
+        self.abandon(peer.name)
+        group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}"
+        port = free_port(self._host)
+        size = 1 + peer.world_size
+        engine = asyncio.create_task(peer.control.init_group(group, self._host, port, size, self._backend))
+        ours = asyncio.create_task(asyncio.to_thread(self._join, group, port, size))
+        await _both(engine, ours)
+        self._groups[peer.name] = (peer.generation, group, ours.result())
+
+    def _join(self, group: str, port: int, size: int) -> Any:
+        """Our side of a process group outside of torch's default one, as SGLang makes its own."""
+        timeout = timedelta(seconds=self._timeout)
+        store = dist.TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        process_group, _ = _new_process_group_helper(
+            size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=group, timeout=timeout
+        )
+        _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
+        return process_group
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        return
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        _, group, process_group = self._groups[peer.name]
+        loading = asyncio.create_task(
+            peer.control.receive(
+                group,
+                bucket.names,
+                bucket.dtypes,
+                bucket.shapes,
+                version=version if bucket.last else None,
+                flush=flush and bucket.last,
+            )
+        )
+        try:
+            work = dist.broadcast(bucket.data, src=0, group=process_group, async_op=True)
+            deadline = time.monotonic() + self._timeout
+            while work is not None and not work.is_completed():
+                if loading.done():
+                    loading.result()  # the engine refused: it will never join this collective
+                if time.monotonic() > deadline:
+                    raise TransferError(
+                        f"the broadcast of {bucket.data.nbytes >> 20} MiB took over {self._timeout:g} s"
+                    )
+                await asyncio.sleep(_POLL_SECONDS)
+            await loading
+        finally:
+            loading.cancel()
+
+    def abandon(self, name: str) -> None:
+        _, _, process_group = self._groups.pop(name, (0, "", None))
+        if process_group is None:
+            return
+        device = torch.device("cuda" if self._backend == "nccl" else "cpu")
+        backend = process_group._get_backend(device)
+        if hasattr(backend, "abort"):
+            backend.abort()
+        _world.pg_group_ranks.pop(process_group, None)
+        _world.pg_map.pop(process_group, None)
+        _world.pg_names.pop(process_group, None)
+
+
+class Disk:
+    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it by itself."""
+
+    def __init__(self, directory: Path, model_dir: Path) -> None:
+        self._directory = directory
+        self._model_dir = model_dir
+        self._count = 0
+
+    def _path(self, version: int) -> Path:
+        return self._directory / f"version_{version:07d}"
+
+    async def prepare(self, peer: Peer) -> None:
+        return
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        await asyncio.to_thread(self._write, bucket, self._path(version))
+
+    def _write(self, bucket: Bucket, path: Path) -> None:
+        if self._count == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+            for source in self._model_dir.iterdir():
+                if source.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in source.name:
+                    shutil.copy(source, path)
+        self._count += 1
+        save_file(
+            {name: tensor.contiguous() for name, tensor in bucket.tensors()},
+            path / f"model-{self._count:05d}.safetensors",
+            metadata={"format": "pt"},
+        )
+        if bucket.last:
+            self._count = 0
+            for older in self._directory.glob("version_*"):
+                if older != path:
+                    shutil.rmtree(older, ignore_errors=True)
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        if bucket.last:
+            await peer.control.load_from_disk(str(self._path(version)), version, flush=flush)
+
+    def abandon(self, name: str) -> None:
+        return
+
+
+async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
+    """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that said no."""
+    done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        if task.exception():
+            engine.cancel()
+            task.result()

@@ -1,0 +1,152 @@
+"""RLJob models -> CustomResourceDefinition: a structural schema with defaults, CEL rules, columns and subresources.
+
+Kubernetes' structural schemas are a subset of what pydantic emits: references are inlined, `anyOf` with null becomes
+`nullable`, and constraints that OpenAPI v3.0 writes otherwise (exclusive bounds) are rewritten.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from sluice.api.base import GROUP, VERSION, Model
+from sluice.api.job import KIND, PLURAL, SHORT_NAME, Name, RLJob, RLJobSpec
+from sluice.api.status import RLJobStatus
+
+_DROPPED = ("title", "default", "const", "examples", "discriminator")
+COLUMNS = [
+    ("State", "string", ".status.state", 0),
+    ("Step", "integer", ".status.step", 0),
+    ("Reward", "string", ".status.reward", 0),
+    ("Lag", "string", ".status.policyLag", 0),
+    ("Rollouts", "integer", ".status.rolloutReplicas", 0),
+    ("Version", "integer", ".status.weightVersion", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Steps", "integer", ".status.totalSteps", 1),
+    ("Reason", "string", ".status.conditions[-1:].reason", 1),
+]
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The CRD of RLJob v1alpha1."""
+    name_rule = {
+        "rule": "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "message": "metadata.name must be an RFC 1035 label of at most 40 characters: pods add their own suffixes",
+    }
+    assert get_args(Name)
+    schema = {
+        "description": (RLJob.__doc__ or "").strip(),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": schema_of(RLJobSpec),
+            "status": schema_of(RLJobStatus),
+        },
+        "x-kubernetes-validations": [name_rule],
+    }
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.rollout.replicas",
+                "statusReplicasPath": ".status.rolloutReplicas",
+                "labelSelectorPath": ".status.rolloutSelector",
+            },
+        },
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
+            for name, kind, path, priority in COLUMNS
+        ],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": [SHORT_NAME],
+                "categories": ["all", "ml"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Structural schema of a model, with the CEL rules of every model inside it."""
+    schema = model.model_json_schema(by_alias=True)
+    definitions = schema.pop("$defs", {})
+    rules = {m.__name__: m.rules for m in _models(Model)}
+    return _structural(schema | {"_model": model.__name__}, definitions, rules)
+
+
+def _models(base: type[Model]) -> list[type[Model]]:
+    return [found for direct in base.__subclasses__() for found in (direct, *_models(direct))]
+
+
+def _structural(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        extra = {k: v for k, v in node.items() if k != "$ref"}
+        return _structural({**definitions[name], "_model": name} | extra, definitions, rules)
+    if "allOf" in node and len(node["allOf"]) == 1:
+        return _structural({**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}}, definitions, rules)
+    if node.get("x-kubernetes-int-or-string"):
+        return _described(node, {"x-kubernetes-int-or-string": True})
+    if "anyOf" in node:
+        return _optional(node, definitions, rules)
+    return _plain(node, definitions, rules)
+
+
+def _optional(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing is `nullable`."""
+    choices = [c for c in node["anyOf"] if c.get("type") != "null"]
+    if len(choices) != 1:
+        raise TypeError(f"a structural schema cannot choose between {choices}")
+    return _described(node, _structural(choices[0], definitions, rules))
+
+
+def _described(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | ({"description": node["description"]} if "description" in node else {})
+
+
+def _plain(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    schema = {k: v for k, v in node.items() if k not in _DROPPED and k != "_model"}
+    for limit, flag in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if limit in schema:
+            schema[flag], schema[limit] = schema[limit], True
+    if "const" in node:
+        schema |= {"type": "string", "enum": [node["const"]]}
+    if "properties" in schema:
+        schema["properties"] = {k: _structural(v, definitions, rules) for k, v in schema["properties"].items()}
+        schema.pop("additionalProperties", None)
+    elif isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions, rules)
+    if "items" in schema:
+        schema["items"] = _structural(schema["items"], definitions, rules)
+    if isinstance(node.get("default"), str | int | float | bool) and schema.get("type") != "object":
+        schema["default"] = node["default"]
+    model_rules = rules.get(node.get("_model", ""), ())
+    if model_rules:
+        schema["x-kubernetes-validations"] = [_validation(rule) for rule in model_rules]
+    return schema
+
+
+def _validation(rule: Any) -> dict[str, Any]:
+    message = rule.message.replace("{} ", "")
+    return {"rule": rule.cel, "message": f"{rule.field}: {message}" if rule.field else message}

@@ -1,0 +1,83 @@
+"""A manifest as it runs on this machine: paths absolute, files checked before anything is started."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sluice.api import KIND, ManifestError, RLJob, manifest
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def resolve(job: RLJob, base: Path) -> RLJob:
+    """The job with relative paths taken from `base`, the manifest's directory."""
+    document = manifest(job)
+    spec = document["spec"]
+    _absolute(spec["model"], "path", base)
+    _absolute(spec["model"], "referencePath", base)
+    for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
+        _absolute(source, "path", base)
+    for group, field in (("reward", "function"), ("rollout", "dynamicFilter"), ("rollout", "function")):
+        if ".py:" in str(spec.get(group, {}).get(field, "")):
+            _absolute(spec[group], field, base)
+    document["kind"] = KIND
+    return RLJob.model_validate(document)
+
+
+def _absolute(group: dict[str, Any], field: str, base: Path) -> None:
+    if group.get(field):
+        group[field] = str((base / group[field]).expanduser().resolve())
+
+
+def check_files(job: RLJob) -> None:
+    """Raise ManifestError, all problems at once, where a file that the job needs is not there."""
+    problems = [*_check_model(job), *_check_data(job), *_check_functions(job)]
+    if problems:
+        raise ManifestError("\n".join(problems))
+
+
+def _check_model(job: RLJob) -> list[str]:
+    source, path = job.spec.model, Path(job.spec.model.path)
+    field = "spec.model.path"
+    if not path.is_dir():
+        return [f"{field}: there is no directory {path}; expected a Hugging Face checkpoint"]
+    problems = []
+    try:
+        json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        problems.append(f"{field}: {path} has no config.json; expected a Hugging Face checkpoint")
+    except ValueError as error:
+        problems.append(f"{field}: {path}/config.json is not valid JSON: {error}")
+    if not any((path / name).exists() for name in _TOKENIZER):
+        problems.append(f"{field}: {path} has no tokenizer ({', '.join(_TOKENIZER)})")
+    if source.init == "pretrained" and not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
+        problems.append(f"{field}: {path} has no weights (*.safetensors); add them, or set spec.model.init: random")
+    return problems
+
+
+def _check_data(job: RLJob) -> list[str]:
+    named = [(f"spec.data.prompts[{i}].path", s.path) for i, s in enumerate(job.spec.data.prompts)]
+    if job.spec.evaluation:
+        named += [(f"spec.evaluation.datasets[{i}].path", s.path) for i, s in enumerate(job.spec.evaluation.datasets)]
+    return [
+        f"{field}: there is no file or directory {re.sub(r'@.*$', '', path)}"
+        for field, path in named
+        if not Path(re.sub(r"@\[[^\]]*\]$", "", path)).exists()
+    ]
+
+
+def _check_functions(job: RLJob) -> list[str]:
+    functions = [
+        ("spec.reward.function", job.spec.reward.function),
+        ("spec.rollout.dynamicFilter", job.spec.rollout.dynamic_filter),
+        ("spec.rollout.function", job.spec.rollout.function),
+    ]
+    return [
+        f"{field}: there is no file {path.rpartition(':')[0]}"
+        for field, path in functions
+        if path and ".py:" in path and not Path(path.rpartition(":")[0]).is_file()
+    ]

@@ -1,0 +1,96 @@
+"""The environment of a pod (docs/contracts.md), read once at the start of a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sluice.api import RLJob
+from sluice.api.load import describe
+
+
+class ConfigurationError(RuntimeError):
+    """No restart cures it: the process ends with exit code 2 and the job fails with this message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Who this process is, where it listens, and whom it asks."""
+
+    role: str
+    name: str
+    attempt: int
+    replica: int
+    index: int
+    bind: str
+    advertise: str
+    rendezvous: str
+    variables: Mapping[str, str]
+
+    def port(self, name: str) -> int:
+        """Number of the container port `name`; 0, a free one, where none is given."""
+        return _integer(self.variables, f"SLUICE_PORT_{name.upper()}", 0)
+
+    def directory(self, name: str) -> Path:
+        """A directory such as `storage` or `checkpoint_dir`, made if it is not there."""
+        value = self.variables.get(f"SLUICE_{name.upper()}", "")
+        if not value:
+            raise ConfigurationError(f"SLUICE_{name.upper()} is not set: expected a directory")
+        path = Path(value)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot make this directory: {error.strerror}") from error
+        return path
+
+    def job(self) -> RLJob:
+        """The manifest that this pod works for."""
+        path = self.variables.get("SLUICE_JOB_FILE", "")
+        if not path:
+            raise ConfigurationError("SLUICE_JOB_FILE is not set: expected the job's manifest as JSON")
+        try:
+            document = json.loads(Path(path).read_text())
+            return RLJob.model_validate(document)
+        except OSError as error:
+            raise ConfigurationError(f"{path}: {error.strerror}") from error
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
+        except ValidationError as error:
+            raise ConfigurationError(describe(error, document, path)) from error
+
+
+def read(role: str, variables: Mapping[str, str] | None = None) -> Environment:
+    variables = os.environ if variables is None else variables
+    return Environment(
+        role=variables.get("SLUICE_ROLE", role),
+        name=variables.get("SLUICE_NAME", f"{role}-0"),
+        attempt=_integer(variables, "SLUICE_ATTEMPT", 1),
+        replica=_integer(variables, "SLUICE_REPLICA", 0),
+        index=_integer(variables, "SLUICE_INDEX", 0),
+        bind=variables.get("SLUICE_BIND", "127.0.0.1"),
+        advertise=variables.get("SLUICE_ADVERTISE") or "127.0.0.1",
+        rendezvous=variables.get("SLUICE_RENDEZVOUS", ""),
+        variables=dict(variables),
+    )
+
+
+def _integer(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit():
+        raise ConfigurationError(f"{name}: {text!r} is not a number")
+    return int(text)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

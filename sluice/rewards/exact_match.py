@@ -1,0 +1,9 @@
+"""1 where the response is the label, spaces at both ends aside; else 0."""
+
+from __future__ import annotations
+
+from sluice.rewards.types import RewardInput
+
+
+def exact_match(sample: RewardInput) -> float:
+    return float(sample.response.strip() == str(sample.label).strip())

@@ -1,0 +1,76 @@
+"""Structured logs: one line an event, for people on a terminal and for machines in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import structlog
+
+from sluice.environment import ConfigurationError
+
+
+def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
+    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json. `context` stands on every line."""
+    as_json = os.environ.get("SLUICE_LOG_FORMAT") == "json"
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else _plain
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    structlog.contextvars.bind_contextvars(role=role, **context)
+    return get()
+
+
+def get() -> structlog.typing.FilteringBoundLogger:
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def _plain(_logger: Any, _method: str, event: Any) -> str:
+    """2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0"""
+    exception = event.pop("exception", None)
+    head = f"{event.pop('timestamp', '')[:19]}Z {event.pop('level', 'info'):<7} {event.pop('event', '')}"
+    for hidden in ("role", "name", "attempt"):  # a log file belongs to one process: its name says who it is
+        event.pop(hidden, None)
+    fields = " ".join(f"{key}={value}" for key, value in event.items())
+    return f"{head} {fields}".rstrip() + (f"\n{exception}" if exception else "")
+
+
+def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
+    """Run a role's main and end the process as docs/contracts.md says: exit code, and a last line `error: ...`."""
+    run_blocking(role, lambda: asyncio.run(main()))
+
+
+def run_blocking(role: str, main: Callable[[], int | None]) -> None:
+    """The same for a main that is not a coroutine."""
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ConfigurationError as error:
+        fail(str(error), 2)
+    except Exception as error:
+        get().exception("ends by an error", role=role)
+        fail(f"{type(error).__name__}: {error}", 1)
+    sys.exit(code or 0)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)

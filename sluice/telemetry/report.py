@@ -1,0 +1,194 @@
+"""report.html: a run on one page that needs no server. Plots are inline SVG."""
+
+from __future__ import annotations
+
+import html
+import io
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import run_directory
+from sluice.telemetry.summary import evaluation_means
+
+COLORS = {
+    "waiting": "#cfd8dc",
+    "idle": "#cfd8dc",
+    "starting": "#fff59d",
+    "generating": "#42a5f5",
+    "training": "#ef6c00",
+    "publishing": "#8e24aa",
+    "saving": "#6d4c41",
+    "evaluating": "#26a69a",
+    "draining": "#f06292",
+    "exporting": "#6d4c41",
+    "serving": "#a5d6a7",
+}
+Records = dict[int, dict[str, Any]]
+
+
+def write_report(directory: Path, title: str) -> Path:
+    """Make report.html, and reward.png for people who want to show it."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    steps = run_directory.by_step(directory / run_directory.METRICS)
+    evaluations = evaluation_means(directory)
+    plots = {
+        "Reward": lambda axes: _reward(axes, steps, evaluations),
+        "KL and clipping": lambda axes: _lines(
+            axes, steps, {"train/ppo_kl": "ppo_kl", "train/pg_clipfrac": "pg_clipfrac", "train/kl_loss": "kl_loss"}
+        ),
+        "Entropy and gradient norm": lambda axes: _lines(
+            axes, steps, {"train/entropy_loss": "entropy", "train/grad_norm": "grad_norm"}
+        ),
+        "Response length (tokens)": lambda axes: _lines(
+            axes, steps, {"rollout/response_len/mean": "mean", "rollout/response_len/max": "max"}
+        ),
+        "Policy lag (steps)": lambda axes: _lines(axes, steps, {"rollout/policy_lag": "lag"}),
+        "Train against rollout log-probs (largest difference)": lambda axes: _lines(
+            axes, steps, {"train/train_rollout_logprob_abs_diff_max": "max |difference|"}, log=True
+        ),
+        "Where a step's time goes (s)": lambda axes: _times(axes, steps),
+        "Tokens per second": lambda axes: _lines(axes, steps, {"perf/tokens_per_second": "tokens/s"}),
+    }
+    figures = "".join(
+        f"<figure>{_svg(draw)}<figcaption>{html.escape(n)}</figcaption></figure>" for n, draw in plots.items()
+    )
+    timeline = _svg(lambda axes: _timeline(axes, directory), size=(11.5, 2.6))
+    _png(lambda axes: _reward(axes, steps, evaluations), directory / "reward.png")
+    path = directory / "report.html"
+    path.write_text(_page(title, _summary(directory), figures, timeline, _samples(directory)))
+    return path
+
+
+def _reward(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -> None:
+    axes.plot(list(steps), [r["rollout/raw_reward"] for r in steps.values()], color="#90a4ae", label="training samples")
+    if evaluations:
+        axes.plot(*zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="evaluation (held out)")
+    axes.set_xlabel("step")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.legend(frameon=False)
+
+
+def _lines(axes: Any, steps: Records, names: dict[str, str], *, log: bool = False) -> None:
+    for name, label in names.items():
+        points = [(step, record[name]) for step, record in steps.items() if name in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    if log:
+        axes.set_yscale("symlog", linthresh=1e-8)
+    axes.set_xlabel("step")
+    if axes.has_data():
+        axes.legend(frameon=False)
+
+
+def _times(axes: Any, steps: Records) -> None:
+    parts = {
+        "perf/train_wait_time": "waiting for samples",
+        "perf/actor_train_time": "training",
+        "perf/update_weights_time": "weights to engines",
+        "perf/data_preprocess_time": "reading the batch",
+    }
+    rows = [[record.get(name, 0.0) for record in steps.values()] for name in parts]
+    axes.stackplot(list(steps), *rows, labels=list(parts.values()))
+    axes.set_xlabel("step")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def _timeline(axes: Any, directory: Path) -> None:
+    """A bar for each role, coloured by what it did."""
+    samples = list(run_directory.records(directory / run_directory.TIMELINE))
+    names = sorted({name for sample in samples for name in sample["states"]}, reverse=True)
+    start = samples[0]["time"] if samples else 0.0
+    used: dict[str, Any] = {}
+    for row, name in enumerate(names):
+        for state, begin, end in spans(samples, name):
+            bar = axes.barh(row, end - begin, left=begin - start, height=0.7, color=COLORS.get(state, "#e0e0e0"))
+            used.setdefault(state, bar)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("seconds")
+    if used:
+        axes.legend(used.values(), used.keys(), frameon=False, ncols=len(used), loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def spans(samples: list[dict[str, Any]], name: str) -> list[tuple[str, float, float]]:
+    """(state, begin, end) of one member, from samples of all members' states."""
+    found: list[tuple[str, float, float]] = []
+    for earlier, later in itertools.pairwise(samples):
+        state = earlier["states"].get(name)
+        if state is None:
+            continue
+        if found and found[-1][0] == state and found[-1][2] == earlier["time"]:
+            found[-1] = (state, found[-1][1], later["time"])
+        else:
+            found.append((state, earlier["time"], later["time"]))
+    return found
+
+
+def _figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    draw(axes)
+    return figure
+
+
+def _svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.0)) -> str:
+    text = io.StringIO()
+    _figure(draw, size).savefig(text, format="svg")
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _png(draw: Callable[[Any], None], path: Path) -> None:
+    _figure(draw, (6.4, 3.6)).savefig(path, dpi=120)
+
+
+def _summary(directory: Path) -> str:
+    path = directory / run_directory.SUMMARY
+    values = json.loads(path.read_text()) if path.exists() else {}
+    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(_shown(v))}</td></tr>" for k, v in values.items())
+    return f"<table>{rows}</table>"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _samples(directory: Path, rows: int = 12) -> str:
+    """Responses of the newest evaluation, else of the last step."""
+    files = sorted((directory / "samples").glob("eval_*.jsonl")) or sorted((directory / "samples").glob("*.jsonl"))
+    chosen = list(run_directory.records(files[-1]))[:rows] if files else []
+    cells = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(_shown(r.get(c)))}</td>" for c in ("prompt", "response", "label", "reward"))
+        + "</tr>"
+        for r in chosen
+    )
+    return f"<table><tr><th>prompt</th><th>response</th><th>label</th><th>reward</th></tr>{cells}</table>"
+
+
+def _page(title: str, summary: str, figures: str, timeline: str, samples: str) -> str:
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; color: #263238; max-width: 1180px; margin: 2rem auto; padding: 0 1rem }}
+figure {{ display: inline-block; margin: 0 0 1rem; width: 49%; vertical-align: top }}
+figure svg, .wide svg {{ width: 100%; height: auto }}
+figcaption {{ text-align: center; font-weight: 600 }}
+table {{ border-collapse: collapse; margin-bottom: 1rem }}
+th, td {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #eceff1; font-weight: normal }}
+th {{ color: #607d8b }} td {{ font-family: ui-monospace, monospace }}
+</style></head><body>
+<h1>{html.escape(title)}</h1>
+{summary}
+<div>{figures}</div>
+<h2>What each role did</h2><div class="wide">{timeline}</div>
+<h2>Responses</h2>{samples}
+</body></html>
+"""

@@ -1,0 +1,67 @@
+"""The run directory: what a run leaves behind for people and tools.
+
+    job.json         the resolved manifest            metrics.jsonl   one line for each trained step
+    logs/            one file for each process        samples/        prompts, responses and rewards, sampled
+    tensorboard/     event files                      evaluation.jsonl one line for each evaluation
+    timeline.jsonl   what each role did when          summary.json, report.html
+
+A step that is trained again after a restart is written again: readers take the last line of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+EVALUATION = "evaluation.jsonl"
+TIMELINE = "timeline.jsonl"
+SUMMARY = "summary.json"
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add one line. A process that dies in the middle leaves at most one broken last line, which readers skip."""
+    with path.open("ab") as file:
+        if file.tell() and not _ends_with_newline(path):
+            file.write(b"\n")
+        file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole lines of a file; none where it does not exist."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:  # cut off by a kill
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def by_step(path: Path, key: str = "step") -> dict[int, dict[str, Any]]:
+    """The last record of each step, in order of steps."""
+    found = {int(record[key]): record for record in records(path) if key in record}
+    return dict(sorted(found.items()))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file in one piece."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,44 @@
+"""summary.json: what a run came to, from what it left in its directory and the last statistics of the buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import run_directory
+
+
+def summarize(
+    directory: Path, *, state: str, restarts: int, wall_seconds: float, counters: dict[str, int]
+) -> dict[str, Any]:
+    """The summary. `counters` are the buffer's; rewards and evaluations come from the run directory."""
+    steps = run_directory.by_step(directory / run_directory.METRICS)
+    rewards = [record["rollout/raw_reward"] for record in steps.values()]
+    evaluations = evaluation_means(directory)
+    differences = [r.get("train/train_rollout_logprob_abs_diff_max", 0.0) for r in steps.values()]
+    return {
+        "state": state,
+        "steps": max(steps, default=0),
+        "reward_first": rewards[0] if rewards else None,
+        "reward_last": rewards[-1] if rewards else None,
+        "eval_first": evaluations[0][1] if evaluations else None,
+        "eval_last": evaluations[-1][1] if evaluations else None,
+        "samples_trained": counters.get("samples_trained", 0),
+        "groups_leased": counters.get("groups_leased", 0),
+        "groups_trained": counters.get("groups_trained", 0),
+        "groups_lost": counters.get("groups_lost", 0),
+        "groups_trained_twice": counters.get("groups_trained_twice", 0),
+        "groups_filtered": counters.get("groups_filtered", 0),
+        "groups_failed": counters.get("groups_failed", 0),
+        "restarts": restarts,
+        "logprob_diff_max": max(differences, default=None),
+        "wall_seconds": round(wall_seconds, 1),
+    }
+
+
+def evaluation_means(directory: Path) -> list[tuple[int, float]]:
+    """(version, mean reward over data sets), by version."""
+    means: dict[int, dict[str, float]] = {}
+    for record in run_directory.records(directory / run_directory.EVALUATION):
+        means.setdefault(int(record["version"]), {})[record["dataset"]] = record[f"eval/{record['dataset']}"]
+    return [(version, sum(values.values()) / len(values)) for version, values in sorted(means.items())]

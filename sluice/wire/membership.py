@@ -1,0 +1,109 @@
+"""A member of the rendezvous: joins, sends heartbeats, and joins again whenever the service comes back.
+
+Nothing here ever gives up: the rendezvous may be killed and replaced at any time, and a member without it can go on
+with what it knows. Who must not go on (an engine that was dropped) reads it from `latest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+
+from sluice.wire import rpc
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice.wire.v1 import rendezvous_pb2_grpc
+
+HEARTBEAT_SECONDS = 2.0
+_REJOIN_SECONDS = (0.2, 5.0)
+
+
+class Membership:
+    """`latest` is what the rendezvous last said; `changed` is set on every message and on loss of the stream."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Callable[[], pb.Member],
+        heartbeat: Callable[[], pb.Heartbeat] = pb.Heartbeat,
+    ) -> None:
+        """`hello` and `heartbeat` are asked each time, so that they tell the present state."""
+        self._address = address
+        self._hello = hello
+        self._heartbeat = heartbeat
+        self._beat = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.latest: pb.ServerMessage | None = None
+        self.connected = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.refused: str | None = None
+
+    async def __aenter__(self) -> Membership:
+        self._task = asyncio.create_task(self._run(), name="membership")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def beat(self) -> None:
+        """Send a heartbeat now: the state has changed."""
+        self._beat.set()
+
+    async def _run(self) -> None:
+        pause = _REJOIN_SECONDS[0]
+        async with rpc.channel(self._address) as channel:
+            stub = rendezvous_pb2_grpc.RendezvousStub(channel)
+            while True:
+                try:
+                    async for message in stub.Join(self._messages(), metadata=rpc.metadata(), wait_for_ready=True):
+                        pause = _REJOIN_SECONDS[0]
+                        self.latest = message
+                        self.connected.set()
+                        self.changed.set()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:  # a newer attempt has taken our place
+                        self.refused = str(error.details())
+                        self.changed.set()
+                        return
+                self.connected.clear()
+                self.changed.set()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _REJOIN_SECONDS[1])
+
+    async def _messages(self) -> AsyncIterator[pb.MemberMessage]:
+        yield pb.MemberMessage(hello=self._hello())
+        while True:
+            yield pb.MemberMessage(heartbeat=self._heartbeat())
+            self._beat.clear()
+            try:
+                await asyncio.wait_for(self._beat.wait(), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                continue
+
+
+async def find(address: str, role: str, *, seconds: float, at_least: int = 1) -> list[pb.Member]:
+    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is missing."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    async with rpc.channel(address) as channel:
+        stub = rendezvous_pb2_grpc.RendezvousStub(channel)
+        while True:
+            left = deadline - asyncio.get_running_loop().time()
+
+            async def ask(wait: float = min(max(left, 0.1), 10.0)) -> pb.AddressBookResponse:
+                request = pb.AddressBookRequest(role=role, at_least=at_least, wait_seconds=wait)
+                book: pb.AddressBookResponse = await stub.AddressBook(
+                    request, metadata=rpc.metadata(), timeout=wait + 5
+                )
+                return book
+
+            book = await rpc.retrying(ask, what=f"rendezvous at {address}", seconds=max(left, 1.0))
+            if len(book.members) >= at_least:
+                return list(book.members)
+            if asyncio.get_running_loop().time() >= deadline:
+                raise rpc.DeadlineError(
+                    f"waited {seconds:.0f} s for {at_least} member(s) of role {role} at the rendezvous: "
+                    f"{len(book.members)} came"
+                )

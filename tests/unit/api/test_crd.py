@@ -1,0 +1,59 @@
+"""The CRD is structural, and says in CEL what pydantic says in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sluice.api.crd import custom_resource_definition
+from sluice.cli.render import to_yaml
+
+ROOT = Path(__file__).parents[3]
+CRD = custom_resource_definition()
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}.{key}")
+
+
+def test_the_generated_file_is_current() -> None:
+    assert (ROOT / "crds/sluice.dev_rljobs.yaml").read_text() == to_yaml([CRD]), "run `make crds`"
+
+
+def test_every_node_is_structural() -> None:
+    for path, node in nodes(SCHEMA):
+        assert (
+            "type" in node or node.get("x-kubernetes-int-or-string") or "x-kubernetes-preserve-unknown-fields" in node
+        ), path
+        assert not {"$ref", "$defs", "anyOf", "oneOf", "title", "const"} & node.keys(), path
+
+
+def test_replicas_have_no_default_because_an_autoscaler_owns_them() -> None:
+    assert "default" not in SCHEMA["properties"]["spec"]["properties"]["rollout"]["properties"]["replicas"]
+
+
+def test_lists_are_bounded_so_that_cel_has_a_cost() -> None:
+    for path, node in nodes(SCHEMA["properties"]["spec"]):
+        if node.get("type") == "array" and not path.startswith(".rollout.engineArgs"):
+            assert "maxItems" in node, path
+
+
+def test_columns_are_those_that_people_expect() -> None:
+    columns = [
+        c["name"].upper() for c in CRD["spec"]["versions"][0]["additionalPrinterColumns"] if not c.get("priority")
+    ]
+    assert columns == ["STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
+
+
+def test_rules_stand_in_the_schema() -> None:
+    trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]
+    assert trainer["x-kubernetes-validations"] == [
+        {"rule": "has(self.steps) != has(self.epochs)", "message": "steps: exactly one of steps and epochs must be set"}
+    ]

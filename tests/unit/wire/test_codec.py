@@ -1,0 +1,127 @@
+"""What goes over the wire comes back the same; what is broken is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleGroup, SampleStatus, WeightSpan
+from sluice.wire import codec
+from sluice.wire.v1 import common_pb2 as pb
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=4), children, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def samples(draw: st.DrawFn, index: int = 0) -> Sample:
+    sample = Sample(index)
+    sample.append_prompt(draw(st.lists(st.integers(0, 2**31 - 1), max_size=6)))
+    for version in range(draw(st.integers(0, 3))):
+        tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
+        log_probs = draw(st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens)))
+        sample.append(tokens, log_probs, [WeightSpan(version, 0, len(tokens))], trainable=draw(st.booleans()))
+    sample.status = draw(st.sampled_from(SampleStatus))
+    sample.reward = draw(st.floats(-10, 10))
+    sample.reward_parts = draw(st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=2))
+    sample.metadata = draw(st.dictionaries(st.text(max_size=4), json_values, max_size=3))
+    sample.response = draw(st.text(max_size=10))
+    return sample
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> SampleGroup:
+    prompt = Prompt(
+        group_id=draw(st.integers(0, 2**60)),
+        prompt=draw(st.text(max_size=20)),
+        label=draw(json_values),
+        metadata=draw(st.dictionaries(st.text(max_size=4), json_values, max_size=3)),
+        purpose=draw(st.sampled_from(Purpose)),
+        lease_id=draw(st.text(max_size=8)),
+        lease_attempt=draw(st.integers(0, 100)),
+    )
+    return SampleGroup(prompt, [draw(samples(i)) for i in range(draw(st.integers(0, 3)))])
+
+
+def same(a: Sample, b: Sample) -> bool:
+    arrays = ("tokens", "loss_mask", "rollout_log_probs")
+    plain = ("index", "response_length", "response", "reward", "reward_parts", "weight_versions", "status", "metadata")
+    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and all(
+        getattr(a, n) == getattr(b, n) for n in plain
+    )
+
+
+@given(groups())
+def test_round_trip(group: SampleGroup) -> None:
+    data = codec.group_to_message(group).SerializeToString()
+    back = codec.group_from_message(pb.SampleGroup.FromString(data))
+    assert back.prompt == group.prompt
+    assert all(same(a, b) for a, b in zip(group.samples, back.samples, strict=True))
+    for sample in back.samples:
+        sample.check()
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5), st.integers(1, 9))
+def test_chunks_of_interleaved_messages_come_together(messages: list[bytes], size: int) -> None:
+    pieces = []
+    for key, data in enumerate(messages):
+        parts = [data[i : i + size] for i in range(0, max(len(data), 1), size)]
+        pieces.append([pb.Chunk(key=key, data=p, last=i == len(parts) - 1) for i, p in enumerate(parts)])
+    assembler, found = codec.Assembler(), {}
+    while any(pieces):
+        for queue in pieces:
+            if queue:
+                chunk = queue.pop(0)
+                whole = assembler.add(chunk)
+                if whole is not None:
+                    found[chunk.key] = whole
+    assert found == dict(enumerate(messages))
+
+
+def test_chunks_stay_below_the_message_limit() -> None:
+    data = bytes(3 * codec.CHUNK_BYTES + 1)
+    chunks = list(codec.to_chunks(7, data))
+    assert [len(c.data) for c in chunks] == [codec.CHUNK_BYTES] * 3 + [1]
+    assert [c.last for c in chunks] == [False, False, False, True]
+
+
+def test_a_message_that_is_too_large_is_refused() -> None:
+    assembler = codec.Assembler(max_bytes=10)
+    assembler.add(pb.Chunk(key=1, data=b"123456"))
+    with pytest.raises(SampleError, match="more than 10 bytes"):
+        assembler.add(pb.Chunk(key=1, data=b"123456", last=True))
+
+
+def test_broken_bytes_name_the_field() -> None:
+    with pytest.raises(SampleError, match=r"samples\[2\]\.tokens: 3 bytes"):
+        codec.sample_from_message(pb.Sample(index=2, tokens=b"abc"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_mask": np.ones(1, np.uint8)}, "lossMask: 1 entries for 2 response tokens"),
+        ({"rollout_log_probs": np.zeros(3, np.float32)}, "rolloutLogProbs: 3 entries"),
+        ({"rollout_log_probs": np.array([np.nan, 0], np.float32)}, "rolloutLogProbs: a trainable token has no finite"),
+        ({"response_length": 9}, "responseLength: 9 with 3 tokens"),
+        ({"weight_versions": [WeightSpan(0, 0, 1)]}, "weightVersions: cover 1 of 2"),
+        ({"weight_versions": [WeightSpan(0, 1, 2)]}, "weightVersions: span"),
+        ({"reward": None}, "reward: None on a completed sample"),
+        ({"tokens": np.array([1, -2, 3], np.int32)}, "tokens: a token id is negative"),
+    ],
+)
+def test_invariants(change: dict[str, object], message: str) -> None:
+    sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED)
+    sample.append_prompt([1])
+    sample.append([2, 3], [-0.5, -0.5], [WeightSpan(4, 0, 2)])
+    sample.check()
+    for name, value in change.items():
+        setattr(sample, name, value)
+    with pytest.raises(SampleError, match="samples.0.") as raised:
+        sample.check()
+    assert message in str(raised.value)
