@@ -1,8 +1,63 @@
-PY := .venv/bin/python
-.PHONY: protos
-protos:
+# `make quickstart` and `make test` are all that a fresh machine needs. Set-up is one virtual environment, made once.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
+SGLANG := sglang==0.5.21
+MCORE  := megatron-core==0.19.2
+
+.PHONY: help quickstart test lint protos crds check-generated clean
+
+help:
+	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
+	@echo "make test         all tests that need no GPU and no cluster"
+	@echo "make lint         ruff, mypy, import rules, generated files"
+	@echo "make protos crds  regenerate what is generated"
+	@echo "make clean        remove the environment, caches and the quickstart's run"
+
+# torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
+# come without their requirements: SGLang's pull in the CUDA stack, and megatron-core's metadata asks for a newer Python
+# than its code needs.
+$(VENV)/.ready: pyproject.toml
+	@echo "setting up $(VENV) (once; about two minutes)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[operator,buffer,rollout,trainer,local]'
+	@$(PIP) --no-deps --ignore-requires-python $(SGLANG) $(MCORE)
+	@$(PY) -m sluice_rollout.sglang_cpu
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+quickstart: $(VENV)/.ready
+	@$(PY) examples/quickstart/make_data.py examples/quickstart
+	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(ARGS)
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/integration $(ARGS)
+
+lint: $(VENV)/.dev check-generated
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+protos: $(VENV)/.dev
 	rm -rf sluice/wire/v1 && mkdir -p sluice/wire/v1
 	$(PY) -m grpc_tools.protoc -I protos --python_out=sluice/wire --pyi_out=sluice/wire --grpc_python_out=sluice/wire protos/sluice/v1/*.proto
 	mv sluice/wire/sluice/v1/* sluice/wire/v1/ && rm -r sluice/wire/sluice
 	sed -i 's/^from sluice\.v1 import/from sluice.wire.v1 import/' sluice/wire/v1/*.py sluice/wire/v1/*.pyi
 	echo '"""Generated from protos/sluice/v1 by make protos."""' > sluice/wire/v1/__init__.py
+
+crds: $(VENV)/.dev
+	$(VENV)/bin/sluice crd > crds/sluice.dev_rljobs.yaml
+
+# Generated files must be what their sources give.
+check-generated: protos crds
+	git diff --exit-code -- sluice/wire/v1 crds
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

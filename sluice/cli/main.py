@@ -86,7 +86,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Directory of a run.", s
 @app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of RLJob."""
-    from sluice.cli.render import to_yaml
     from sluice.api.crd import custom_resource_definition
+    from sluice.cli.render import to_yaml
 
     typer.echo(to_yaml([custom_resource_definition()]), nl=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,18 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:  # cut off by a kill
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from parse(file)
+
+
+def parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The records of lines; one that a kill has cut off is left out."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def by_step(path: Path, key: str = "step") -> dict[int, dict[str, Any]]:

@@ -98,8 +98,8 @@ class Worker:
                 prompt = codec.prompt_from_message(leased.prompt)
                 partial = [codec.sample_from_message(s) for s in leased.partial]
                 self._start(group, Work(prompt, partial, leased.lease_seconds))
-            if answer.exhausted:
-                await asyncio.sleep(1.0)
+            if not answer.groups:  # nothing is left, or weights have come that this worker has not heard of yet
+                await asyncio.sleep(1.0 if answer.exhausted else 0.02)
 
     def _start(self, group: asyncio.TaskGroup, work: Work) -> None:
         older = self.work.get(work.prompt.lease_id)

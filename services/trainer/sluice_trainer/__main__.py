@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from datetime import timedelta
@@ -27,11 +28,12 @@ def main() -> int:
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 
-    policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timedelta(minutes=COLLECTIVE_MINUTES))
+    coordinator = Coordinator(env, spec, rank=int(os.environ.get("RANK", 0)))
+    total = spec.trainer.steps or coordinator.total_steps()
+    timeout = timedelta(minutes=COLLECTIVE_MINUTES)
+    policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
     policy.load_latest(checkpoints)
-    coordinator = Coordinator(env, spec, rank=policy.ranks.rank)
     recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
-    total = coordinator.total_steps()
     loop = Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop)
     try:
         loop.run()

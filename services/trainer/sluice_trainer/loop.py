@@ -27,12 +27,14 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.advantages import group_advantages
 from sluice_trainer.coordinator import Coordinator
-from sluice_trainer.megatron.policy import Policy, TrainSequence
+from sluice_trainer.megatron.policy import BatchTotals, Policy, TrainSequence
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics
 from sluice_trainer.weights.buckets import buckets
 
 FINAL_EVALUATION_SECONDS = 1800.0
+SampleKey = tuple[int, int]
+"""(group id, index in the group)"""
 
 
 class Action(enum.IntEnum):
@@ -129,13 +131,22 @@ class Loop:
         groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
-        advantages = batch_advantages(batch, self.spec)
+        advantages = batch_advantages(batch, self._penalties(groups), self.spec)
         shard = split_optimizer_steps(groups, batch, advantages, self.spec.trainer.steps_per_batch)
         metrics = self.policy.train(shard, batch_totals(batch, self.spec.trainer.steps_per_batch))
         self.times["perf/actor_train_time"] = time.perf_counter() - started
         if self.recorder:
             self.recorder.samples(step, groups)
         return metrics | batch_metrics(batch, step)
+
+    def _penalties(self, groups: list[SampleGroup]) -> dict[SampleKey, float]:
+        """KL penalties to take off the rewards, of the whole batch; empty where `kl.coef` is 0. All ranks take part."""
+        if not self.spec.algorithm.kl.coef > 0:
+            return {}
+        sequences = [TrainSequence.of(group.group_id, s, 0.0) for group in groups for s in group.samples]
+        penalties = self.policy.kl_penalties(sequences) or []
+        own = {(s.group_id, s.index): penalty for s, penalty in zip(sequences, penalties, strict=True)}
+        return {key: value for part in self.ranks.gather(own) for key, value in part.items()}
 
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them."""
@@ -227,11 +238,13 @@ _LOGGED = (
 )
 
 
-def batch_advantages(batch: list[pb.Sequence], spec: RLJobSpec) -> dict[tuple[int, int], float]:
-    """(group id, index) -> advantage. Failed samples are nobody's baseline and have advantage 0."""
+def batch_advantages(
+    batch: list[pb.Sequence], penalties: dict[SampleKey, float], spec: RLJobSpec
+) -> dict[SampleKey, float]:
+    """Advantage of each sample. Failed samples are nobody's baseline and have advantage 0."""
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
     advantages = group_advantages(
-        torch.tensor([s.reward for s in sound], dtype=torch.float32),
+        torch.tensor([s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32),
         torch.tensor([s.group_id for s in sound]),
         normalize_std=spec.algorithm.normalize_std,
     )
@@ -239,10 +252,16 @@ def batch_advantages(batch: list[pb.Sequence], spec: RLJobSpec) -> dict[tuple[in
     return {(s.group_id, s.index): found.get((s.group_id, s.index), 0.0) for s in batch}
 
 
+def batch_totals(batch: list[pb.Sequence], steps: int) -> list[BatchTotals]:
+    """What each optimizer step holds over all ranks: the denominators of its loss."""
+    parts = [[s for s in batch if s.optimizer_step == step] for step in range(steps)]
+    return [BatchTotals(sequences=len(part), tokens=sum(s.trainable_tokens for s in part)) for part in parts]
+
+
 def split_optimizer_steps(
-    groups: list[SampleGroup], batch: list[pb.Sequence], advantages: dict[tuple[int, int], float], steps: int
+    groups: list[SampleGroup], batch: list[pb.Sequence], advantages: dict[SampleKey, float], steps: int
 ) -> list[list[TrainSequence]]:
-    """This rank's samples by optimizer step, in batch order."""
+    """The samples of this rank by optimizer step, in batch order."""
     of_step = {(s.group_id, s.index): s.optimizer_step for s in batch}
     shard: list[list[TrainSequence]] = [[] for _ in range(steps)]
     for group in groups:

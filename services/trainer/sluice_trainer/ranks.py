@@ -39,3 +39,11 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._control)
+        return values

@@ -1,8 +1,8 @@
-"""Makes torchvision importable beside a CPU build of torch, in every process that SGLang starts.
+"""Makes torchvision importable beside a CPU build of torch, in every process of the environment.
 
-This directory stands on PYTHONPATH of CPU engines only. The torchvision wheel on PyPI is a CUDA build: beside CPU torch
-its operators do not load, and its import then fails because it registers fake kernels for two operators that do not
-exist. Declaring their two schemas just before the first import is enough; no kernel is added, so calling them raises.
+SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build: beside CPU torch its
+operators do not load, and its import then fails because it registers fake kernels for two operators that do not exist.
+Declaring their two schemas just before the first import is enough; no kernel is added, so calling them raises.
 """
 
 import importlib.abc

@@ -1,0 +1,189 @@
+"""`sluice run`: the reconciler on a LocalCluster, with something to look at, and a report at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
+from sluice.cli.monitor import Monitor
+from sluice.cli.resolve import check_files, resolve
+from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
+from sluice.telemetry import run_directory
+from sluice.telemetry.summary import summarize
+from sluice_operator.cluster.local import LocalCluster
+from sluice_operator.cluster.rundir import RunDirectoryError
+from sluice_operator.plan import Plan, Progress, names
+from sluice_operator.reconcile import cancelled_by_signals, run_job
+
+JOB = "job.json"
+REFRESH_SECONDS = 0.5
+MUTABLE = (
+    "suspend",
+    "rollout.replicas",
+    "activeDeadlineSeconds",
+    "startupDeadlineSeconds",
+    "progressDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "failurePolicy",
+)
+"""Fields of the spec that may change while a job lives."""
+
+
+def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool) -> int:
+    """Run or continue a job. Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued."""
+    job = resolve(load_job(path, overrides), path.resolve().parent)
+    check_files(job)
+    directory = (run_dir or Path("runs") / job.metadata.name).resolve()
+    prepare(directory, job, fresh=fresh)
+    console = Console()
+    view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)
+    try:
+        status = asyncio.run(_run(job, directory, view))
+    except RunDirectoryError as error:
+        raise ManifestError(str(error)) from error
+    finally:
+        view.close()
+    return finish(console, directory, job, status)
+
+
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
+    """Make or accept the run directory. A run goes on only with the manifest that it was started with."""
+    known = directory / JOB
+    if fresh and known.exists():
+        shutil.rmtree(directory)
+    if known.exists():
+        changes = differences(_read(known)["spec"], manifest(job)["spec"])
+        if changes:
+            raise ManifestError(
+                f"{directory} holds a run of another manifest:\n"
+                + "\n".join(f"  spec.{change}" for change in changes)
+                + "\nuse another --run-dir, or --fresh to delete that run and start anew"
+            )
+    elif directory.exists() and any(directory.iterdir()):
+        raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    run_directory.write_json(known, manifest(job))
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two specs differ, but for what may change: `trainer.steps: 10 -> 20`."""
+    if path in MUTABLE or old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        parts = [differences(old.get(k), new.get(k), f"{path}.{k}" if path else k) for k in keys]
+        return [change for part in parts for change in part]
+    return [f"{path}: {old!r} -> {new!r}"]
+
+
+def _read(path: Path) -> Any:
+    import json
+
+    return json.loads(path.read_text())
+
+
+async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
+    """Reconcile until the end; None where the user stopped it."""
+    started = time.time()
+    monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
+    status: RLJobStatus | None = None
+    volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
+    async with LocalCluster(directory, volumes=volumes) as cluster:
+
+        async def probe() -> Progress | None:
+            observed = await cluster.observe(job)
+            service = observed.objects.get(("Service", names.rendezvous_name(job)))
+            secret = observed.objects.get(("Secret", names.token_name(job)))
+            if service is None or secret is None:
+                return None
+            address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+            snapshot = await monitor.ask(address, secret["stringData"]["token"])
+            return progress_of(snapshot)
+
+        def on_plan(plan: Plan) -> None:
+            nonlocal status
+            status = plan.status
+            for event in plan.events:
+                view.event(event.type, f"{event.reason}: {event.message}")
+
+        async def refresh() -> None:
+            while True:
+                view.show(status, monitor.latest, metrics, metrics.read())
+                await asyncio.sleep(REFRESH_SECONDS)
+
+        refreshing = asyncio.create_task(refresh())
+        try:
+            with cancelled_by_signals():
+                status = await run_job(cluster, job, probe=probe, on_plan=on_plan)
+            stopped = False
+        except asyncio.CancelledError:
+            stopped = True
+        finally:
+            refreshing.cancel()
+            view.show(status, monitor.latest, metrics, metrics.read())
+            await monitor.close()
+    write_summary(directory, status, monitor, time.time() - started)
+    return None if stopped else status
+
+
+def progress_of(snapshot: Any) -> Progress | None:
+    """What the planner wants to know."""
+    stats, ledger = snapshot.stats, snapshot.ledger
+    if stats is None:
+        return None
+    engines = [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0] if ledger else []
+    return Progress(
+        step=stats.step,
+        total_steps=stats.total_steps or None,
+        reward=stats.metrics.get("rollout/raw_reward"),
+        version=stats.version,
+        lag=stats.policy_lag,
+        engines=len(engines),
+        engines_in_sync=sum(e.admitted and e.member.version == ledger.version for e in engines),
+    )
+
+
+def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:
+    """summary.json. Wall time adds up over the runs that continued each other."""
+    path = directory / run_directory.SUMMARY
+    earlier = _read(path)["wall_seconds"] if path.exists() else 0.0
+    stats = monitor.latest.stats
+    counters = {name: int(value) for name, value in stats.counters.items()} if stats else {}
+    summary = summarize(
+        directory,
+        state=status.state if status else "Unknown",
+        restarts=status.restarts if status else 0,
+        wall_seconds=earlier + seconds,
+        counters=counters,
+    )
+    run_directory.write_json(path, summary)
+
+
+def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> int:
+    """The last words, and the report."""
+    summary = _read(directory / run_directory.SUMMARY)
+    if summary["steps"]:
+        from sluice.telemetry.report import write_report
+
+        report = write_report(directory, f"RLJob {job.metadata.name}")
+        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    if status is None:
+        console.print("stopped; the same command goes on from here")
+        return 130
+    shown = {k: summary[k] for k in ("steps", "reward_first", "reward_last", "eval_first", "eval_last", "restarts")}
+    words = ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
+    console.print(f"{status.state} after {duration(summary['wall_seconds'])}: {words}", highlight=False)
+    if status.state == "Failed":
+        failed = status.condition("Failed")
+        console.print(f"error: {failed.message if failed else 'the job failed'}", markup=False, soft_wrap=True)
+        if status.last_failure and status.last_failure.message:
+            console.print(status.last_failure.message, markup=False, soft_wrap=True)
+        console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
+        return 1
+    return 0
