@@ -1,0 +1,1 @@
+"""RLJob -> pods: a pure planner, a reconciler, and the clusters that it runs on."""

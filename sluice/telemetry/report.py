@@ -79,7 +79,7 @@ def _lines(axes: Any, steps: Records, names: dict[str, str], *, log: bool = Fals
         if points:
             axes.plot(*zip(*points, strict=True), label=label)
     if log:
-        axes.set_yscale("symlog", linthresh=1e-8)
+        axes.set_yscale("log")
     axes.set_xlabel("step")
     if axes.has_data():
         axes.legend(frameon=False)
@@ -94,6 +94,9 @@ def _times(axes: Any, steps: Records) -> None:
     }
     rows = [[record.get(name, 0.0) for record in steps.values()] for name in parts]
     axes.stackplot(list(steps), *rows, labels=list(parts.values()))
+    totals = sorted(sum(column) for column in zip(*rows, strict=True))
+    if totals:  # the first step waits for the engines to start: do not let it flatten the others
+        axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))])
     axes.set_xlabel("step")
     axes.legend(frameon=False, fontsize="small")
 
@@ -152,8 +155,8 @@ def _png(draw: Callable[[Any], None], path: Path) -> None:
 def _summary(directory: Path) -> str:
     path = directory / run_directory.SUMMARY
     values = json.loads(path.read_text()) if path.exists() else {}
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(_shown(v))}</td></tr>" for k, v in values.items())
-    return f"<table>{rows}</table>"
+    cells = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_shown(v))}</dd></div>" for k, v in values.items())
+    return f"<dl>{cells}</dl>"
 
 
 def _shown(value: Any) -> str:
@@ -181,6 +184,8 @@ body {{ font: 15px/1.45 system-ui, sans-serif; color: #263238; max-width: 1180px
 figure {{ display: inline-block; margin: 0 0 1rem; width: 49%; vertical-align: top }}
 figure svg, .wide svg {{ width: 100%; height: auto }}
 figcaption {{ text-align: center; font-weight: 600 }}
+dl {{ display: grid; grid-template-columns: repeat(6, 1fr); gap: .6rem 1rem; margin: 0 0 1.5rem }}
+dt {{ color: #607d8b; font-size: .85em }} dd {{ margin: 0; font: 600 1.05em ui-monospace, monospace }}
 table {{ border-collapse: collapse; margin-bottom: 1rem }}
 th, td {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #eceff1; font-weight: normal }}
 th {{ color: #607d8b }} td {{ font-family: ui-monospace, monospace }}

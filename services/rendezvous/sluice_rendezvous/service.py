@@ -26,6 +26,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         self.registry = Registry(first_generation=int(time.time() * 1000))
         self._member_timeout = member_timeout
         self._changed = asyncio.Condition()
+        self._changes = 0
         self._log = logs.get()
 
     async def Join(  # noqa: N802 - gRPC's name
@@ -66,6 +67,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         """What this member should know, whenever it changes, until it goes or is replaced."""
         sent: pb.ServerMessage | None = None
         while not reader.done():
+            seen = self._changes
             entry = self.registry.entries.get(key)
             if entry is None or entry.connection != connection:
                 return
@@ -79,18 +81,19 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             if message != sent:
                 yield message
                 sent = message
-            await self._wait(HEARTBEAT_SECONDS)
+            await self._wait(seen, HEARTBEAT_SECONDS)
 
     async def AddressBook(  # noqa: N802
         self, request: pb.AddressBookRequest, context: grpc.aio.ServicerContext
     ) -> pb.AddressBookResponse:
         deadline = time.monotonic() + min(request.wait_seconds, MAX_WAIT_SECONDS)
         while True:
+            seen = self._changes
             members = self.registry.members(request.role, request.attempt)
             left = deadline - time.monotonic()
             if len(members) >= request.at_least or left <= 0:
                 return pb.AddressBookResponse(epoch=self.registry.epoch, members=[member_of(e) for e in members])
-            await self._wait(left)
+            await self._wait(seen, left)
 
     async def BeginUpdate(  # noqa: N802
         self, request: pb.BeginUpdateRequest, context: grpc.aio.ServicerContext
@@ -152,13 +155,15 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 await self._notify()
 
     async def _notify(self) -> None:
+        self._changes += 1
         async with self._changed:
             self._changed.notify_all()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, since: int, seconds: float) -> None:
+        """Wait for a change after number `since`: one that came while an answer was being sent counts."""
         try:
             async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait()
+                await self._changed.wait_for(lambda: self._changes != since)
         except TimeoutError:
             return
 

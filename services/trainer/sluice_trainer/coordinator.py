@@ -69,7 +69,7 @@ class Coordinator:
         kind = sync.transport or ("nccl" if self._spec.on_gpu else "gloo")
         if kind == "disk":
             return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
-        return Collective(kind, self._env.advertise, sync.timeout_seconds)
+        return Collective(kind, self._env.advertise, sync.timeout_seconds, f"{self._env.name}-{self._env.attempt}")
 
     def close(self) -> None:
         async def shut() -> None:

@@ -144,9 +144,7 @@ class Publisher:
                 update.failed[peer.name] = error or "it left the epoch"
                 del update.peers[peer.name]
 
-    async def _report(
-        self, version: int, phase: pb.UpdatePhase, peer: Peer, error: str, seconds: float
-    ) -> bool:
+    async def _report(self, version: int, phase: pb.UpdatePhase, peer: Peer, error: str, seconds: float) -> bool:
         report = pb.PhaseReport(
             source=self._name,
             attempt=self._attempt,

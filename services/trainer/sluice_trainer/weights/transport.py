@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -64,7 +66,9 @@ class Transport(Protocol):
 class Collective:
     """Broadcasts over one process group per engine."""
 
-    def __init__(self, backend: str, host: str, timeout: float) -> None:
+    def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
+        """source: name and attempt of the sender. An engine remembers the names of groups whose sender has died."""
+        self._source = source
         self._backend = backend
         self._host = host
         self._timeout = timeout
@@ -75,11 +79,11 @@ class Collective:
         if generation == peer.generation:
             return
         self.abandon(peer.name)
-        group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}"
+        group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self._source}"
         port = free_port(self._host)
         size = 1 + peer.world_size
         engine = asyncio.create_task(peer.control.init_group(group, self._host, port, size, self._backend))
-        ours = asyncio.create_task(asyncio.to_thread(self._join, group, port, size))
+        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, port, size)))
         await _both(engine, ours)
         self._groups[peer.name] = (peer.generation, group, ours.result())
 
@@ -187,3 +191,27 @@ async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
         if task.exception():
             engine.cancel()
             task.result()
+
+
+async def _in_daemon(blocking: Callable[[], Any]) -> Any:
+    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process from its end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def run() -> None:
+        try:
+            result, error = blocking(), None
+        except Exception as raised:  # handed over to whoever waits
+            result, error = None, raised
+        loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="join", daemon=True).start()
+    return await future

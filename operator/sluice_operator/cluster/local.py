@@ -1,0 +1,291 @@
+"""LocalCluster: the pods of one job as processes of this machine.
+
+Container = process, Service = port on 127.0.0.1, volume = directory below the run directory, logs = files. It answers
+as an API server would, so that a restart policy tried here runs unchanged on a cluster.
+
+Promise: whatever dies, and however, no process of a pod outlives its pod. Each container runs under a supervisor
+(supervisor.py) that kills everything below it when the container ends or when this process is gone; should a supervisor
+itself be killed, this process adopts and kills what it leaves; and the next run on the same directory sweeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from sluice.api import RLJob, RLJobStatus, manifest
+from sluice_operator.cluster import gpus, ports, processes, rundir, services, volumes
+from sluice_operator.cluster.inherited import inherited_env, sglang_cpu_shims
+from sluice_operator.cluster.localpod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
+from sluice_operator.cluster.supervisor import become_subreaper
+from sluice_operator.cluster.translate import LOOPBACK, Command, Place, PodError, commands
+from sluice_operator.plan.engine import SHIMS_ENV
+from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
+
+_CLOSE_DEADLINE = 15.0
+
+
+class LocalCluster:
+    """Use as `async with LocalCluster(run_dir) as cluster`. Leaving it kills all pods that are left.
+
+    volumes: directories for some volume names ("run", "checkpoint", ...), over `<run_dir>/volumes/<name>`.
+    gpus: the GPUs to hand out; default: those of this machine; a GPU that stands twice is shared by two pods.
+    env: further variables for every container. lock_seconds: how long to wait for a former run to end.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        volumes: Mapping[str, Path] | None = None,
+        gpus: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        lock_seconds: float = 10.0,
+    ) -> None:
+        self.run_dir = run_dir.resolve()
+        self._volumes = {"dshm": Path("/dev/shm"), **(volumes or {})}  # noqa: S108 - the machine's own shared memory
+        self._gpus = gpus
+        self._env = dict(env or {})
+        self._lock_seconds = lock_seconds
+        self._pods: dict[str, LocalPod] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._change = asyncio.Event()
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        if not sys.platform.startswith("linux"):
+            raise rundir.RunDirectoryError("running pods as local processes needs Linux")
+        self._loop = asyncio.get_running_loop()
+        self.logs_dir.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as resources:
+            self._lock = await rundir.lock(self.run_dir, self._lock_seconds)
+            resources.callback(os.close, self._lock)
+            self._life, self._life_end = os.pipe()
+            resources.callback(os.close, self._life)
+            resources.callback(become_subreaper, become_subreaper(True))
+            await processes.kill_marked(processes.marker(self.run_dir))
+            self._open_state()
+            self._resources = resources.pop_all()
+        return self
+
+    def _open_state(self) -> None:
+        self._store = rundir.Store(self.run_dir)
+        self._state = self._store.load()
+        self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
+        shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
+        self._check_service_ports()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Kill what is left. The state keeps its pods as running: to the next run they are lost, not failed."""
+        self.kill()
+        try:
+            async with asyncio.timeout(_CLOSE_DEADLINE):
+                while not all(pod.ended or not pod.started for pod in self._pods.values()):
+                    await asyncio.sleep(0.02)
+        finally:
+            os.close(self._life_end)  # whatever supervisor is left kills its container now
+            await processes.kill_marked(processes.marker(self.run_dir))
+            processes.reap_adopted(self._supervisors())
+            self._resources.close()
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.run_dir / "logs"
+
+    # -- Cluster ------------------------------------------------------------------------------------------------------
+
+    async def observe(self, job: RLJob) -> Observed:
+        self._raise_failure()
+        if self._state.job not in (None, job.key):
+            raise rundir.RunDirectoryError(f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory")
+        objects = {(found["kind"], found["metadata"]["name"]): found for found in self._state.objects.values()}
+        status = RLJobStatus.model_validate(self._state.status) if self._state.status is not None else None
+        return Observed(tuple(pod.observed() for pod in self._pods.values()), objects, status)
+
+    async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
+        self._state.job, self._state.status = job.key, manifest(status)
+        self._save()
+
+    async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
+        """Pods are written down before they are started: one that a crash hides was there, and is lost."""
+        self._state.job = job.key
+        for found in objects:
+            if found["kind"] != "Pod":
+                self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = self._accepted(found)
+            elif found["metadata"]["name"] not in self._pods:
+                pod = new_pod(found, self.logs_dir)
+                self._pods[pod.name] = pod
+        self._save()
+        self._schedule()
+
+    async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
+        for deletion in deletions:
+            pod = self._pods.get(deletion.name)
+            if deletion.kind == "Pod" and pod is not None:
+                self._delete_pod(pod, deletion.grace)
+            elif deletion.kind != "Pod":
+                self._state.objects.pop(f"{deletion.kind}/{deletion.name}", None)
+        self._save()
+
+    async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
+        with (self.run_dir / "events.jsonl").open("a") as file:
+            for event in events:
+                line = {"time": now_text(), "type": event.type, "reason": event.reason, "message": event.message}
+                file.write(json.dumps(line) + "\n")
+
+    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
+        return log_tail(self.logs_dir / f"{pod}.{container}.log", lines)
+
+    # -- Host ---------------------------------------------------------------------------------------------------------
+
+    async def changed(self, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._change.wait()
+        except TimeoutError:
+            return False
+        self._change.clear()
+        self._raise_failure()
+        return True
+
+    def kill(self) -> None:
+        self._closing = True
+        for pod in self._pods.values():
+            pod.send(signal.SIGUSR1)
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Start the pods that wait, as far as there are GPUs for them."""
+        for pod in self._pods.values():
+            if pod.started or pod.ended or pod.deletion_time or self._closing:
+                continue
+            found = self._assign_gpus(pod)
+            if isinstance(found, str):
+                pod.waiting = found
+                continue
+            pod.gpus, pod.waiting = found, ""
+            try:
+                self._start(pod)
+            except PodError as error:
+                pod.refuse(str(error))
+        self._save()
+        self._change.set()
+
+    def _assign_gpus(self, pod: LocalPod) -> list[str] | str:
+        if not pod.gpu_request:
+            return []
+        all_gpus = self._gpus if self._gpus is not None else gpus.visible_gpus()
+        return gpus.assign(pod.gpu_request, all_gpus, [name for other in self._pods.values() for name in other.gpus])
+
+    def _start(self, pod: LocalPod) -> None:
+        pod_dir = self.run_dir / "pods" / pod.name
+        found = volumes.prepare(pod.manifest, self.run_dir, pod_dir, self._volumes, self._state.objects)
+        named_ports = services.pod_ports(pod.manifest, self._state.objects.values(), self._taken_ports())
+        pod.ports = set(named_ports.values())
+        overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK, SHIMS_ENV: sglang_cpu_shims()}
+        place = Place(found, named_ports, overrides, self._state.objects)
+        ready = commands(pod.manifest, place, inherited_env() | self._env)
+        pod.started = now_text()
+        left = list(pod.gpus)
+        for container, command, spec in zip(pod.containers, ready, pod.manifest["spec"]["containers"], strict=True):
+            count = int(spec.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+            command.env["CUDA_VISIBLE_DEVICES"] = ",".join(left[:count])
+            del left[:count]
+            self._start_container(pod, container, command)
+
+    def _start_container(self, pod: LocalPod, container: Container, command: Command) -> None:
+        try:
+            container.start(command, self.run_dir, pod.name, (self._life, self._lock), self._life)
+        except OSError as error:
+            container.end(127, f"error: cannot start: {error}", "StartError")
+            return
+        container.on_end(lambda: self._loop.call_soon_threadsafe(self._supervisor_ended, pod, container))
+
+    def _supervisor_ended(self, pod: LocalPod, container: Container) -> None:
+        self._spawn(self._container_ended(pod, container))
+
+    async def _container_ended(self, pod: LocalPod, container: Container) -> None:
+        """The container counts as ended only when nothing of it is left, even where its supervisor was killed."""
+        assert container.process is not None
+        await processes.kill_marked(processes.marker(self.run_dir, pod.name, container.name))
+        container.end(container.process.wait())
+        processes.reap_adopted(self._supervisors())
+        if pod.ended and pod.deletion_time:
+            self._forget(pod)
+        self._save()
+        if pod.ended:
+            pod.gpus, pod.ports = [], set()
+            self._schedule()
+        self._change.set()
+
+    def _supervisors(self) -> set[int]:
+        running = (container.process for pod in self._pods.values() for container in pod.containers)
+        return {process.pid for process in running if process is not None}
+
+    def _delete_pod(self, pod: LocalPod, grace: int) -> None:
+        pod.mark_deleted(grace)
+        if pod.ended or not pod.started:
+            self._forget(pod)
+        elif grace > 0:
+            pod.send(signal.SIGTERM)
+            self._loop.call_later(grace, pod.send, signal.SIGUSR1)
+        else:
+            pod.send(signal.SIGUSR1)
+        self._change.set()
+
+    def _forget(self, pod: LocalPod) -> None:
+        del self._pods[pod.name]
+        shutil.rmtree(self.run_dir / "pods" / pod.name, ignore_errors=True)
+
+    # -- services and state -------------------------------------------------------------------------------------------
+
+    def _accepted(self, found: KubeObject) -> KubeObject:
+        """The object as it is stored: a Service gets this machine's address and a free port, which it keeps."""
+        if not services.has_address(found):
+            return found
+        name = found["metadata"]["name"]
+        if name not in self._state.ports:
+            self._state.ports[name] = ports.free_port(self._taken_ports())
+        return services.with_address(found, self._state.ports[name])
+
+    def _check_service_ports(self) -> None:
+        """A port that somebody else took since the last run is replaced: no pod lives that could know the old one."""
+        for name, port in self._state.ports.items():
+            if not ports.is_free(port):
+                self._state.ports[name] = ports.free_port(self._taken_ports())
+        for key, found in self._state.objects.items():
+            self._state.objects[key] = self._accepted(found)
+        self._save()
+
+    def _taken_ports(self) -> set[int]:
+        return set(self._state.ports.values()).union(*(pod.ports for pod in self._pods.values()))
+
+    def _save(self) -> None:
+        if not self._closing:
+            self._state.pods = {name: pod.observed() for name, pod in self._pods.items()}
+        self._store.save(self._state)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+            self._change.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -1,0 +1,200 @@
+"""One pod of a laptop: its processes, and its status as Kubernetes would report it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sluice_operator.cluster import supervisor
+from sluice_operator.cluster.processes import MARKER, marker
+from sluice_operator.cluster.translate import LOOPBACK, Command
+from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
+from sluice_operator.plan.model import KubeObject
+
+SUPERVISOR = [sys.executable, "-I", "-S", str(Path(supervisor.__file__))]
+HOST_GONE_GRACE = 2.0
+_TAIL_BYTES, _TAIL_LINES = 4096, 20
+
+
+def now_text() -> str:
+    """With fractions of a second: on a laptop it is known which container died first."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
+    """The end of a log, at most as much as Kubernetes keeps of it in a container's termination message."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+@dataclass
+class Container:
+    """exit_code is set once all processes of the container are gone."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    started: str = ""
+    finished: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+
+    def start(self, command: Command, run_dir: Path, pod: str, inherited: Sequence[int], life: int) -> None:
+        """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the one it watches."""
+        env = command.env | {MARKER: marker(run_dir, pod, self.name)}
+        arguments = [*SUPERVISOR, str(life), str(HOST_GONE_GRACE), "--", *command.argv]
+        self.started = now_text()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                arguments,
+                env=env,
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+
+    def on_end(self, notify: Callable[[], object]) -> None:
+        """Call `notify`, from another thread, when the supervisor has ended.
+
+        It is not reaped there (WNOWAIT) but by whoever is notified, so that no signal meets a pid that is used again.
+        """
+        assert self.process is not None
+        pid = self.process.pid
+
+        def wait() -> None:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            notify()
+
+        threading.Thread(target=wait, name=f"wait-{pid}", daemon=True).start()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            os.kill(self.process.pid, number)  # not send_signal: it would reap
+
+    def end(self, exit_code: int, message: str = "", reason: str = "") -> None:
+        code = exit_code if exit_code >= 0 else 128 - exit_code
+        self.exit_code, self.finished = code, now_text()
+        self.reason = reason or ("Completed" if code == 0 else "Error")
+        self.message = message or (log_tail(self.log) if code else "")
+
+    def status(self) -> dict[str, Any]:
+        if self.exit_code is not None:
+            state: dict[str, Any] = {
+                "terminated": {
+                    "exitCode": self.exit_code,
+                    "reason": self.reason,
+                    "message": self.message,
+                    "startedAt": self.started,
+                    "finishedAt": self.finished,
+                }
+            }
+        elif self.process is not None:
+            state = {"running": {"startedAt": self.started}}
+        else:
+            state = {"waiting": {"reason": "ContainerCreating"}}
+        return {"name": self.name, "ready": "running" in state, "state": state, "restartCount": 0}
+
+
+@dataclass
+class LocalPod:
+    """manifest: as it was applied. waiting: why it is not started yet, in words."""
+
+    manifest: KubeObject
+    containers: list[Container]
+    created: str = field(default_factory=now_text)
+    started: str = ""
+    deletion_time: str = ""
+    waiting: str = ""
+    gpus: list[str] = field(default_factory=list)
+    ports: set[int] = field(default_factory=set)
+    lost: KubeObject | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def ended(self) -> bool:
+        return self.lost is not None or all(container.exit_code is not None for container in self.containers)
+
+    @property
+    def gpu_request(self) -> int:
+        total = 0
+        for container in self.manifest["spec"]["containers"]:
+            total += int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+        return total
+
+    def refuse(self, message: str) -> None:
+        """It can never run here. That is a configuration error, and no restart cures it."""
+        self.containers[0].end(EXIT_CONFIG_ERROR, f"error: {message}", "CreateContainerConfigError")
+        for container in self.containers[1:]:
+            container.end(128 + signal.SIGTERM)
+
+    def mark_deleted(self, grace: float) -> None:
+        self.deletion_time = (datetime.now(UTC) + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
+
+    def send(self, number: signal.Signals) -> None:
+        for container in self.containers:
+            container.send(number)
+
+    def observed(self) -> KubeObject:
+        """The pod as an API server would show it."""
+        if self.lost is not None:
+            return self.lost
+        metadata = self.manifest["metadata"] | {"creationTimestamp": self.created}
+        if self.deletion_time:
+            metadata["deletionTimestamp"] = self.deletion_time
+        return {**self.manifest, "metadata": metadata, "status": self._status()}
+
+    def _status(self) -> dict[str, Any]:
+        phase = self._phase()
+        ready = phase == "Running" and all(container.exit_code is None for container in self.containers)
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        if self.waiting:
+            conditions.append(
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.waiting}
+            )
+        status: dict[str, Any] = {
+            "phase": phase,
+            "conditions": conditions,
+            "containerStatuses": [container.status() for container in self.containers],
+            "podIP": LOOPBACK,
+        }
+        return status | ({"startTime": self.started} if self.started else {})
+
+    def _phase(self) -> str:
+        if not self.ended:
+            return "Running" if self.started else "Pending"
+        return "Failed" if any(container.exit_code for container in self.containers) else "Succeeded"
+
+
+def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
+    name = manifest["metadata"]["name"]
+    names = [container["name"] for container in manifest["spec"]["containers"]]
+    return LocalPod(manifest, [Container(each, logs / f"{name}.{each}.log") for each in names])
+
+
+def lost_pod(observed: KubeObject) -> LocalPod:
+    """A pod of a former host. What had ended has ended; what had not was killed with its host: a disruption."""
+    if observed.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+        disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "HostProcessEnded"}
+        observed = {**observed, "status": {**observed.get("status", {}), "phase": "Failed", "conditions": [disrupted]}}
+    return LocalPod(observed, [], lost=observed)

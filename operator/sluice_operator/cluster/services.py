@@ -1,0 +1,39 @@
+"""Services and container ports as ports of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluice_operator.cluster.ports import free_port
+from sluice_operator.cluster.translate import LOOPBACK
+from sluice_operator.plan.model import KubeObject
+
+
+def has_address(found: KubeObject) -> bool:
+    """A Service with an address of its own; a headless one only gives names in DNS, which a laptop has not."""
+    return bool(found["kind"] == "Service" and found["spec"].get("clusterIP") != "None")
+
+
+def with_address(service: KubeObject, port: int) -> KubeObject:
+    spec = service["spec"]
+    return {**service, "spec": {**spec, "clusterIP": LOOPBACK, "ports": [{**spec["ports"][0], "port": port}]}}
+
+
+def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -> dict[str, int]:
+    """Container port's name -> port of this machine: the Service's where one selects the pod, else a free one."""
+    served = {}
+    for found in objects:
+        if has_address(found) and _selects(found, pod):
+            served[found["spec"]["ports"][0]["targetPort"]] = found["spec"]["ports"][0]["port"]
+    result: dict[str, int] = {}
+    for container in pod["spec"]["containers"]:
+        for declared in container.get("ports", []):
+            name = declared["name"]
+            result[name] = served.get(name) or free_port(taken | set(result.values()))
+    return result
+
+
+def _selects(service: KubeObject, pod: KubeObject) -> bool:
+    selector: dict[str, str] = service["spec"].get("selector") or {}
+    labels: dict[str, str] = pod["metadata"].get("labels", {})
+    return bool(selector and selector.items() <= labels.items())

@@ -1,0 +1,182 @@
+"""A pod's containers as commands for this machine: ports, volumes, variables and paths resolved.
+
+Everything that a manifest may say is either honoured or refused with a message; nothing is dropped silently that would
+change what runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice_operator.plan.model import KubeObject
+
+LOOPBACK = "127.0.0.1"
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+_BEFORE, _AFTER = r"(?<![\w.\-/])", r"(?=$|[/:;,\s\"'\])}@])"
+
+
+class PodError(ValueError):
+    """A pod that cannot run on this machine. The text says what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One container, ready to be started."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pod runs: what this machine gives it.
+
+    volumes: volume name -> directory; ports: container port's name -> port; overrides: variables that have another
+    value on a laptop than in a cluster; objects: config maps and secrets by "Kind/name".
+    """
+
+    volumes: Mapping[str, Path]
+    ports: Mapping[str, int]
+    overrides: Mapping[str, str]
+    objects: Mapping[str, KubeObject]
+
+
+def commands(pod: KubeObject, place: Place, inherited: Mapping[str, str]) -> list[Command]:
+    """inherited: the environment that every container starts from."""
+    check(pod)
+    return [_command(pod, container, place, inherited) for container in pod["spec"]["containers"]]
+
+
+def check(pod: KubeObject) -> None:
+    if pod["spec"].get("initContainers"):
+        raise PodError("initContainers need a cluster; a laptop runs a pod's containers side by side only")
+    if pod["spec"].get("subdomain"):
+        raise PodError("spec.rollout.nodesPerReplica > 1 needs a cluster: its pods find each other by DNS")
+    for container in pod["spec"]["containers"]:
+        if not container.get("command"):
+            raise PodError(f"container {container['name']} has no command; a laptop does not know its image's")
+
+
+def _command(pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]) -> Command:
+    paths = mount_paths(container, place.volumes)
+    own = environment(pod, container, place, paths)
+    words = [*container["command"], *container.get("args", [])]
+    argv = [translate(expand(word, own), paths) for word in words]
+    if argv[0] in ("python", "python3"):
+        argv[0] = sys.executable
+    cwd = container.get("workingDir")
+    return Command(container["name"], argv, {**inherited, **own}, translate(cwd, paths) if cwd else None)
+
+
+def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[str, str]:
+    """MountPath -> directory on this machine."""
+    found = {}
+    for mount in container.get("volumeMounts", []):
+        if mount["name"] not in volumes:
+            raise PodError(f"container {container['name']} mounts {mount['name']}, which is no volume of the pod")
+        directory = volumes[mount["name"]] / mount.get("subPath", "")
+        found[mount["mountPath"].rstrip("/")] = str(directory)
+    return found
+
+
+def translate(text: str, paths: Mapping[str, str]) -> str:
+    """Replace mount paths, where they stand as whole path prefixes, by this machine's directories; longest first."""
+    if not paths:
+        return text
+    names = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
+    return re.sub(f"{_BEFORE}({names}){_AFTER}", lambda match: paths[match.group(1)], text)
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """$(NAME) as Kubernetes expands it: `$$` is a dollar sign, and what is not set stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match.group() == "$$" else env.get(match.group(1), match.group())
+
+    return _REFERENCE.sub(value, text)
+
+
+def environment(pod: KubeObject, container: dict[str, Any], place: Place, paths: Mapping[str, str]) -> dict[str, str]:
+    """The container's own variables, in order, each able to use those before it."""
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        for key, text in _env_from(source, place).items():
+            found[source.get("prefix", "") + key] = text
+    overrides = dict(place.overrides) | {f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()}
+    for entry in container.get("env", []):
+        name = entry["name"]
+        value: str | None = overrides.get(name)
+        if value is None:
+            value = _value(pod, entry, found, place)
+        if value is not None:
+            found[name] = translate(value, paths)
+    return found
+
+
+def _value(pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place) -> str | None:
+    source = entry.get("valueFrom")
+    if source is None:
+        return expand(entry.get("value", ""), env)
+    if "fieldRef" in source:
+        return _field(pod, source["fieldRef"]["fieldPath"])
+    kind, reference = _reference(source)
+    data = _data(place, kind, reference)
+    if reference["key"] in data:
+        return data[reference["key"]]
+    if reference.get("optional"):
+        return None
+    raise PodError(f"{kind} {reference['name']} has no key {reference['key']} (for variable {entry['name']})")
+
+
+def _env_from(source: dict[str, Any], place: Place) -> dict[str, str]:
+    kind, field = ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
+    return _data(place, kind, source[field])
+
+
+def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    for field, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
+        if field in source:
+            return kind, source[field]
+    raise PodError(f"valueFrom {', '.join(source)} needs a cluster")
+
+
+def _data(place: Place, kind: str, reference: dict[str, Any]) -> dict[str, str]:
+    found = place.objects.get(f"{kind}/{reference['name']}")
+    if found is None and not reference.get("optional"):
+        raise PodError(
+            f"{kind} {reference['name']} does not exist in this run; set the variable in the template instead"
+        )
+    return object_data(found or {})
+
+
+def object_data(found: KubeObject) -> dict[str, str]:
+    """The texts of a config map or a secret."""
+    encoded = found.get("data", {}) if found.get("kind") == "Secret" else {}
+    plain = {} if found.get("kind") == "Secret" else found.get("data", {})
+    decoded = {key: base64.b64decode(value).decode() for key, value in encoded.items()}
+    return {**plain, **decoded, **found.get("stringData", {})}
+
+
+def _field(pod: KubeObject, path: str) -> str:
+    simple = {
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.namespace": pod["metadata"].get("namespace", "default"),
+        "metadata.uid": pod["metadata"].get("uid", ""),
+        "status.podIP": LOOPBACK,
+        "status.hostIP": LOOPBACK,
+        "spec.nodeName": "localhost",
+    }
+    match = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
+    if match:
+        return str(pod["metadata"].get(match.group(1), {}).get(match.group(2), ""))
+    if path not in simple:
+        raise PodError(f"fieldRef {path} needs a cluster")
+    return str(simple[path])

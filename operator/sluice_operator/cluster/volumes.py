@@ -1,0 +1,84 @@
+"""Volumes of a laptop's pods: directories, and files made from config maps and secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice_operator.cluster.translate import PodError, mount_paths, object_data, translate
+from sluice_operator.plan.model import KubeObject
+
+
+def prepare(
+    pod: KubeObject, run_dir: Path, pod_dir: Path, chosen: Mapping[str, Path], objects: Mapping[str, KubeObject]
+) -> dict[str, Path]:
+    """Make all volumes of the pod; volume name -> directory.
+
+    chosen: directories for some volume names, over the default `<run_dir>/volumes/<name>`. Persistent claims are shared
+    by their claim's name. An emptyDir keeps its content between attempts, as the whole run directory does.
+    """
+    found: dict[str, Path] = {}
+    files: list[tuple[Path, KubeObject]] = []
+    for volume in pod["spec"].get("volumes", []):
+        name = volume["name"]
+        source = _file_source(volume, objects)
+        if source is not None:
+            found[name] = pod_dir / name
+            files.append((found[name], source))
+        else:
+            found[name] = chosen.get(name) or _directory(volume, run_dir)
+    _make_sub_paths(pod, found)
+    for directory, source in files:
+        _write_files(directory, source, pod, found)
+    return found
+
+
+def _directory(volume: dict[str, Any], run_dir: Path) -> Path:
+    name = volume["name"]
+    if "hostPath" in volume:
+        path = Path(volume["hostPath"]["path"])
+        if volume["hostPath"].get("type", "").endswith("OrCreate"):
+            path.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            raise PodError(f"volume {name}: {path} does not exist on this machine")
+        return path
+    if "persistentVolumeClaim" in volume:
+        directory = run_dir / "volumes" / str(volume["persistentVolumeClaim"]["claimName"])
+    elif "emptyDir" in volume or "ephemeral" in volume:
+        directory = run_dir / "volumes" / str(name)
+    else:
+        kinds = ", ".join(key for key in volume if key != "name")
+        raise PodError(f"volume {name}: {kinds} needs a cluster; use hostPath, or leave the volume out and give a path")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _file_source(volume: dict[str, Any], objects: Mapping[str, KubeObject]) -> KubeObject | None:
+    for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
+        if field in volume:
+            found = objects.get(f"{kind}/{volume[field][key]}")
+            if found is None and not volume[field].get("optional"):
+                raise PodError(f"volume {volume['name']}: {kind} {volume[field][key]} does not exist in this run")
+            return found or {}
+    return None
+
+
+def _make_sub_paths(pod: KubeObject, volumes: Mapping[str, Path]) -> None:
+    for container in pod["spec"]["containers"]:
+        for mount in container.get("volumeMounts", []):
+            if mount.get("subPath") and mount["name"] in volumes:
+                (volumes[mount["name"]] / mount["subPath"]).mkdir(parents=True, exist_ok=True)
+
+
+def _write_files(directory: Path, source: KubeObject, pod: KubeObject, volumes: Mapping[str, Path]) -> None:
+    """One file for each key. Mount paths in their text are translated too: the resolved manifest names the model's."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths: dict[str, str] = {}
+    for container in pod["spec"]["containers"]:
+        paths |= mount_paths(container, volumes)
+    for key, text in object_data(source).items():
+        descriptor = os.open(directory / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(translate(text, paths))

@@ -1,0 +1,30 @@
+"""Times in status are RFC 3339 text in UTC with whole seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+def text(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse(value: str) -> datetime:
+    return datetime.fromisoformat(value)
+
+
+def parse_optional(value: str | None) -> datetime | None:
+    return parse(value) if value else None
+
+
+def later(now: datetime, delay: float) -> str:
+    """`now` + delay; rounded up where there is a delay, so that nothing starts too early."""
+    moment = now + timedelta(seconds=delay)
+    if delay and moment.microsecond:
+        moment += timedelta(seconds=1)
+    return text(moment)
+
+
+def seconds_since(value: str | None, now: datetime) -> float:
+    """Seconds since a time of status; 0 where it is not set."""
+    return (now - parse(value)).total_seconds() if value else 0.0

@@ -1,0 +1,131 @@
+"""Conditions, in Kubernetes' sense, and the one word for people that is derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sluice.api import Condition, ConditionType, RLJobStatus
+from sluice_operator.plan import clock, podstate
+from sluice_operator.plan.constants import (
+    ADMITTED,
+    GATED,
+    IN_SYNC,
+    NO_ENGINES,
+    OUT_OF_SYNC,
+    PENDING,
+    RESTARTING,
+    RUNNING,
+    STARTING,
+    SYNC_UNKNOWN,
+    UNREACHABLE,
+)
+from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.model import KubeObject, Progress
+
+Value = Literal["True", "False", "Unknown"]
+_ORDER: tuple[ConditionType, ...] = ("Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed")
+_MESSAGE_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a condition says now."""
+
+    type: ConditionType
+    status: Value
+    reason: str
+    message: str
+
+
+def updated(status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime) -> list[Condition]:
+    """The status's conditions with these findings; lastTransitionTime moves only where `status` changes."""
+    by_type = {condition.type: condition for condition in status.conditions}
+    for finding in findings:
+        before = by_type.get(finding.type)
+        same = before is not None and before.status == finding.status
+        by_type[finding.type] = Condition(
+            type=finding.type,
+            status=finding.status,
+            reason=finding.reason,
+            message=finding.message[:_MESSAGE_LIMIT],
+            last_transition_time=before.last_transition_time if same and before else clock.text(now),
+            observed_generation=generation,
+        )
+    return [by_type[kind] for kind in _ORDER if kind in by_type]
+
+
+def state_word(conditions: Sequence[Condition]) -> str:
+    """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
+    by_type = {condition.type: condition for condition in conditions}
+    for kind in ("Succeeded", "Failed", "Suspended"):
+        if kind in by_type and by_type[kind].status == "True":
+            return kind
+    running = by_type.get("Running")
+    if running is None or running.reason == PENDING.name:
+        return "Pending"
+    if running.status == "True":
+        return "Running"
+    return "Restarting" if running.reason == RESTARTING.name else "Starting"
+
+
+def admitted(pods: Sequence[KubeObject]) -> Finding:
+    gated = sum(podstate.is_gated(pod) for pod in pods)
+    if gated:
+        return Finding("Admitted", "False", GATED.name, GATED.text(count=gated))
+    return Finding("Admitted", "True", ADMITTED.name, ADMITTED.message)
+
+
+def running(
+    status: RLJobStatus, steps: Sequence[Step], pods: Sequence[KubeObject], progress: Progress | None
+) -> Finding:
+    """True while the job can train: trainer, buffer, rendezvous and at least one engine are up, and began to work.
+
+    A rollout replica that is down while another serves is no matter of this condition: training goes on.
+    """
+    missing = [step for step in _required(steps) if not is_up(step)]
+    ready = sum(step.facts.ready for step in steps)
+    desired = sum(step.gang.size for step in steps)
+    recovering = [step for step in missing if _is_recovering(step, status)]
+    if recovering:
+        gangs = ", ".join(f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering)
+        return Finding("Running", "False", RESTARTING.name, RESTARTING.text(gangs=gangs))
+    if missing:
+        waiting = next((what for pod in pods if (what := podstate.waiting_for(pod))), "")
+        text = PENDING.text(ready=ready, desired=desired, detail=f"; {waiting}" if waiting else "")
+        return Finding("Running", "False", PENDING.name, text)
+    fresh = status.last_progress_time is None
+    if fresh and progress is None:
+        return Finding("Running", "False", UNREACHABLE.name, UNREACHABLE.message)
+    if fresh and progress is not None and progress.engines_in_sync == 0:
+        return Finding("Running", "False", STARTING.name, STARTING.message)
+    return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
+
+
+def weights_in_sync(progress: Progress | None) -> Finding:
+    if progress is None:
+        return Finding("WeightsInSync", "Unknown", SYNC_UNKNOWN.name, SYNC_UNKNOWN.message)
+    if progress.engines == 0:
+        return Finding("WeightsInSync", "False", NO_ENGINES.name, NO_ENGINES.message)
+    if progress.engines_in_sync < progress.engines:
+        return Finding("WeightsInSync", "False", OUT_OF_SYNC.name, OUT_OF_SYNC.message)
+    return Finding("WeightsInSync", "True", IN_SYNC.name, IN_SYNC.message)
+
+
+def is_up(step: Step) -> bool:
+    return step.facts.ready + step.facts.succeeded >= step.gang.size
+
+
+def _required(steps: Sequence[Step]) -> list[Step]:
+    """The gangs without which nothing is trained; of the rollout replicas any one will do."""
+    rollouts = [step for step in steps if step.gang.role == "rollout"]
+    others = [step for step in steps if step.gang.role != "rollout"]
+    return others if any(is_up(step) for step in rollouts) else others + rollouts
+
+
+def _is_recovering(step: Step, status: RLJobStatus) -> bool:
+    """The gang was restarted since the job's (last) start; after a resume everything is merely pending."""
+    restarted, start = step.status.last_restart_time, status.start_time
+    return restarted is not None and (start is None or clock.parse(restarted) >= clock.parse(start))

@@ -1,0 +1,77 @@
+"""Reasons, with the messages that belong to them, and the numbers of the policies.
+
+A reason is for programs (`kubectl wait`, alerts), its message for people. They live side by side so that they cannot
+drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_CONFIG_ERROR = 2
+"""A container's exit code for a configuration error that no restart cures (docs/contracts.md)."""
+
+SERVICE_BACKOFF = (1, 60)
+"""Base and maximum back-off in seconds of all roles but rollout, which has spec.failurePolicy.rolloutBackoff."""
+
+STABLE_AFTER_BACKOFFS = 2
+"""A gang that lived this many times its maximum back-off starts counting from nothing."""
+
+DISRUPTION_DELAY = 1
+"""Seconds before a disrupted gang's next attempt: two controllers that fight over a pod must not spin."""
+
+FORCE_DELETE_AFTER = 300
+"""Seconds past its grace after which a pod on a dead node is removed without the node's word.
+
+Attempts are fenced by their number, so that a partitioned pod can do no harm; waiting for ever would."""
+
+GRACE = {"trainer": 120, "rollout": 60, "buffer": 30, "rendezvous": 10}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    name: str
+    message: str
+
+    def text(self, **values: object) -> str:
+        return self.message.format(**values)
+
+
+# Running, from nothing to training
+PENDING = Reason("PodsPending", "{ready} of {desired} pods are running{detail}")
+STARTING = Reason("Starting", "pods are running; no engine holds the weights yet")
+UNREACHABLE = Reason("BufferUnreachable", "pods are running; the buffer does not answer yet")
+RUNNING = Reason("Running", "training, with {ready} of {desired} pods running")
+RESTARTING = Reason("Restarting", "waiting for {gangs}")
+STOPPED = Reason("Stopped", "the job is {state}")
+
+# Admitted
+ADMITTED = Reason("Admitted", "no pod waits for a queue")
+GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue")
+NOT_ADMITTED = Reason("NotRequested", "the job is {state}")
+
+# WeightsInSync
+IN_SYNC = Reason("InSync", "all engines hold the newest weights")
+OUT_OF_SYNC = Reason("EnginesBehind", "not every engine holds the newest weights yet")
+NO_ENGINES = Reason("NoEngines", "no engine has joined")
+SYNC_UNKNOWN = Reason("Unknown", "the rendezvous cannot be asked")
+
+# Suspended
+SUSPENDED = Reason("Suspended", "the job is suspended; what it has stored is kept")
+RESUMED = Reason("Resumed", "the job goes on")
+
+# The end
+SUCCEEDED = Reason("TrainerSucceeded", "all trainer pods have done their work")
+INVALID_CONFIGURATION = Reason("InvalidConfiguration", "{pod}: {headline}")
+MAX_RESTARTS = Reason("ReachedMaxRestarts", "the trainer failed after {restarts} restarts (maxRestarts): {headline}")
+DEADLINE_EXCEEDED = Reason("DeadlineExceeded", "the job ran for {seconds} s (activeDeadlineSeconds)")
+STARTUP_DEADLINE = Reason("StartupDeadlineExceeded", "no step within {seconds} s (startupDeadlineSeconds){detail}")
+
+# Why a gang gets another attempt
+HUNG = Reason("ProgressDeadlineExceeded", "no step for {seconds} s (progressDeadlineSeconds); the last was {step}")
+GANG_FAILED = Reason("GangRestarting", "{gang} failed: {headline}; attempt {attempt} starts in {delay} s")
+GANG_DISRUPTED = Reason("GangDisrupted", "{gang} was disrupted: {what}; attempt {attempt} follows")
+SCALED = Reason("Scaled", "rollout replicas {old} -> {new}")
+EXPIRED = Reason("Expired", "finished for {seconds} s (ttlSecondsAfterFinished); the job is deleted")
+FORCED = Reason("PodForceDeleted", "{pod} did not end {seconds} s after its grace; removed without the node's word")
+UNEXPECTED_END = Reason("UnexpectedEnd", "the container ended with exit code 0 while the job runs")

@@ -1,0 +1,30 @@
+"""Stopping pods in an order that loses nothing: workers first, then what they report to.
+
+A rollout worker returns its leases, with partial samples, to the buffer when it is told to end; so buffer and
+rendezvous stay until trainer and rollout are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sluice_operator.plan import podstate
+from sluice_operator.plan.gangs import deletions
+from sluice_operator.plan.model import Deletion, KubeObject
+
+_ORDER = (("trainer", "rollout"), ("buffer",), ("rendezvous",))
+
+
+def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
+    """The deletions of the first stage that still has pods; later stages follow when those are gone."""
+    for stage in _ORDER:
+        found = [pod for pod in pods if podstate.role(pod) in stage]
+        if found:
+            return deletions(found, now)
+    return ()
+
+
+def to_drain(pods: Sequence[KubeObject]) -> list[KubeObject]:
+    """Of a finished job: what still runs. Ended pods stay until the job is deleted, for their logs."""
+    return [pod for pod in pods if not podstate.is_finished(pod)]

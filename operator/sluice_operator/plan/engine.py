@@ -1,0 +1,86 @@
+"""Command line of the SGLang server, which runs unmodified beside our worker."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sluice.api import RLJob, Rollout
+from sluice_operator.plan import names
+from sluice_operator.plan.objects import model_path
+
+COMMAND = ["python3", "-m", "sglang.launch_server"]
+SHIMS_ENV = "SLUICE_SGLANG_CPU_SHIMS"
+SHIMS_DIR = "/opt/sluice/sglang_cpu"
+"""Where the rollout image keeps what SGLang needs to run on CPU; a laptop's cluster puts its own directory here."""
+
+CPU_ENV = {
+    SHIMS_ENV: SHIMS_DIR,
+    "PYTHONPATH": f"$({SHIMS_ENV})",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
+}
+_CPU_ARGS: dict[str, Any] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "dtype": "float32",
+    "max-total-tokens": 16384,
+    "sleep-on-idle": True,  # an idle scheduler would keep a core busy
+    "skip-server-warmup": True,
+}
+_ALIASES = {
+    "model": "model-path",
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "dist-init-address": "dist-init-addr",
+}
+
+
+def engine_args(job: RLJob, head: str | None = None) -> list[str]:
+    """Arguments of the server: ours, with spec.rollout.engineArgs over them.
+
+    head: name of the pod that leads an engine of several pods. Random weights are not loaded from disk: the trainer
+    sends its own before the first request, as it does for a pretrained model whose files are only a faster start.
+    """
+    rollout = job.spec.rollout
+    args: dict[str, Any] = {
+        "model-path": model_path(job),
+        "host": "$(SLUICE_BIND)",
+        "port": "$(SLUICE_PORT_HTTP)",
+        "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
+    }
+    if job.spec.model.init == "random":
+        args["load-format"] = "dummy"
+    if job.spec.model.trust_remote_code:
+        args["trust-remote-code"] = True
+    if rollout.gpus_per_replica == 0:
+        args |= _CPU_ARGS
+    if head is not None:
+        args |= _many_nodes(job, head, rollout)
+    return render_args(args | normalized(rollout.engine_args))
+
+
+def _many_nodes(job: RLJob, head: str, rollout: Rollout) -> dict[str, Any]:
+    address = f"{head}.{names.engines_name(job)}:{names.PORTS['master']}"
+    return {"nnodes": rollout.nodes_per_replica, "node-rank": "$(SLUICE_INDEX)", "dist-init-addr": address}
+
+
+def normalized(args: dict[str, Any]) -> dict[str, Any]:
+    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is tp-size."""
+    found = {}
+    for name, value in args.items():
+        kebab = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
+        found[_ALIASES.get(kebab, kebab)] = value
+    return found
+
+
+def render_args(args: dict[str, Any]) -> list[str]:
+    """`--name value`; True: the bare flag; False: left out; a list: all its values behind one flag."""
+    words: list[str] = []
+    for name, value in args.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words += [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+    return words

@@ -1,0 +1,73 @@
+"""Kubernetes events: what a person wants to read about in `kubectl describe`. Emitted only after the status write.
+
+Each comes from a decision that changes the status, so an unchanged world emits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.api import RLJob, RLJobStatus
+from sluice_operator.plan.conditions import Finding
+from sluice_operator.plan.constants import (
+    EXPIRED,
+    FORCE_DELETE_AFTER,
+    FORCED,
+    GANG_DISRUPTED,
+    GANG_FAILED,
+    HUNG,
+    RESUMED,
+    SCALED,
+    SUSPENDED,
+)
+from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.model import Deletion, Event
+from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.restart import Restart
+
+
+def of_steps(steps: Sequence[Step]) -> tuple[Event, ...]:
+    return tuple(_of_restart(step, step.decision) for step in steps if isinstance(step.decision, Restart))
+
+
+def _of_restart(step: Step, decision: Restart) -> Event:
+    attempt = step.status.attempt
+    if decision.failure is None:
+        text = GANG_DISRUPTED.text(gang=step.gang.name, what=decision.disruption, attempt=attempt)
+        return Event("Normal", GANG_DISRUPTED.name, text)
+    text = GANG_FAILED.text(
+        gang=step.gang.name, headline=headline(decision.failure), attempt=attempt, delay=f"{decision.delay:g}"
+    )
+    return Event("Warning", HUNG.name if decision.failure.reason == HUNG.name else GANG_FAILED.name, text)
+
+
+def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ...]:
+    """Events of the job as a whole: the end, suspension, scaling."""
+    old = before or RLJobStatus()
+    found = []
+    for kind, type_ in (("Succeeded", "Normal"), ("Failed", "Warning")):
+        condition = after.condition(kind)  # type: ignore[arg-type]
+        if condition and condition.status == "True" and not old.is_true(kind):  # type: ignore[arg-type]
+            found.append(Event(type_, condition.reason, condition.message))  # type: ignore[arg-type]
+    if after.is_true("Suspended") and not old.is_true("Suspended"):
+        found.append(Event("Normal", SUSPENDED.name, SUSPENDED.message))
+    if old.is_true("Suspended") and not after.is_true("Suspended"):
+        found.append(Event("Normal", RESUMED.name, RESUMED.message))
+    if old.rollout_replicas is not None and old.rollout_replicas != after.rollout_replicas:
+        text = SCALED.text(old=old.rollout_replicas, new=after.rollout_replicas)
+        found.append(Event("Normal", SCALED.name, text))
+    return tuple(found)
+
+
+def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:
+    """Only of pods that are removed by force."""
+    forced = [deletion for deletion in deletions if deletion.kind == "Pod" and deletion.grace == 0]
+    return tuple(Event("Warning", FORCED.name, FORCED.text(pod=pod.name, seconds=FORCE_DELETE_AFTER)) for pod in forced)
+
+
+def expired(job: RLJob) -> Event:
+    return Event("Normal", EXPIRED.name, EXPIRED.text(seconds=job.spec.ttl_seconds_after_finished))
+
+
+def resumed_finding() -> Finding:
+    return Finding("Suspended", "False", RESUMED.name, RESUMED.message)

@@ -1,0 +1,155 @@
+"""The gangs of a job, and what one pass does for one of them.
+
+The one state that a gang needs is its attempt number. `retryTime` is set while an attempt is still to be created (it
+starts no earlier) and cleared once all its pods have been seen: from then on a missing pod is a lost pod, and the gang
+needs a new attempt. So pods that were created just before a crash of the operator are found again, not created twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
+from sluice.api.job import FailurePolicy
+from sluice_operator.plan import clock, podstate
+from sluice_operator.plan.constants import FORCE_DELETE_AFTER, GRACE
+from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
+from sluice_operator.plan.restart import GiveUp, Restart, restart
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass does for one gang. create: indices of the pods to create, all of `status.attempt`."""
+
+    gang: Gang
+    status: GangStatus
+    facts: GangFacts = field(default_factory=GangFacts)
+    create: tuple[int, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    decision: Restart | GiveUp | None = None
+
+
+def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
+    """All gangs that the spec asks for."""
+    spec = job.spec
+    services = [Gang("rendezvous", 0, 1), Gang("buffer", 0, 1)]
+    rollouts = [
+        Gang("rollout", replica, spec.rollout.nodes_per_replica) for replica in range(rollout_replicas(job, status))
+    ]
+    return [*services, *rollouts, Gang("trainer", 0, spec.trainer.nodes)]
+
+
+def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
+    """spec.rollout.replicas; where an autoscaler owns it and has not spoken, what runs already, and 1 at the start."""
+    if job.spec.rollout.replicas is not None:
+        return job.spec.rollout.replicas
+    if status is not None and status.rollout_replicas is not None:
+        return status.rollout_replicas
+    return 1
+
+
+def of_gang(gang: Gang, pods: Iterable[KubeObject]) -> list[KubeObject]:
+    return [pod for pod in pods if podstate.role(pod) == gang.role and podstate.replica(pod) == gang.replica]
+
+
+def present_attempt(gang: Gang, status: GangStatus | None, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
+    """The gang's status; pods of a newer attempt than it knows (a lost status) are believed, so that it never falls."""
+    newest = max((podstate.attempt(pod) for pod in pods), default=0)
+    if status is None:
+        return GangStatus(replica=gang.replica, attempt=max(newest, 1), retry_time=clock.text(now))
+    if newest > status.attempt:
+        return status.model_copy(update={"attempt": newest, "retry_time": clock.text(now)})
+    return status
+
+
+def advance(
+    gang: Gang,
+    known: GangStatus | None,
+    pods: Sequence[KubeObject],
+    policy: FailurePolicy,
+    now: datetime,
+    hung: LastFailure | None = None,
+) -> Step:
+    """One pass over a gang that should run. pods: all pods of the gang, of any attempt.
+
+    hung: the gang runs but makes no progress; that counts as its failure. Pods of older attempts go first; nothing else
+    happens before they are gone, so two attempts never overlap.
+    """
+    status = present_attempt(gang, known, pods, now)
+    older = [pod for pod in pods if podstate.attempt(pod) < status.attempt]
+    if older:
+        return Step(gang, status, delete=deletions(older, now))
+    facts = gang_facts(gang, pods, now)
+    if status.retry_time and not facts.missing:
+        status = status.model_copy(update={"retry_time": None})
+    decision = restart(gang, _judged(facts, status, hung), status, policy, now)
+    if isinstance(decision, Restart):
+        return Step(gang, next_attempt(status, decision, now), facts, delete=deletions(pods, now), decision=decision)
+    if isinstance(decision, GiveUp):
+        return Step(gang, status, facts, decision=decision)
+    due = status.retry_time is not None and clock.parse(status.retry_time) <= now
+    return Step(gang, status, facts, create=facts.missing if due else ())
+
+
+def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> GangFacts:
+    """The facts with what only time or history can tell: a lost pod is a disruption, a hang is a failure."""
+    lost = bool(facts.missing) and status.retry_time is None
+    return GangFacts(
+        failure=facts.failure or hung,
+        config_error=facts.config_error,
+        disruption=facts.disruption or ("a pod vanished" if lost else ""),
+        started=facts.started,
+    )
+
+
+def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
+    return status.model_copy(
+        update={
+            "attempt": status.attempt + 1,
+            "restarts": decision.restarts,
+            "last_restart_time": clock.text(now),
+            "retry_time": clock.later(now, decision.delay),
+        }
+    )
+
+
+def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
+    """The status of a gang that is to have no pods for a while (suspended, scaled down).
+
+    Its next attempt number is written before its pods are deleted, so they are never mistaken for lost ones, and the
+    number does not fall when the gang comes back.
+    """
+    created = status.retry_time is None or any(podstate.attempt(pod) >= status.attempt for pod in pods)
+    if not created:
+        return status
+    newest = max((podstate.attempt(pod) for pod in pods), default=0)
+    update = {"attempt": max(status.attempt, newest) + 1, "retry_time": clock.text(now)}
+    return status.model_copy(update=update)
+
+
+def deletions(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
+    """Delete these pods: with their role's grace, and by force where a dead node keeps one for ever."""
+    found = []
+    for pod in pods:
+        if not podstate.is_terminating(pod):
+            found.append(Deletion("Pod", podstate.name(pod), GRACE.get(podstate.role(pod), 30)))
+        elif is_stuck(pod, now):
+            found.append(Deletion("Pod", podstate.name(pod), 0))
+    return tuple(found)
+
+
+def is_stuck(pod: KubeObject, now: datetime) -> bool:
+    return now >= _force_time(pod)
+
+
+def force_times(pods: Sequence[KubeObject]) -> list[datetime]:
+    """When pods that are being deleted count as stuck."""
+    return [_force_time(pod) for pod in pods if podstate.is_terminating(pod)]
+
+
+def _force_time(pod: KubeObject) -> datetime:
+    """DeletionTimestamp already contains the grace."""
+    return clock.parse(pod["metadata"]["deletionTimestamp"]) + timedelta(seconds=FORCE_DELETE_AFTER)

@@ -1,0 +1,116 @@
+"""What the planner sees and what it answers: plain frozen values, so that every decision can be tested in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from sluice.api import LastFailure, RLJobStatus, RoleName
+
+KubeObject = dict[str, Any]
+"""A Kubernetes object as plain data: a pod, a service, a config map, a secret, a claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the buffer's Stats and the rendezvous ledger say.
+
+    step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of them that hold the
+    newest weights.
+    """
+
+    step: int
+    total_steps: int | None = None
+    reward: float | None = None
+    version: int | None = None
+    lag: float | None = None
+    engines: int = 0
+    engines_in_sync: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The world as a cluster reports it.
+
+    objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot be asked.
+    """
+
+    pods: tuple[KubeObject, ...] = ()
+    objects: Mapping[tuple[str, str], KubeObject] = field(default_factory=dict)
+    status: RLJobStatus | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An object to delete. grace: seconds between SIGTERM and SIGKILL; 0: at once."""
+
+    kind: str
+    name: str
+    grace: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. The order is fixed: status, deletions, creations, events.
+
+    requeue_after: seconds until time alone changes the plan; None: only a change of the world does.
+    """
+
+    status: RLJobStatus
+    create: tuple[KubeObject, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Pods that start and die together. size: number of its pods."""
+
+    role: RoleName
+    replica: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
+class GangFacts:
+    """One gang's present attempt, read from its pods.
+
+    seen, ready, succeeded: how many of its pods exist, are ready, have done their work. missing: indices without a pod.
+    config_error: a container asked not to be restarted (exit code 2). disruption: what the cluster did to a pod, in
+    words; empty: nothing. started: when its first pod started.
+    """
+
+    seen: int = 0
+    ready: int = 0
+    running: int = 0
+    succeeded: int = 0
+    missing: tuple[int, ...] = ()
+    failure: LastFailure | None = None
+    config_error: LastFailure | None = None
+    disruption: str = ""
+    started: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Container images of the roles; the chart sets them."""
+
+    trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
+    rollout: str = "ghcr.io/sluice-dev/sluice-rollout:0.1.0"
+    buffer: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"
+    rendezvous: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"

@@ -1,0 +1,81 @@
+"""Names, labels and paths that every room relies on (docs/contracts.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.api import API_VERSION, GROUP, KIND, RLJob
+
+LABEL_JOB = f"{GROUP}/job-name"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_REPLICA = f"{GROUP}/replica"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_INDEX = f"{GROUP}/index"
+GENERATE = f"{GROUP}/generate"
+"""Annotation of a Secret: its keys that are filled with random text before it is created. The planner is pure."""
+
+ROOT = "/sluice"
+MODEL_DIR = f"{ROOT}/model"
+DATA_DIR = f"{ROOT}/data"
+CONFIG_DIR = f"{ROOT}/config"
+CHECKPOINT_DIR = f"{ROOT}/checkpoint"
+RUN_DIR = f"{ROOT}/run"
+STORAGE_DIR = f"{ROOT}/storage"
+JOB_FILE = "rljob.json"
+
+PORTS = {"rendezvous": 7700, "buffer": 7701, "http": 30000, "master": 29500, "metrics": 9400}
+
+
+def config_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-config"
+
+
+def token_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-token"
+
+
+def rendezvous_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-rendezvous"
+
+
+def storage_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-buffer"
+
+
+def engines_name(job: RLJob) -> str:
+    """Headless service that gives the pods of a many-pod engine a name in DNS."""
+    return f"{job.metadata.name}-engines"
+
+
+def pod_name(job: RLJob, role: str, replica: int, attempt: int, index: int) -> str:
+    return f"{job.metadata.name}-{role}-{replica}-{attempt}-{index}"
+
+
+def selector(job: RLJob, role: str | None = None) -> dict[str, str]:
+    labels = {LABEL_JOB: job.metadata.name}
+    return labels | {LABEL_ROLE: role} if role else labels
+
+
+def selector_text(labels: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """Object metadata with the job's labels; owned by the job, so that the cluster cleans up after it."""
+    found: dict[str, Any] = {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": {"app.kubernetes.io/managed-by": "sluice", **(labels or selector(job))},
+    }
+    if job.metadata.uid:
+        found["ownerReferences"] = [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": job.metadata.name,
+                "uid": job.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return found

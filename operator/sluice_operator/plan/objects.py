@@ -1,0 +1,120 @@
+"""What a job owns besides pods: its manifest, its token, the rendezvous' address, the buffer's storage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sluice.api import RLJob, manifest
+from sluice_operator.plan import names
+from sluice_operator.plan.model import KubeObject, Observed
+
+
+def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
+    """Everything but the pods, in the order of creation."""
+    found = [config_map(job), token_secret(job), rendezvous_service(job), storage_claim(job)]
+    if job.spec.rollout.nodes_per_replica > 1:
+        found.append(engines_service(job))
+    return tuple(found)
+
+
+def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
+    """What does not exist yet; and the config map where the spec has changed, so that later attempts see the change."""
+    return tuple(wanted for wanted in supporting_objects(job) if _is_missing(wanted, observed))
+
+
+def _is_missing(wanted: KubeObject, observed: Observed) -> bool:
+    found = observed.objects.get((wanted["kind"], wanted["metadata"]["name"]))
+    return found is None or (wanted["kind"] == "ConfigMap" and found.get("data") != wanted["data"])
+
+
+def rendezvous_address(job: RLJob, observed: Observed) -> str | None:
+    """host:port by the Service's own address, so that no DNS is needed; None: it has none yet."""
+    service = observed.objects.get(("Service", names.rendezvous_name(job)))
+    address = (service or {}).get("spec", {}).get("clusterIP")
+    if service is None or not address:
+        return None
+    host = f"[{address}]" if ":" in address else address
+    return f"{host}:{service['spec']['ports'][0]['port']}"
+
+
+def config_map(job: RLJob) -> KubeObject:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(job, names.config_name(job)),
+        "data": {names.JOB_FILE: json.dumps(resolved_manifest(job), indent=2, sort_keys=True) + "\n"},
+    }
+
+
+def token_secret(job: RLJob) -> KubeObject:
+    """The job's token. Its text is made when it is applied, and never changes: see names.GENERATE."""
+    metadata = names.metadata(job, names.token_name(job))
+    metadata["annotations"] = {names.GENERATE: "token"}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+
+
+def rendezvous_service(job: RLJob) -> KubeObject:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": names.metadata(job, names.rendezvous_name(job)),
+        "spec": {
+            "selector": names.selector(job, "rendezvous"),
+            "ports": [{"name": "grpc", "port": names.PORTS["rendezvous"], "targetPort": "grpc"}],
+        },
+    }
+
+
+def engines_service(job: RLJob) -> KubeObject:
+    """Names in DNS for the pods of an engine that spans several: SGLang wants to be told where its first one is."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": names.metadata(job, names.engines_name(job)),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": names.selector(job, "rollout")},
+    }
+
+
+def storage_claim(job: RLJob) -> KubeObject:
+    storage = job.spec.buffer.storage
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": str(storage.size)}},
+    }
+    if storage.storage_class_name is not None:
+        spec["storageClassName"] = storage.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": names.metadata(job, names.storage_name(job)),
+        "spec": spec,
+    }
+
+
+def model_path(job: RLJob, path: str | None = None) -> str:
+    """Where a pod finds the model (or `path`, another directory of the same volume)."""
+    return _mounted(path or job.spec.model.path, names.MODEL_DIR, job.spec.model.volume)
+
+
+def resolved_manifest(job: RLJob) -> dict[str, Any]:
+    """The manifest as pods see it: paths are those inside the pod; nothing that changes without the spec."""
+    document = manifest(job)
+    spec = document["spec"]
+    document.pop("status", None)
+    document["apiVersion"], document["kind"] = job.api_version, job.kind
+    document["metadata"] = {"name": job.metadata.name, "namespace": job.metadata.namespace}
+    spec["model"]["path"] = model_path(job)
+    if job.spec.model.reference_path is not None:
+        spec["model"]["referencePath"] = model_path(job, job.spec.model.reference_path)
+    for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
+        source["path"] = _mounted(source["path"], names.DATA_DIR, job.spec.data.volume)
+    return document
+
+
+def _mounted(path: str, directory: str, volume: object) -> str:
+    """A path relative to a volume's root, as a path in the pod; without a volume it is one already."""
+    if volume is None:
+        return path
+    relative = path.removeprefix("./").strip("/")
+    return f"{directory}/{relative}" if relative and relative != "." else directory

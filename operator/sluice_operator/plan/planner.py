@@ -1,0 +1,243 @@
+"""plan(): the whole decision of one pass, from (spec, observed, now). Pure: no clock, no I/O, no randomness.
+
+It reads in the order in which things matter: not ours, finished, suspended, and else a running job, whose gangs are
+advanced one by one. Every branch answers with a complete status; the caller writes it before it destroys anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
+from sluice_operator.plan import clock, conditions, deadlines, events, podstate
+from sluice_operator.plan.conditions import Finding
+from sluice_operator.plan.constants import NOT_ADMITTED, STOPPED, SUCCEEDED, SUSPENDED
+from sluice_operator.plan.drain import drain, to_drain
+from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.gangs import (
+    Step,
+    advance,
+    deletions,
+    desired_gangs,
+    force_times,
+    of_gang,
+    retire,
+    rollout_replicas,
+)
+from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
+from sluice_operator.plan.names import pod_name
+from sluice_operator.plan.objects import missing_objects, rendezvous_address
+from sluice_operator.plan.pods import gang_pods
+from sluice_operator.plan.restart import GiveUp
+from sluice_operator.plan.status import assembled, known_gang, last_failure, roles, with_progress
+from sluice_operator.plan.success import has_succeeded
+from sluice_operator.plan.ttl import expiry
+
+DEFAULT_IMAGES = Images()
+
+
+def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT_IMAGES) -> Plan:
+    """Decide what to do for one job now."""
+    status = observed.status or RLJobStatus()
+    if job.spec.managed_by not in (None, MANAGER):
+        return Plan(status)
+    if is_finished(status):
+        return _finished(job, status, observed, now)
+    status = with_progress(status, observed.progress, now)
+    if job.spec.suspend:
+        return _suspended(job, status, observed, now)
+    return _running(job, status, observed, now, images)
+
+
+def is_finished(status: RLJobStatus) -> bool:
+    return status.is_true("Succeeded") or status.is_true("Failed")
+
+
+def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images) -> Plan:
+    if status.start_time is None:
+        status = status.model_copy(update={"start_time": clock.text(now)})
+    gangs = desired_gangs(job, status)
+    due = _progress_due(job, status, observed, now)
+    steps = [_advance(job, gang, status, observed, due, now) for gang in gangs]
+    ending = _ending(job, status, steps, observed, now)
+    if ending is not None:
+        return _finish(job, status, observed, now, ending, steps)
+    retired = _retired(status, gangs, observed.pods, now)
+    new = _running_status(job, status, steps, retired, observed, now)
+    create = missing_objects(job, observed) + _pods(job, steps, observed, images)
+    delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
+    found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
+    moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
+    return Plan(new, create, delete, found, _requeue(moments, now))
+
+
+def _advance(
+    job: RLJob, gang: Gang, status: RLJobStatus, observed: Observed, due: datetime | None, now: datetime
+) -> Step:
+    known = known_gang(status, gang.role, gang.replica)
+    hung = None
+    if gang.role == "trainer" and known is not None:
+        pod = pod_name(job, "trainer", 0, known.attempt, 0)
+        hung = deadlines.hang(due, status, job.spec, pod, now)
+    return advance(gang, known, of_gang(gang, observed.pods), job.spec.failure_policy, now, hung)
+
+
+def _progress_due(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> datetime | None:
+    """When the trainer counts as hung. Not judged while the buffer cannot be asked: silence is not a hang."""
+    gang = Gang("trainer", 0, job.spec.trainer.nodes)
+    known = known_gang(status, gang.role, gang.replica)
+    if known is None or observed.progress is None:
+        return None
+    return deadlines.progress_due(job.spec, status, known, _present_facts(gang, known, observed.pods, now), gang.size)
+
+
+def _present_facts(gang: Gang, known: GangStatus | None, pods: Sequence[KubeObject], now: datetime) -> GangFacts:
+    attempt = known.attempt if known else 1
+    return gang_facts(gang, [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt], now)
+
+
+def _ending(
+    job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
+) -> Finding | None:
+    """How the job ends in this pass; None: it goes on."""
+    if any(has_succeeded(step.gang, step.facts) for step in steps):
+        return Finding("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
+    for step in steps:
+        if isinstance(step.decision, GiveUp):
+            return Finding("Failed", "True", step.decision.reason, step.decision.message)
+    waiting = conditions.running(status, steps, observed.pods, observed.progress)
+    late = deadlines.job_deadline(job.spec, status, now, waiting.message)
+    return Finding("Failed", "True", *late) if late else None
+
+
+def _finish(
+    job: RLJob,
+    status: RLJobStatus,
+    observed: Observed,
+    now: datetime,
+    ending: Finding,
+    steps: Sequence[Step],
+) -> Plan:
+    """The job ends: its terminal condition is written first, then what still runs is stopped."""
+    word = ending.type.lower()
+    findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
+    failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
+    new = _stopped_status(job, status, observed, findings, now, failure, completion_time=clock.text(now))
+    return Plan(new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new))
+
+
+def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
+    """Terminal states are for ever: drain what is left, and delete the job when its time has come."""
+    new = _stopped_status(job, status, observed, [], now, status.last_failure)
+    delete = drain(to_drain(observed.pods), now)
+    moment = expiry(job.spec, status)
+    if moment is None or delete or to_drain(observed.pods):
+        return Plan(new, (), delete, events.of_deletions(delete), _requeue(force_times(observed.pods), now))
+    if now < moment:
+        return Plan(new, requeue_after=_requeue([moment], now))
+    return Plan(new, (), (Deletion("RLJob", job.metadata.name),), (events.expired(job),))
+
+
+def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
+    """All pods go; storage, attempts and counts stay. The clocks of the deadlines start again on resume."""
+    trainer = Gang("trainer", 0, job.spec.trainer.nodes)
+    facts = _present_facts(trainer, known_gang(status, "trainer", 0), observed.pods, now)
+    if has_succeeded(trainer, facts):
+        done = Finding("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
+        return _finish(job, status, observed, now, done, [])
+    findings = [
+        Finding("Suspended", "True", SUSPENDED.name, SUSPENDED.message),
+        Finding("Running", "False", STOPPED.name, STOPPED.text(state="suspended")),
+        Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="suspended")),
+    ]
+    retired = _retired(status, [], observed.pods, now)
+    new = assembled(
+        job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=_replicas(job, status)
+    )
+    delete = drain(observed.pods, now)
+    found = events.of_change(observed.status, new) + events.of_deletions(delete)
+    return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
+
+
+def _retired(status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObject], now: datetime) -> list[Step]:
+    """Gangs that have a status, or pods, and are not wanted: they get their next attempt number and lose their pods."""
+    keep = {(gang.role, gang.replica) for gang in wanted}
+    unknown: dict[tuple[RoleName, int], GangStatus] = {
+        (podstate.role(pod), podstate.replica(pod)): GangStatus(replica=podstate.replica(pod), attempt=1)  # type: ignore[misc]
+        for pod in pods
+    }
+    known = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
+    found = []
+    for (role, replica), gang_status in (unknown | known).items():
+        if (role, replica) not in keep:
+            gang = Gang(role, replica, 1)
+            own = of_gang(gang, pods)
+            found.append(Step(gang, retire(gang_status, own, now), delete=deletions(own, now)))
+    return found
+
+
+def _running_status(
+    job: RLJob, status: RLJobStatus, steps: list[Step], retired: list[Step], observed: Observed, now: datetime
+) -> RLJobStatus:
+    findings = [
+        conditions.admitted(observed.pods),
+        conditions.running(status, steps, observed.pods, observed.progress),
+        conditions.weights_in_sync(observed.progress),
+    ]
+    if status.condition("Suspended"):
+        findings.append(events.resumed_finding())
+    return assembled(
+        job,
+        status,
+        roles(status, steps, retired),
+        findings,
+        now,
+        last_failure=last_failure(status, steps),
+        rollout_replicas=_replicas(job, status),
+    )
+
+
+def _stopped_status(
+    job: RLJob,
+    status: RLJobStatus,
+    observed: Observed,
+    findings: list[Finding],
+    now: datetime,
+    failure: LastFailure | None,
+    **update: Any,
+) -> RLJobStatus:
+    """Status of a job that has ended: nothing is desired any more; gangs and counts stay as they are."""
+    running = {
+        name: sum(podstate.is_ready(pod) for pod in observed.pods if podstate.role(pod) == name)
+        for name in ("rendezvous", "buffer", "rollout", "trainer")
+    }
+    role_list = [role.model_copy(update={"desired": 0, "ready": running[role.name]}) for role in status.roles]
+    return assembled(job, status, role_list, findings, now, last_failure=failure, **update)
+
+
+def _replicas(job: RLJob, status: RLJobStatus) -> int:
+    return rollout_replicas(job, status)
+
+
+def _pods(job: RLJob, steps: Sequence[Step], observed: Observed, images: Images) -> tuple[KubeObject, ...]:
+    """The pods to create. They name the rendezvous by its address, so they wait until its Service has one."""
+    address = rendezvous_address(job, observed)
+    if address is None:
+        return ()
+    return tuple(
+        pod
+        for step in steps
+        if step.create
+        for pod in gang_pods(job, step.gang, step.status.attempt, step.create, address, images)
+    )
+
+
+def _retries(steps: Sequence[Step]) -> list[datetime]:
+    return [clock.parse(step.status.retry_time) for step in steps if step.status.retry_time]
+
+
+def _requeue(moments: Sequence[datetime], now: datetime) -> float | None:
+    """Seconds to the next moment that may change the plan. What is past has been acted on in this pass."""
+    return min(((moment - now).total_seconds() for moment in moments if moment > now), default=None)

@@ -1,0 +1,179 @@
+"""Pods of the four roles as Kubernetes objects. docs/contracts.md says what every container may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sluice.api import RLJob
+from sluice_operator.plan import names, volumes
+from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.engine import COMMAND, CPU_ENV, engine_args
+from sluice_operator.plan.merge import merge
+from sluice_operator.plan.model import Gang, Images, KubeObject
+
+Container = dict[str, Any]
+Env = list[dict[str, Any]]
+_RESTRICTED = ("buffer", "rendezvous")
+
+
+def gang_pods(
+    job: RLJob, gang: Gang, attempt: int, indices: Sequence[int], rendezvous: str, images: Images
+) -> list[KubeObject]:
+    """The gang's pods with these indices. rendezvous: host:port."""
+    return [pod(job, gang, attempt, index, rendezvous, images) for index in indices]
+
+
+def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, images: Images) -> KubeObject:
+    """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never overridden."""
+    identity = _identity(job, gang, attempt, index)
+    common = _common_env(gang, attempt, index, rendezvous)
+    ours: dict[str, Any] = {
+        "metadata": {"labels": {}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE[gang.role],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": _pod_security(gang.role),
+            "containers": _containers(job, gang, attempt, index, common, images),
+            "volumes": volumes.volumes(job, gang.role),
+        },
+    }
+    if gang.role == "rollout" and gang.size > 1:
+        ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
+    for template in _templates(job, gang.role):
+        ours = merge(ours, template)
+    metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
+    metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": ours["spec"] | {"restartPolicy": "Never"}}
+
+
+def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:
+    labels = {
+        **names.selector(job, gang.role),
+        names.LABEL_REPLICA: str(gang.replica),
+        names.LABEL_ATTEMPT: str(attempt),
+        names.LABEL_INDEX: str(index),
+    }
+    return names.metadata(job, names.pod_name(job, gang.role, gang.replica, attempt, index), labels)
+
+
+def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
+    own = {
+        "trainer": job.spec.trainer.template,
+        "rollout": job.spec.rollout.template,
+        "buffer": job.spec.buffer.template,
+    }.get(role, {})
+    return [own, *(override.template for override in job.spec.pod_template_overrides if role in override.roles)]
+
+
+def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images) -> list[Container]:
+    token = _secret_env(names.token_name(job))
+    if gang.role == "rollout":
+        return _rollout(job, gang, attempt, index, common, token, images)
+    mounts = volumes.mounts(job, gang.role)
+    if gang.role == "trainer":
+        return [_trainer(job, common + token, mounts, images)]
+    if gang.role == "buffer":
+        ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
+        env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
+        container = _container("buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts)
+        memory = str(job.spec.buffer.memory)
+        return [container | {"resources": {"requests": {"memory": memory}, "limits": {"memory": memory}}}]
+    ports = {"grpc": names.PORTS["rendezvous"], "metrics": names.PORTS["metrics"]}
+    command = ["python", "-m", "sluice_rendezvous"]
+    return [_container("rendezvous", images.rendezvous, command, common + token, ports, mounts)]
+
+
+def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
+    settings = {"SLUICE_CHECKPOINT_DIR": names.CHECKPOINT_DIR, "SLUICE_RUN_DIR": names.RUN_DIR}
+    if not job.spec.on_gpu:
+        settings["OMP_NUM_THREADS"] = "1"
+    ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
+    command = ["python", "-m", "sluice_trainer.launch"]
+    container = _container("trainer", images.trainer, command, env + _env(settings), ports, mounts)
+    return container | _gpus(job.spec.trainer.gpus_per_node)
+
+
+def _rollout(
+    job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
+) -> list[Container]:
+    """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not get the token."""
+    head = names.pod_name(job, "rollout", gang.replica, attempt, 0) if gang.size > 1 else None
+    ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
+    cpu = CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {}
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(cpu)
+    mounts = volumes.mounts(job, "rollout")
+    engine = _container("engine", images.rollout, COMMAND, env, ports, mounts)
+    engine["args"] = engine_args(job, head)
+    engine |= _gpus(job.spec.rollout.gpus_per_replica)
+    if index > 0:
+        return [engine]
+    env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
+    metrics = {"metrics": names.PORTS["metrics"]}
+    command = ["python", "-m", "sluice_rollout"]
+    return [engine, _container("worker", images.rollout, command, env, metrics, mounts)]
+
+
+def _container(
+    name: str, image: str, command: list[str], env: Env, ports: dict[str, int], mounts: list[dict[str, Any]]
+) -> Container:
+    return {
+        "name": name,
+        "image": image,
+        "command": list(command),
+        "env": _port_env(ports) + env,
+        "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
+        "volumeMounts": mounts,
+        # The end of the log becomes the container's message, so that status.lastFailure can show it.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _container_security(name),
+    }
+
+
+def _common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
+    settings = {
+        "SLUICE_JOB_FILE": f"{names.CONFIG_DIR}/{names.JOB_FILE}",
+        "SLUICE_RENDEZVOUS": rendezvous,
+        "SLUICE_ROLE": gang.role,
+        "SLUICE_NAME": gang.name,
+        "SLUICE_ATTEMPT": str(attempt),
+        "SLUICE_REPLICA": str(gang.replica),
+        "SLUICE_INDEX": str(index),
+        "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - a pod's own network
+        "HF_HUB_OFFLINE": "1",  # models are directories; a look-up over the network only delays and fails
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    address = {"name": "SLUICE_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return [*_env(settings), address]
+
+
+def _env(settings: dict[str, str]) -> Env:
+    return [{"name": name, "value": value} for name, value in settings.items()]
+
+
+def _port_env(ports: dict[str, int]) -> Env:
+    return _env({f"SLUICE_PORT_{name.upper()}": str(number) for name, number in ports.items()})
+
+
+def _secret_env(secret: str) -> Env:
+    return [{"name": "SLUICE_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}]
+
+
+def _gpus(count: int) -> dict[str, Any]:
+    return {"resources": {"limits": {"nvidia.com/gpu": count}}} if count else {}
+
+
+def _container_security(name: str) -> dict[str, Any]:
+    """Without its capabilities a GPU image's root could not write to volumes of other users."""
+    restricted = {"capabilities": {"drop": ["ALL"]}} if name in _RESTRICTED else {}
+    return {"allowPrivilegeEscalation": False, **restricted}
+
+
+def _pod_security(role: str) -> dict[str, Any]:
+    """The services run under the restricted standard; GPU images mostly run as root and are left to do so."""
+    profile: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if role in _RESTRICTED:
+        profile |= {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532}
+    return profile

@@ -1,0 +1,203 @@
+"""What one pod's status says, the same for Kubernetes and for a laptop.
+
+Everything is read from container statuses, not from the pod's phase: with restartPolicy Never a pod with two containers
+is `Failed` only when both have ended, and an engine whose worker has died would idle for ever.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from sluice.api import LastFailure, RoleName
+from sluice_operator.plan import clock
+from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, UNEXPECTED_END
+from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLICA, LABEL_ROLE
+
+_DISRUPTIONS = {
+    "Evicted",
+    "NodeAffinity",
+    "NodeLost",
+    "NodeShutdown",
+    "Preempting",
+    "Shutdown",
+    "Terminated",
+    "UnexpectedAdmissionError",
+}
+_MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
+"""Containers that end only when the job does; of all others exit code 0 is a good end."""
+_MESSAGE_LIMIT = 8192
+_SIGNALLED = 128
+"""Exit codes above it are 128 + the number of the signal that killed the process."""
+
+
+def name(pod: KubeObject) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def labels(pod: KubeObject) -> dict[str, str]:
+    found: dict[str, str] = pod["metadata"].get("labels") or {}
+    return found
+
+
+def role(pod: KubeObject) -> str:
+    return labels(pod).get(LABEL_ROLE, "")
+
+
+def replica(pod: KubeObject) -> int:
+    return int(labels(pod).get(LABEL_REPLICA, 0))
+
+
+def attempt(pod: KubeObject) -> int:
+    return int(labels(pod).get(LABEL_ATTEMPT, 0))
+
+
+def index(pod: KubeObject) -> int:
+    return int(labels(pod).get(LABEL_INDEX, 0))
+
+
+def is_terminating(pod: KubeObject) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_finished(pod: KubeObject) -> bool:
+    return _status(pod).get("phase") in ("Succeeded", "Failed")
+
+
+def is_gated(pod: KubeObject) -> bool:
+    return bool(pod.get("spec", {}).get("schedulingGates"))
+
+
+def is_ready(pod: KubeObject) -> bool:
+    return not is_terminating(pod) and _condition(pod, "Ready") == "True"
+
+
+def is_running(pod: KubeObject) -> bool:
+    return _status(pod).get("phase") == "Running"
+
+
+def started(pod: KubeObject) -> datetime | None:
+    return clock.parse_optional(_status(pod).get("startTime"))
+
+
+def waiting_for(pod: KubeObject) -> str:
+    """Why a pod does not start, in words; empty: it does, or nobody knows."""
+    for status in _container_statuses(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return f"{name(pod)}: {waiting['reason']} {waiting.get('message', '')}".strip()
+    for condition in _status(pod).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{name(pod)}: {condition.get('reason', '')} {condition.get('message', '')}".strip()
+    return ""
+
+
+def disruption(pod: KubeObject) -> str:
+    """What the cluster, or somebody else, did to the pod; empty: nothing."""
+    if _condition(pod, "DisruptionTarget") == "True":
+        return f"{name(pod)}: {_condition(pod, 'DisruptionTarget', 'reason') or 'DisruptionTarget'}"
+    if is_terminating(pod):
+        return f"{name(pod)} was deleted"
+    if _status(pod).get("phase") == "Failed" and _status(pod).get("reason") in _DISRUPTIONS:
+        return f"{name(pod)}: {_status(pod)['reason']}"
+    return ""
+
+
+def succeeded(pod: KubeObject) -> bool:
+    """The role's own container (named like the role) has ended with exit code 0; a user's sidecar may still run."""
+    if _status(pod).get("phase") == "Succeeded":
+        return True
+    return any(container == role(pod) and end.get("exitCode") == 0 for container, end in _terminated(pod))
+
+
+def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
+    """Containers that ended although they should not have: root causes first.
+
+    Of what died in the same second, exit codes of the program's own come before signals: a killed neighbour is mostly a
+    consequence.
+    """
+    found = [
+        _failure(pod, container, end, now)
+        for container, end in _terminated(pod)
+        if end.get("exitCode") != 0 or container in _MUST_RUN
+    ]
+    if not found and _status(pod).get("phase") == "Failed":
+        found = [_failure(pod, "", _status(pod), now)]
+    return sorted(found, key=root_cause_order)
+
+
+def root_cause_order(failure: LastFailure) -> tuple[datetime, bool]:
+    return clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
+
+
+def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:
+    return next((f for f in failures(pod, now) if f.exit_code == EXIT_CONFIG_ERROR), None)
+
+
+def headline(failure: LastFailure) -> str:
+    """The one line for people: a process's last `error: ...` line, else what killed it, else its last line."""
+    where = f"{failure.container}: " if failure.container else ""
+    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if _signal_of(failure) and not (lines and lines[-1].startswith("error: ")):
+        return where + _killed(failure)
+    if errors or lines:
+        return where + (errors or lines)[-1]
+    return f"{where}{failure.reason or 'Error'}, exit code {failure.exit_code}"
+
+
+def _killed(failure: LastFailure) -> str:
+    """A process that was killed had no time for last words; its last log line would only mislead."""
+    text = f"killed by {_signal_of(failure)}"
+    return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"
+
+
+def _signal_of(failure: LastFailure) -> str:
+    """Name of the signal that killed the process; empty: none did."""
+    number = (failure.exit_code or 0) - _SIGNALLED
+    return next((member.name for member in signal.Signals if member.value == number), "")
+
+
+def _failure(pod: KubeObject, container: str, end: dict[str, Any], now: datetime) -> LastFailure:
+    code = end.get("exitCode")
+    role_name: RoleName = role(pod)  # type: ignore[assignment]
+    return LastFailure(
+        role=role_name,
+        pod=name(pod),
+        container=container,
+        reason=UNEXPECTED_END.name if code == 0 else end.get("reason") or "Error",
+        exit_code=code,
+        message=(end.get("message") or (UNEXPECTED_END.message if code == 0 else ""))[-_MESSAGE_LIMIT:],
+        time=end.get("finishedAt") or clock.text(now),
+    )
+
+
+def _status(pod: KubeObject) -> dict[str, Any]:
+    return pod.get("status") or {}
+
+
+def _container_statuses(pod: KubeObject) -> Iterator[dict[str, Any]]:
+    yield from _status(pod).get("initContainerStatuses") or []
+    yield from _status(pod).get("containerStatuses") or []
+
+
+def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(container, how it ended). An init container that did its work has not ended in this sense."""
+    for status in _status(pod).get("initContainerStatuses") or []:
+        end = status.get("state", {}).get("terminated")
+        if end and end.get("exitCode") != 0:
+            yield status["name"], end
+    for status in _status(pod).get("containerStatuses") or []:
+        end = status.get("state", {}).get("terminated")
+        if end:
+            yield status["name"], end
+
+
+def _condition(pod: KubeObject, kind: str, field: str = "status") -> str:
+    for condition in _status(pod).get("conditions") or []:
+        if condition["type"] == kind:
+            return str(condition.get(field, ""))
+    return ""

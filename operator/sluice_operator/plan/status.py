@@ -1,0 +1,94 @@
+"""Assembles RLJob.status from what the policies found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sluice.api import ROLES, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
+from sluice_operator.plan import clock
+from sluice_operator.plan.conditions import Finding, state_word, updated
+from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.model import Progress
+from sluice_operator.plan.names import selector, selector_text
+from sluice_operator.plan.restart import GiveUp, Restart
+
+
+def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
+    """What the buffer says; what it does not say stays as it was, so that a restarting buffer hides nothing."""
+    if progress is None:
+        return status
+    update: dict[str, Any] = {"step": progress.step}
+    if progress.step != (status.step or 0):
+        update["last_progress_time"] = clock.text(now)
+    if progress.total_steps is not None:
+        update["total_steps"] = progress.total_steps
+    if progress.reward is not None:
+        update["reward"] = f"{progress.reward:.4g}"
+    if progress.version is not None:
+        update["weight_version"] = progress.version
+    if progress.lag is not None:
+        update["policy_lag"] = f"{progress.lag:.2f}"
+    return status.model_copy(update=update)
+
+
+def known_gang(status: RLJobStatus, role: RoleName, replica: int) -> GangStatus | None:
+    for found in status.roles:
+        if found.name == role:
+            return next((gang for gang in found.gangs if gang.replica == replica), None)
+    return None
+
+
+def roles(status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()) -> list[RoleStatus]:
+    """One entry for each role. desired and ready count pods; restarts only grow, whatever happens to the gangs."""
+    return [_role(name, status, steps, retired) for name in ROLES]  # type: ignore[arg-type]
+
+
+def _role(name: RoleName, status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step]) -> RoleStatus:
+    before = next((role for role in status.roles if role.name == name), RoleStatus(name=name))
+    wanted = [step for step in steps if step.gang.role == name]
+    gangs = [step.status for step in [*wanted, *(step for step in retired if step.gang.role == name)]]
+    return RoleStatus(
+        name=name,
+        desired=sum(step.gang.size for step in wanted),
+        ready=sum(step.facts.ready for step in wanted),
+        attempt=max((gang.attempt for gang in gangs), default=0),
+        restarts=before.restarts + sum(_counts(step) for step in wanted),
+        gangs=sorted(gangs, key=lambda gang: gang.replica),
+    )
+
+
+def _counts(step: Step) -> int:
+    return int(isinstance(step.decision, Restart) and step.decision.failure is not None)
+
+
+def last_failure(status: RLJobStatus, steps: Sequence[Step]) -> LastFailure | None:
+    """The newest failure; one that ended the job goes before all others."""
+    ends = [step.decision.failure for step in steps if isinstance(step.decision, GiveUp)]
+    if ends:
+        return ends[0]
+    found = [step.decision.failure for step in steps if isinstance(step.decision, Restart)]
+    failures = [failure for failure in found if failure is not None]
+    return max(failures, key=lambda failure: clock.parse(failure.time)) if failures else status.last_failure
+
+
+def assembled(
+    job: RLJob,
+    status: RLJobStatus,
+    role_list: list[RoleStatus],
+    findings: Sequence[Finding],
+    now: datetime,
+    **update: Any,
+) -> RLJobStatus:
+    """The new status. update: further fields."""
+    conditions = updated(status, findings, job.metadata.generation, now)
+    changes: dict[str, Any] = {
+        "observed_generation": job.metadata.generation,
+        "conditions": conditions,
+        "state": state_word(conditions),
+        "roles": role_list,
+        "restarts": sum(role.restarts for role in role_list),
+        "rollout_selector": selector_text(selector(job, "rollout")),
+    }
+    return status.model_copy(update=changes | update)

@@ -1,0 +1,170 @@
+"""observe -> plan -> apply, for one job; and the loop that does it on a laptop.
+
+The order of an application is what makes a crash at any point harmless: the status first (with it the next attempt's
+number), then deletions, then creations, events last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import structlog
+
+from sluice.api import RLJob, RLJobStatus
+from sluice_operator.cluster.protocol import Cluster, Host
+from sluice_operator.plan import Images, KubeObject, Plan, Progress, is_finished, names, plan, podstate
+from sluice_operator.plan.planner import DEFAULT_IMAGES
+from sluice_operator.plan.reopen import reopened
+
+POLL_SECONDS = 0.5
+PROBE_SECONDS = 1.0
+PROBE_DEADLINE = 5.0
+
+Probe = Callable[[], Awaitable[Progress | None]]
+OnPlan = Callable[[Plan], None]
+
+log = structlog.get_logger(__name__)
+
+
+async def reconcile(
+    cluster: Cluster, job: RLJob, now: datetime, progress: Progress | None = None, images: Images = DEFAULT_IMAGES
+) -> Plan:
+    """One pass. Level-triggered: what an interrupted pass has not done, the next one does."""
+    observed = replace(await cluster.observe(job), progress=progress)
+    found = plan(job, observed, now, images)
+    if found.status != observed.status:
+        await cluster.write_status(job, found.status)
+    if found.delete:
+        await cluster.delete(job, found.delete)
+    if found.create:
+        await cluster.apply(job, [with_secrets(each) for each in found.create])
+    if found.events:
+        await cluster.emit(job, found.events)
+    return found
+
+
+def with_secrets(found: KubeObject) -> KubeObject:
+    """The object with random text for the keys that it wants generated: planning is pure, so it cannot make them."""
+    wanted = found["metadata"].get("annotations", {}).get(names.GENERATE)
+    if wanted is None:
+        return found
+    generated = {key: secrets.token_urlsafe(32) for key in wanted.split(",")}
+    return {**found, "stringData": {**generated, **found.get("stringData", {})}}
+
+
+async def run_job(
+    cluster: Host,
+    job: RLJob,
+    *,
+    probe: Probe | None = None,
+    on_plan: OnPlan | None = None,
+    retry_failed: bool = False,
+    images: Images = DEFAULT_IMAGES,
+) -> RLJobStatus:
+    """Run the job until it has ended and its pods are gone; the final status.
+
+    probe: asks the buffer and the rendezvous how far the job is. on_plan: called after each pass that changed the
+    status or told an event. Cancelled, it suspends the job: all pods end with their grace, and the same call goes on
+    from there another time. Cancelled once more, it kills them. A job with spec.suspend counts as ended.
+    retry_failed: a job that has failed is tried again, with new attempts and a fresh budget.
+    """
+    stored = (await cluster.observe(job)).status
+    if retry_failed and stored is not None and stored.is_true("Failed"):
+        await cluster.write_status(job, reopened(stored, datetime.now(UTC)))
+    async with _probing(probe) as latest:
+        loop = _Loop(cluster, job, latest, on_plan, images)
+        try:
+            return await loop.until_stopped()
+        except asyncio.CancelledError:
+            await loop.stop()
+            raise
+
+
+class _Loop:
+    def __init__(self, cluster: Host, job: RLJob, latest: _Latest, on_plan: OnPlan | None, images: Images) -> None:
+        self.cluster, self.job, self.latest, self.on_plan, self.images = cluster, job, latest, on_plan, images
+        self.status: RLJobStatus | None = None
+
+    async def until_stopped(self) -> RLJobStatus:
+        """Reconcile until the job is finished or suspended, and no pod runs any more."""
+        while True:
+            found = await reconcile(self.cluster, self.job, datetime.now(UTC), self.latest.progress, self.images)
+            if self.on_plan and (found.status != self.status or found.events):
+                self.on_plan(found)
+            self.status = found.status
+            ended = is_finished(found.status) or found.status.is_true("Suspended")
+            if ended and not await self._is_anything_running():
+                return found.status
+            due = found.requeue_after if found.requeue_after is not None else POLL_SECONDS
+            await self.cluster.changed(min(due, POLL_SECONDS))
+
+    async def stop(self) -> None:
+        """The user wants to end the run: the policy of a suspended job is exactly that."""
+        self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
+        self.latest.progress = None
+        try:
+            await self.until_stopped()
+        except asyncio.CancelledError:
+            self.cluster.kill()
+            raise
+
+    async def _is_anything_running(self) -> bool:
+        observed = await self.cluster.observe(self.job)
+        return not all(podstate.is_finished(pod) for pod in observed.pods)
+
+
+@contextlib.contextmanager
+def cancelled_by_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task, each time they come."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _Latest:
+    progress: Progress | None = None
+
+
+@contextlib.asynccontextmanager
+async def _probing(probe: Probe | None) -> AsyncIterator[_Latest]:
+    """Ask in the background, so that a probe that hangs delays no restart."""
+    latest = _Latest()
+    if probe is None:
+        yield latest
+        return
+    task = asyncio.create_task(_probe_forever(probe, latest))
+    try:
+        yield latest
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _probe_forever(probe: Probe, latest: _Latest) -> None:
+    while True:
+        latest.progress = await _asked(probe)
+        await asyncio.sleep(PROBE_SECONDS)
+
+
+async def _asked(probe: Probe) -> Progress | None:
+    """None where the probe fails: the buffer may be starting, restarting or gone, and the pods will tell which."""
+    try:
+        async with asyncio.timeout(PROBE_DEADLINE):
+            return await probe()
+    except Exception as error:
+        log.debug("probe failed", error=repr(error))
+        return None

@@ -1,0 +1,46 @@
+"""Estimates of KL(pi || ref) from log-probs of sampled tokens (Schulman, http://joschu.net/blog/kl-approx.html)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KLType = Literal["k1", "k2", "k3", "low_var_kl"]
+LOW_VAR_LIMIT = 10.0
+"""low_var_kl is clamped to [-10, 10] (slime, verl)."""
+
+
+def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KLType, ratio: Tensor | None = None) -> Tensor:
+    """KL estimate of each token; d = log_probs - ref_log_probs.
+
+    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10].
+    ratio: pi / pi_old; where given, the estimate is multiplied by it (before the clamp), which makes its gradient
+    unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through log_probs and ratio.
+    """
+    d = log_probs - ref_log_probs
+    match kind:
+        case "k1":
+            estimate = d
+        case "k2":
+            estimate = d.square() / 2
+        case "k3" | "low_var_kl":
+            estimate = torch.exp(-d) - 1 + d
+        case _:
+            raise ValueError(f"unknown KL type {kind!r}")
+    if ratio is not None:
+        estimate = ratio * estimate
+    if kind == "low_var_kl":
+        estimate = estimate.clamp(-LOW_VAR_LIMIT, LOW_VAR_LIMIT)
+    return estimate
+
+
+def reward_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, kind: KLType) -> Tensor:
+    """KL of one response, summed over its unmasked tokens: a scalar.
+
+    `algorithm.kl.coef` times this is taken off the response's reward *before* group advantages are formed, which for an
+    outcome reward equals verl's `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
+    log_probs, ref_log_probs, mask: [response].
+    """
+    return (kl_estimate(log_probs, ref_log_probs, kind) * mask).sum()

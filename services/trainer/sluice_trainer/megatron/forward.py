@@ -1,0 +1,183 @@
+"""Log-probs and entropies of response tokens, straight from hidden states.
+
+Only places that predict a response token reach the output layer, and only a chunk of them at a time: the logits of a
+whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.packing import MicroBatch
+from sluice_trainer.megatron.parallel import from_last_stage
+
+CHUNK_ELEMENTS = 2**27
+"""Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the backward pass."""
+
+
+class _LogProbEntropy(torch.autograd.Function):
+    """Log-prob of a target and entropy of a softmax whose vocabulary is spread over tensor-parallel ranks.
+
+    logits [n, local vocab] float32, targets [n] global ids -> log-probs [n], entropies [n].
+    With p the softmax: d logp / d z = 1[target] - p; d H / d z = -p (log p + H). Passes over the logits cost more here
+    than arithmetic, so log p is not written down.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, start: int, group: dist.ProcessGroup | None
+    ) -> tuple[Tensor, Tensor]:
+        highest = _all_reduce(logits.max(dim=-1).values, dist.ReduceOp.MAX, group)
+        shifted = logits - highest[:, None]
+        exponentials = shifted.exp()
+        total = _all_reduce(exponentials.sum(-1), dist.ReduceOp.SUM, group)
+        mean = _all_reduce(torch.linalg.vecdot(exponentials, shifted), dist.ReduceOp.SUM, group) / total
+        here = (targets >= start) & (targets < start + logits.shape[-1])
+        local = torch.where(here, targets - start, 0)
+        target = torch.where(here, shifted.gather(-1, local[:, None]).squeeze(-1), 0.0)
+        log_total = total.log()
+        log_probs = _all_reduce(target, dist.ReduceOp.SUM, group) - log_total
+        entropy = log_total - mean
+        ctx.save_for_backward(shifted, log_total, local, here, entropy)
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        of_log_probs, of_entropy = gradients
+        shifted, log_total, local, here, entropy = ctx.saved_tensors
+        log_p = shifted - log_total[:, None]
+        if of_entropy.any():
+            p = log_p.exp()
+            result = -p * (of_log_probs[:, None] + (log_p + entropy[:, None]) * of_entropy[:, None])
+        else:
+            result = log_p.exp_().mul_(-of_log_probs[:, None])
+        result.scatter_add_(-1, local[:, None], (of_log_probs * here)[:, None])
+        return result, None, None, None
+
+
+_apply: Callable[..., tuple[Tensor, Tensor]] = _LogProbEntropy.apply
+
+
+def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
+    if group is not None:
+        dist.all_reduce(values, op, group=group)
+    return values
+
+
+def log_probs_and_entropy(logits: Tensor, targets: Tensor, *, temperature: float, vocab: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature).
+
+    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets: [n] int64.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    start = group.rank() * logits.shape[-1]
+    local = logits[:, : max(min(logits.shape[-1], vocab - start), 1)].float()
+    if temperature != 1.0:
+        local = local / temperature
+    return _apply(local, targets, start, group if group.size() > 1 else None)
+
+
+def _score(
+    hidden: Tensor, targets: Tensor, output_layer: Any, weight: Tensor | None, temperature: float, vocab: int
+) -> Tensor:
+    """[2, n]: log-probs and entropies of one chunk. hidden: [n, 1, h]."""
+    logits, _ = output_layer(hidden, weight=weight)
+    return torch.stack(log_probs_and_entropy(logits.squeeze(1), targets, temperature=temperature, vocab=vocab))
+
+
+def _output_processor(
+    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Request, **_: Any
+) -> Tensor:
+    """GPTModel's hook after the last layer: [2, r] log-probs and entropies instead of logits."""
+    if output_layer.sequence_parallel:
+        # The output layer, told that its input is whole, sums the gradient over ranks itself: only split it here.
+        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+    hidden = hidden_states.index_select(0, context.batch.predicting)
+    score = partial(
+        _score,
+        output_layer=partial(_without_sequence_parallel, output_layer),
+        weight=output_weight,
+        temperature=context.temperature,
+        vocab=context.vocab,
+    )
+    targets = context.batch.targets
+    columns = (output_weight if output_weight is not None else output_layer.weight).shape[0]
+    chunk = max(CHUNK_ELEMENTS // columns, 1)
+    if len(targets) <= chunk:
+        return score(hidden, targets)
+    pieces = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+    return torch.cat([checkpoint(score, h, t, use_reentrant=False) for h, t in pieces], dim=1)
+
+
+def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor | None) -> Any:
+    """The output layer on hidden states that are gathered already: rows are picked before it, not after."""
+    before = output_layer.sequence_parallel
+    output_layer.sequence_parallel = False
+    try:
+        return output_layer(hidden, weight=weight)
+    finally:
+        output_layer.sequence_parallel = before
+
+
+class _Request:
+    """What the output hook must know of the micro-batch that is under way."""
+
+    def __init__(self, batch: MicroBatch, temperature: float, vocab: int) -> None:
+        self.batch, self.temperature, self.vocab = batch, temperature, vocab
+
+
+def forward(model: Any, batch: MicroBatch, *, temperature: float, vocab: int) -> Tensor:
+    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden states before it."""
+    result: Tensor = model(
+        batch.tokens[None],
+        batch.packing.positions[None],
+        None,
+        packed_seq_params=batch.packing,
+        output_processor=_output_processor,
+        output_processor_context=_Request(batch, temperature, vocab),
+    )
+    return result
+
+
+@megatron_device()
+@torch.no_grad()
+def compute_log_probs(model: Any, batches: list[MicroBatch], *, temperature: float, vocab: int) -> list[list[Tensor]]:
+    """Log-probs of the response tokens, per micro-batch and member: [response] float32 on the CPU. No gradients.
+
+    Collective over the model-parallel group.
+    """
+
+    def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
+        batch = next(data)
+        scores = forward(module, batch, temperature=temperature, vocab=vocab)
+        return scores, lambda output, non_loss_data=False: batch.split(output[0].cpu())
+
+    results: list[list[Tensor]] = from_last_stage(run_schedule(step, model, batches, forward_only=True))
+    return results
+
+
+def run_schedule(step: Any, model: Any, batches: Iterable[MicroBatch], *, forward_only: bool) -> Any:
+    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions reported."""
+    batches = list(batches)
+    longest = max(len(batch.tokens) for batch in batches)
+    return get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iter(batches),
+        model=model,
+        num_microbatches=len(batches),
+        seq_length=longest,
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )

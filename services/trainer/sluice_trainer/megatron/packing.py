@@ -1,0 +1,205 @@
+"""Sequences into micro-batches: which go together, and the tensors of a packed row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sluice.sample import Float32, Int32, Sample, UInt8
+from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals, metric_aggregation, token_weights
+from sluice_trainer.algorithms.objective import LossInputs
+from sluice_trainer.megatron.attention import Packing, packing
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where generation failed."""
+
+    tokens: Int32
+    response_length: int
+
+    def __post_init__(self) -> None:
+        if self.response_length and not 0 < self.response_length < len(self.tokens):
+            raise ValueError(
+                f"a response of {self.response_length} tokens in a sequence of {len(self.tokens)}: "
+                "at least one prompt token must precede it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence(Sequence):
+    """A sequence to train on.
+
+    loss_mask, rollout_log_probs: [response]. advantage: one number for all response tokens, or one each.
+    old_log_probs: [response], of the weights at the start of the batch; None: those that the step starts from.
+    ref_log_probs: [response]; only with a KL loss. group_id and index say which sample it is, for messages and logs.
+    """
+
+    loss_mask: UInt8
+    rollout_log_probs: Float32
+    advantage: float | Float32
+    group_id: int = 0
+    index: int = 0
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+
+    @classmethod
+    def of(cls, group_id: int, sample: Sample, advantage: float | Float32) -> TrainSequence:
+        """The trainable part of a sample from the buffer."""
+        return cls(
+            tokens=sample.tokens,
+            response_length=sample.response_length,
+            loss_mask=sample.loss_mask,
+            rollout_log_probs=sample.rollout_log_probs,
+            advantage=advantage,
+            group_id=group_id,
+            index=sample.index,
+        )
+
+    def __post_init__(self) -> None:
+        Sequence.__post_init__(self)
+        for name in ("loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "advantage"):
+            value = getattr(self, name)
+            if value is not None and np.ndim(value) and len(value) != self.response_length:
+                raise ValueError(
+                    f"group {self.group_id} sample {self.index}: {name} has {len(value)} entries "
+                    f"for {self.response_length} response tokens"
+                )
+
+
+def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of at most `max_tokens` tokens: first fit, longest first. Deterministic.
+
+    Returns indices into `lengths`; each occurs exactly once, ascending within a micro-batch. A sequence longer than
+    `max_tokens` goes alone.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fits = next((b for b, free in enumerate(room) if lengths[index] <= free), None)
+        if fits is None:
+            bins.append([])
+            room.append(max_tokens)
+            fits = len(bins) - 1
+        bins[fits].append(index)
+        room[fits] -= lengths[index]
+    return [sorted(members) for members in bins]
+
+
+def equalise(bins: list[list[int]], count: int) -> list[list[int]]:
+    """Exactly `count` micro-batches, because all data-parallel ranks must run the same number.
+
+    The largest are halved as long as they hold several sequences; then empty ones are added, which run as one token of
+    weight 0.
+    """
+    if len(bins) > count:
+        raise ValueError(f"{len(bins)} micro-batches cannot become {count}")
+    result = [list(members) for members in bins]
+    while len(result) < count:
+        largest = max(range(len(result)), key=lambda b: len(result[b]), default=None)
+        if largest is None or len(result[largest]) < 2:
+            result.append([])
+            continue
+        members = result[largest]
+        result[largest], half = members[: len(members) // 2], members[len(members) // 2 :]
+        result.append(half)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A packed row.
+
+    tokens: [t] int64, all sequences end to end, without each one's last token (it predicts nothing that is asked for).
+    predicting: [r] int64, the places in the row that predict the response tokens; targets: [r] int64, those tokens;
+    sequence: [r] int64, which member each belongs to. members: the sequences' indices; response_lengths: theirs.
+    loss: what the objective needs besides, [r]; None outside training.
+    """
+
+    tokens: Tensor
+    packing: Packing
+    predicting: Tensor
+    targets: Tensor
+    sequence: Tensor
+    members: tuple[int, ...]
+    response_lengths: tuple[int, ...]
+    loss: LossInputs | None = None
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """[r] values per member."""
+        return list(torch.split(values, list(self.response_lengths)))
+
+
+def micro_batch(shard: Seq[Sequence], members: Seq[int], device: torch.device, *, multiple: int = 1) -> MicroBatch:
+    """The packed row of these members of the shard. An empty one gets a single token that predicts nothing.
+
+    The row is filled up to a multiple of `multiple` (sequence parallelism splits it evenly) by a sequence of its own.
+    """
+    chosen = [shard[i] for i in members]
+    rows = [s.tokens[:-1] if len(s.tokens) > 1 else np.zeros(1, np.int32) for s in chosen] or [np.zeros(1, np.int32)]
+    if fill := -sum(len(row) for row in rows) % multiple:
+        rows.append(np.zeros(fill, np.int32))
+    lengths = [len(row) for row in rows]
+    ends = np.cumsum(lengths)
+    responses = [s.response_length for s in chosen]
+    predicting = [np.arange(end - n, end) for end, n in zip(ends, responses, strict=False)]
+    targets = [s.tokens[len(s.tokens) - s.response_length :] for s in chosen]
+    return MicroBatch(
+        tokens=_index(rows, device),
+        packing=packing(lengths, device),
+        predicting=_index(predicting, device),
+        targets=_index(targets, device),
+        sequence=_index([np.full(n, i) for i, n in enumerate(responses)], device),
+        members=tuple(members),
+        response_lengths=tuple(responses),
+    )
+
+
+def train_micro_batch(
+    shard: Seq[TrainSequence],
+    members: Seq[int],
+    totals: BatchTotals,
+    aggregation: Aggregation,
+    device: torch.device,
+    *,
+    multiple: int = 1,
+) -> MicroBatch:
+    """The packed row with what the loss needs."""
+    batch = micro_batch(shard, members, device, multiple=multiple)
+    chosen = [shard[i] for i in members]
+    mask = _values([s.loss_mask for s in chosen], device)
+    metric = metric_aggregation(aggregation)
+    loss = LossInputs(
+        advantages=_values([np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen], device),
+        loss_weights=token_weights(mask, batch.sequence, totals, aggregation),
+        metric_weights=token_weights(mask, batch.sequence, totals, metric),
+        # A masked token's log-prob means nothing and may be anything, but 0 x inf in a gradient is nan.
+        rollout_log_probs=torch.where(mask > 0, _values([s.rollout_log_probs for s in chosen], device), 0.0),
+        old_log_probs=_optional([s.old_log_probs for s in chosen], device),
+        ref_log_probs=_optional([s.ref_log_probs for s in chosen], device),
+    )
+    return MicroBatch(**{name: getattr(batch, name) for name in MicroBatch.__slots__ if name != "loss"}, loss=loss)
+
+
+def _index(parts: Seq[npt.NDArray[np.generic]], device: torch.device) -> Tensor:
+    joined = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+    return torch.from_numpy(joined).to(device)
+
+
+def _values(parts: Seq[npt.NDArray[np.generic]], device: torch.device) -> Tensor:
+    joined = np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+    return torch.from_numpy(joined).to(device)
+
+
+def _optional(parts: Seq[Tensor | None], device: torch.device) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    if parts and not given:
+        return None
+    if len(given) != len(parts):
+        raise ValueError("either all sequences of a micro-batch have these log-probs or none")
+    return torch.cat([torch.empty(0), *given]).to(device, torch.float32)

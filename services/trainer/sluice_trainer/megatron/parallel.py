@@ -1,0 +1,103 @@
+"""Process groups: torch.distributed, then Megatron's groups over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch._C._distributed_c10d import HashStore
+
+from sluice.api import Parallelism
+from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+
+T = TypeVar("T")
+
+
+def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta, env: Mapping[str, str] = os.environ) -> None:
+    """Join the process group and build Megatron's groups. Every collective fails after `timeout`.
+
+    Rank and address come from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Without them this
+    process is alone and opens no port. gloo on the CPU, NCCL on GPUs.
+    """
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(int(env.get("LOCAL_RANK", 0)))
+    if not dist.is_initialized():
+        _join(env, timeout)
+    model_parallel = parallelism.tensor * parallelism.pipeline * parallelism.context
+    if dist.get_world_size() % model_parallel:
+        raise ValueError(
+            f"{dist.get_world_size()} trainer processes cannot be split into groups of tensor ({parallelism.tensor}) x "
+            f"pipeline ({parallelism.pipeline}) x context ({parallelism.context}) = {model_parallel}"
+        )
+    with megatron_device():
+        if not parallel_state.model_parallel_is_initialized():
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=parallelism.tensor,
+                pipeline_model_parallel_size=parallelism.pipeline,
+                virtual_pipeline_model_parallel_size=parallelism.virtual_pipeline,
+                context_parallel_size=parallelism.context,
+                expert_model_parallel_size=parallelism.expert,
+                distributed_timeout_minutes=max(timeout.total_seconds() / 60, 1 / 60),
+            )
+        torch.manual_seed(seed)
+        model_parallel_cuda_manual_seed(seed)
+
+
+def _join(env: Mapping[str, str], timeout: timedelta) -> None:
+    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+    if "WORLD_SIZE" in env:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
+            rank=int(env["RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            timeout=timeout,
+        )
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def shutdown() -> None:
+    """Leave all groups. A process that exits without this may keep its peers waiting."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def data_parallel_rank() -> int:
+    return int(parallel_state.get_data_parallel_rank())
+
+
+def data_parallel_size() -> int:
+    return int(parallel_state.get_data_parallel_world_size())
+
+
+def reduce_over_data_parallel(values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType) -> dict[str, float]:
+    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the same names."""
+    if not values:
+        return {}
+    names = sorted(values)
+    flat = torch.stack([values[name].detach().double() for name in names]).to(DEVICE)
+    dist.all_reduce(flat, op=op, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return dict(zip(names, flat.tolist(), strict=True))
+
+
+def from_last_stage(value: T) -> T:
+    """The last pipeline stage's value on every stage: losses and log-probs exist only there."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return box[0]
+
+
+def largest_over_data_parallel(count: int) -> int:
+    """The largest of the ranks' counts."""
+    return int(reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"])

@@ -1,0 +1,40 @@
+"""Tiny models on disk, made once for all tests of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import FAMILIES, TIMEOUT, save_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Sums in a fixed order: bit-exact comparisons ask for it."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each family, as transformers writes it: name -> directory."""
+    root = tmp_path_factory.mktemp("models")
+    return {name: save_model(name, root / name) for name in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def qwen3(models: dict[str, Path]) -> Path:
+    return models["qwen3"]
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    """This process as a trainer of one rank."""
+    from sluice.api import Parallelism
+    from sluice_trainer.megatron import parallel
+
+    parallel.initialize(Parallelism(), seed=1, timeout=timedelta(seconds=TIMEOUT))
+    yield
+    parallel.shutdown()

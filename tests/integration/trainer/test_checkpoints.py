@@ -1,0 +1,192 @@
+"""What a checkpoint promises: a resume is exact, a kill harms nothing, a full disk is said clearly."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import train_steps
+from torch.distributed.checkpoint import filesystem
+
+from sluice_trainer.megatron import checkpoint
+from sluice_trainer.megatron.checkpoint import CheckpointError
+from sluice_trainer.megatron.policy import Policy
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def make(model: Path, /, **changes: Any) -> Policy:
+    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+
+
+def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
+    result = []
+    for _ in range(steps):
+        shard = tiny.batch(8, seed=policy.step)
+        result.append(policy.train([shard], [tiny.totals(shard)]))
+    return result
+
+
+# A schedule, momentum and a reference policy: all of it must come back.
+TRAINER: dict[str, Any] = {"optimizer": {"lr": 1e-3, "schedule": "cosine", "weightDecay": 0.1}, "steps": 10}
+ALGORITHM = {"kl": {"lossCoef": 0.05, "type": "k3"}}
+
+
+def job(model: Path, **options: Any) -> dict[str, Any]:
+    return {"model": str(model), "algorithm": ALGORITHM, "trainer": TRAINER, "share": 30, **options}
+
+
+def elsewhere(world: int = 1, **options: Any) -> dict[str, Any]:
+    """Train in new processes; returns what rank 0 tells."""
+    result: dict[str, Any] = tiny.run("train_steps.py", json.dumps(options), world=world)[0]
+    return result
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of step 3, saved by two ranks."""
+    directory = tmp_path_factory.mktemp("saved-by-two")
+    elsewhere(2, **job(qwen3, steps=3, save_at=3, checkpoints=str(directory)))
+    return directory
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_path: Path) -> None:
+    through = train_steps.train(**job(qwen3, steps=6))
+    train_steps.train(**job(qwen3, steps=3, save_at=3, checkpoints=str(tmp_path)))
+    resumed = elsewhere(**job(qwen3, steps=6, checkpoints=str(tmp_path)))
+    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "user": {"seen": 3}}
+
+
+def test_so_it_does_on_two_ranks(qwen3: Path, saved_by_two: Path) -> None:
+    through = elsewhere(2, **job(qwen3, steps=6))
+    resumed = elsewhere(2, **job(qwen3, steps=6, checkpoints=str(saved_by_two)))
+    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "user": {"seen": 3}}
+
+
+def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, saved_by_two: Path) -> None:
+    through = train_steps.train(**job(qwen3, steps=5))
+    resumed = train_steps.train(**job(qwen3, steps=5, checkpoints=str(saved_by_two)))
+    for ours, expected in zip(resumed["history"], through["history"][3:], strict=True):
+        assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_the_bf16_optimizer_keeps_its_fp32_weights(qwen3: Path, tmp_path: Path) -> None:
+    options = {"trainer": {"precision": "bf16"}}
+    policy = make(qwen3, **options)
+    train(policy, 2)
+    policy.save(tmp_path, 2)
+    expected = train(policy, 2)
+    resumed = make(qwen3, **options)
+    assert resumed.load_latest(tmp_path) == 2
+    assert train(resumed, 2) == expected
+
+
+def test_random_weights_keep_their_reference_across_a_resume(qwen3: Path, tmp_path: Path) -> None:
+    spec = tiny.spec(qwen3, model={"path": str(qwen3), "init": "random"}, algorithm=ALGORITHM)
+    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    shard = tiny.batch(4, seed=0)
+    expected = policy.reference_log_probs(shard)
+    train(policy)
+    policy.save(tmp_path, 1)
+    resumed = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    resumed.load_latest(tmp_path)
+    again = resumed.reference_log_probs(shard)
+    assert expected is not None
+    assert again is not None
+    assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+    assert not torch.equal(resumed.log_probs(shard)[0], again[0])
+
+
+def test_there_may_be_no_checkpoint_yet(qwen3: Path, tmp_path: Path) -> None:
+    assert make(qwen3).load_latest(tmp_path / "absent") is None
+
+
+def test_only_the_newest_are_kept(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3, checkpoint={"keep": 2})
+    for step in (1, 2, 3):
+        train(policy)
+        policy.save(tmp_path, step)
+    assert checkpoint.steps(tmp_path) == [2, 3]
+    assert (tmp_path / checkpoint.TRACKER).read_text() == "3"
+
+
+def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3)
+    train(policy)
+    policy.save(tmp_path, 1)
+    before = (tmp_path / "iter_0000001" / ".metadata").stat().st_mtime_ns
+    policy.save(tmp_path, 1)
+    assert (tmp_path / "iter_0000001" / ".metadata").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_path: Path, seed: int) -> None:
+    process = tiny.start("save_forever.py", qwen3, tmp_path)
+    try:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(2)]
+        time.sleep(random.Random(seed).uniform(0, 0.6))  # within the next step and save, or the one after
+        process.kill()
+        said += process.stdout.readlines()
+    finally:
+        process.kill()
+        process.wait()
+    resumed = make(qwen3, checkpoint={"keep": 2})
+    step = resumed.load_latest(tmp_path)
+    assert step is not None
+    assert step >= int(said[-1].removeprefix("saved "))
+    train(resumed)
+    resumed.save(tmp_path, step + 1)
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert checkpoint.steps(tmp_path) == [step, step + 1]
+
+
+@pytest.mark.parametrize("where", ["weights", "metadata"])
+def test_a_full_disk_is_said_clearly_and_harms_nothing(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    policy = make(qwen3)
+    train(policy)
+    policy.save(tmp_path, 1)
+    train(policy)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "weights":
+        monkeypatch.setattr("megatron.core.dist_checkpointing.strategies.filesystem_async._write_item", full)
+    else:
+        monkeypatch.setattr(filesystem.FileSystemWriter, "finish", full)
+    with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left on the disk of"):
+        policy.save(tmp_path, 2)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["iter_0000001"]
+    assert make(qwen3).load_latest(tmp_path) == 1
+    policy.save(tmp_path, 2)
+    assert make(qwen3).load_latest(tmp_path) == 2
+
+
+def test_a_damaged_checkpoint_is_named(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3)
+    train(policy)
+    policy.save(tmp_path, 1)
+    (tmp_path / "iter_0000001" / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read"):
+        make(qwen3).load_latest(tmp_path)
+
+
+def test_export_is_a_hugging_face_checkpoint_of_the_current_weights(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3)
+    train(policy)
+    policy.export_hf(tmp_path / "hf")
+    policy.export_hf(tmp_path / "hf")  # replaces the older one
+    shard = tiny.batch(2, seed=0)
+    exported = tiny.hf_model(tmp_path / "hf").requires_grad_(False)
+    assert torch.allclose(policy.log_probs(shard)[0], tiny.hf_log_probs(exported, shard[0])[0], atol=1e-5)

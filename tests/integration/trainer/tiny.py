@@ -1,0 +1,185 @@
+"""What the trainer's tests share: tiny models, specs, batches, and child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sluice.api import RLJobSpec
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.megatron.packing import TrainSequence
+
+VOCAB = 131
+TIMEOUT = 60
+EPS = 1e-5
+"""Of Adam. With 1e-8 a gradient that is nothing but rounding moves its weight by the full learning rate."""
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "llama": ("Llama", {"rope_parameters": _LLAMA3}),
+}
+
+
+def save_model(family: str, directory: Path) -> Path:
+    """A checkpoint with norms and biases that are not 1 and 0, so that a mix-up shows."""
+    import transformers  # seconds, and child processes do without
+
+    kind, changes = FAMILIES[family]
+    config = getattr(transformers, f"{kind}Config")(**_SHAPE, **changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+        else:
+            parameter.data.normal_(0, 0.08)
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def hf_model(directory: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
+
+
+def spec(directory: Path, /, *, algorithm: dict[str, Any] | None = None, **changes: Any) -> RLJobSpec:
+    """A job for a CPU trainer. changes: groups of the spec; `trainer` is merged."""
+    trainer = {"gpusPerNode": 0, "steps": 20, "optimizer": {"lr": 1e-3, "eps": EPS}, "maxTokensPerGpu": 64}
+    manifest = {
+        "model": {"path": str(directory)},
+        "data": {"prompts": [{"path": "prompts.jsonl"}], "seed": 1},
+        "reward": {"type": "exact_match"},
+        "algorithm": algorithm or {},
+        **changes,
+        "trainer": {**trainer, **changes.get("trainer", {})},
+    }
+    return RLJobSpec.model_validate(manifest)
+
+
+def batch(count: int, seed: int, *, longest: int = 40) -> list[TrainSequence]:
+    """Sequences of uneven lengths, some tokens masked, one without any trainable token."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for index in range(count):
+        length = int(random.integers(3, longest))
+        response = int(random.integers(1, length))
+        mask = (random.random(response) > 0.2).astype(np.uint8) * (index != 1)
+        sequences.append(
+            TrainSequence(
+                tokens=random.integers(0, VOCAB, length).astype(np.int32),
+                response_length=response,
+                loss_mask=mask.astype(np.uint8),
+                rollout_log_probs=(-5 - random.random(response)).astype(np.float32),
+                advantage=float(random.normal()),
+                group_id=index // 4,
+                index=index % 4,
+            )
+        )
+    return sequences
+
+
+def totals(sequences: list[TrainSequence]) -> BatchTotals:
+    return BatchTotals(len(sequences), sum(int(s.loss_mask.sum()) for s in sequences))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def start(script: str, *arguments: object, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
+    """A trainer process that runs `script` of this directory; alone, or as one rank of several."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    if world > 1:
+        env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
+    """Run `script` on `world` ranks; returns what each printed last, as JSON."""
+    port = free_port()
+    with ExitStack() as cleanup:
+        processes = [start(script, *arguments, rank=rank, world=world, port=port) for rank in range(world)]
+        for process in processes:
+            cleanup.callback(process.kill)
+        return [_result(process) for process in processes]
+
+
+def _result(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{err[-4000:]}"
+    return json.loads(out.splitlines()[-1])
+
+
+def hf_log_probs(model: Any, sequence: TrainSequence, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of the response tokens by transformers, one sequence at a time: each [response]."""
+    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+    logits = model(input_ids=tokens[None]).logits[0, :-1].float() / temperature
+    log_p = torch.log_softmax(logits, -1)
+    chosen = log_p.gather(-1, tokens[1:, None]).squeeze(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return chosen[-sequence.response_length :], entropy[-sequence.response_length :]
+
+
+def chunks(values: list[Any], count: int) -> Iterator[list[Any]]:
+    """`count` equal parts, in order."""
+    size = len(values) // count
+    return (values[i * size : (i + 1) * size] for i in range(count))
+
+
+def plain_loss(model: Any, shard: list[TrainSequence], totals: BatchTotals, frozen: Any = None) -> torch.Tensor:
+    """GRPO on policy, over one sequence at a time: the ratio is 1 in value and carries the gradient.
+
+    frozen: the reference policy; where given, all optional terms are on: token mean, tis up to 1.5, entropy 0.01,
+    low_var_kl 0.1.
+    """
+    total = torch.zeros(())
+    for sequence in shard:
+        log_probs, entropy = hf_log_probs(model, sequence)
+        mask = torch.from_numpy(sequence.loss_mask).float()
+        ratio = (log_probs - log_probs.detach()).exp()
+        terms = -ratio * sequence.advantage
+        if frozen is None:
+            total = total + (terms * mask).sum() / mask.sum().clamp(min=1) / totals.sequences
+            continue
+        rollout = torch.from_numpy(sequence.rollout_log_probs)
+        terms = terms * (log_probs.detach() - rollout).exp().clamp(0, 1.5)
+        with torch.no_grad():
+            reference, _ = hf_log_probs(frozen, sequence)
+        gap = reference - log_probs
+        terms = terms - 0.01 * entropy + 0.1 * (gap.exp() - 1 - gap).clamp(-10, 10)
+        total = total + (terms * mask).sum() / totals.tokens
+    return total

@@ -1,0 +1,65 @@
+"""Train some steps and tell what came out; in this process, or as a child process on one rank of several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+
+from sluice_trainer.megatron import parallel
+from sluice_trainer.megatron.policy import Policy
+
+
+def digest(policy: Policy) -> str:
+    """The weights, to the bit."""
+    state = hashlib.sha256()
+    for name, tensor in policy.hf_tensors():
+        state.update(name.encode() + tensor.float().numpy().tobytes())
+    return state.hexdigest()
+
+
+def train(
+    model: str,
+    *,
+    steps: int,
+    algorithm: dict[str, Any],
+    trainer: dict[str, Any],
+    checkpoints: str | None = None,
+    save_at: int = 0,
+    share: int = 50,
+) -> dict[str, Any]:
+    """Train up to step `steps`, from the latest checkpoint if there is one.
+
+    share: per cent of the sequences that data-parallel rank 0 trains.
+    """
+    spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
+    policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
+    resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
+    history = []
+    while policy.step < steps:
+        parts = list(tiny.chunks(tiny.batch(16, seed=policy.step), spec.trainer.steps_per_batch))
+        rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
+        cuts = [len(part) * share // 100 if size > 1 else len(part) for part in parts]
+        mine = [part[:cut] if rank == 0 else part[cut:] for part, cut in zip(parts, cuts, strict=True)]
+        history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
+        if checkpoints and policy.step == save_at:
+            policy.save(Path(checkpoints), policy.step, user_state={"seen": policy.step})
+    return {
+        "history": history,
+        "resumed": resumed,
+        "weights": digest(policy),
+        "rng": torch.rand(1).item(),
+        "user": policy.user_state,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(train(**json.loads(sys.argv[1]))))
+    parallel.shutdown()

@@ -1,0 +1,185 @@
+"""How a pod's manifest becomes commands for a laptop."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_operator.cluster.gpus import assign
+from sluice_operator.cluster.translate import Place, PodError, commands, expand, translate
+from sluice_operator.cluster.volumes import prepare
+
+PATHS = {"/sluice/model": "/tmp/m", "/sluice/model/lora": "/tmp/l"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/sluice/model", "/tmp/m"),
+        ("/sluice/model/qwen", "/tmp/m/qwen"),
+        ("/sluice/model/lora/x", "/tmp/l/x"),
+        ("--path=/sluice/model/qwen", "--path=/tmp/m/qwen"),
+        ("/sluice/model/a:/sluice/model/b", "/tmp/m/a:/tmp/m/b"),
+        ('{"path": "/sluice/model/qwen"}', '{"path": "/tmp/m/qwen"}'),
+        ("/sluice/model/x.jsonl@[0:10]", "/tmp/m/x.jsonl@[0:10]"),
+        ("/sluice/models", "/sluice/models"),
+        ("/other/sluice/model", "/other/sluice/model"),
+        ("text", "text"),
+    ],
+)
+def test_translate(text: str, expected: str) -> None:
+    assert translate(text, PATHS) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$(A)/$(B)", "1/2"),
+        ("$(NO)", "$(NO)"),
+        ("$$(A)", "$(A)"),
+        ("$A ${A}", "$A ${A}"),
+    ],
+)
+def test_expand(text: str, expected: str) -> None:
+    assert expand(text, {"A": "1", "B": "2"}) == expected
+
+
+def make_pod(**container: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "labels": {"role": "x"}},
+        "spec": {"containers": [{"name": "c", "command": ["python3", "-c", "pass"], **container}]},
+    }
+
+
+OBJECTS = {
+    "Secret/token": {"kind": "Secret", "stringData": {"token": "plain"}, "data": {"old": "ZW5jb2RlZA=="}},
+    "ConfigMap/settings": {"kind": "ConfigMap", "data": {"mode": "fast"}},
+}
+PLACE = Place({"model": Path("/tmp/m")}, {"http": 20001}, {"SLUICE_BIND": "127.0.0.1"}, OBJECTS)
+
+
+def env_of(*entries: dict[str, Any], **container: Any) -> dict[str, str]:
+    return commands(make_pod(env=list(entries), **container), PLACE, {})[0].env
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"value": "x"}, "x"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}, "127.0.0.1"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}, "p"),
+        ({"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['role']"}}}, "x"),
+        ({"valueFrom": {"secretKeyRef": {"name": "token", "key": "token"}}}, "plain"),
+        ({"valueFrom": {"secretKeyRef": {"name": "token", "key": "old"}}}, "encoded"),
+        ({"valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode"}}}, "fast"),
+        ({"valueFrom": {"secretKeyRef": {"name": "none", "key": "k", "optional": True}}}, None),
+    ],
+)
+def test_variables(entry: dict[str, Any], expected: str | None) -> None:
+    assert env_of({"name": "V"} | entry).get("V") == expected
+
+
+def test_what_differs_on_a_laptop_is_overridden_in_place() -> None:
+    found = env_of(
+        {"name": "SLUICE_BIND", "value": "0.0.0.0"},
+        {"name": "SLUICE_PORT_HTTP", "value": "30000"},
+        {"name": "URL", "value": "http://$(SLUICE_BIND):$(SLUICE_PORT_HTTP)"},
+    )
+    assert found["URL"] == "http://127.0.0.1:20001"
+
+
+def test_env_from() -> None:
+    assert env_of(envFrom=[{"configMapRef": {"name": "settings"}, "prefix": "S_"}]) == {"S_mode": "fast"}
+
+
+def test_command_line() -> None:
+    mount = {"name": "model", "mountPath": "/sluice/model"}
+    env = [{"name": "P", "value": "/sluice/model/x"}]
+    command = commands(make_pod(volumeMounts=[mount], args=["--m=/sluice/model", "$(P)"], env=env), PLACE, {"A": "b"})[
+        0
+    ]
+    assert command.argv == [sys.executable, "-c", "pass", "--m=/tmp/m", "/tmp/m/x"]
+    assert command.env == {"A": "b", "P": "/tmp/m/x"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        (make_pod(command=[]), "container c has no command"),
+        ({"spec": {"initContainers": [{}], "containers": []}}, "initContainers need a cluster"),
+        ({"spec": {"subdomain": "x", "containers": []}}, "nodesPerReplica > 1 needs a cluster"),
+        (make_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]), "which is no volume of the pod"),
+        (make_pod(env=[{"name": "V", "valueFrom": {"resourceFieldRef": {}}}]), "resourceFieldRef needs a cluster"),
+        (make_pod(env=[{"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]), "spec.x needs a cluster"),
+        (
+            make_pod(env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "k"}}}]),
+            "Secret hf does not exist in this run",
+        ),
+        (
+            make_pod(env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "token", "key": "k"}}}]),
+            "Secret token has no key k",
+        ),
+    ],
+)
+def test_what_a_laptop_cannot_do_is_refused_in_words(pod: dict[str, Any], message: str) -> None:
+    with pytest.raises(PodError, match=message):
+        commands(pod, PLACE, {})
+
+
+def with_volumes(*volumes: dict[str, Any], **mount: Any) -> dict[str, Any]:
+    pod = make_pod(volumeMounts=[{"name": volumes[0]["name"], "mountPath": "/v", **mount}])
+    pod["spec"]["volumes"] = list(volumes)
+    return pod
+
+
+def test_volumes_become_directories(tmp_path: Path) -> None:
+    pod = with_volumes(
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "shared"}},
+        {"name": "host", "hostPath": {"path": str(tmp_path)}},
+        {"name": "run", "emptyDir": {}},
+        subPath="a/b",
+    )
+    found = prepare(pod, tmp_path, tmp_path / "pod", {"run": tmp_path / "chosen"}, {})
+    assert found == {
+        "scratch": tmp_path / "volumes/scratch",
+        "data": tmp_path / "volumes/shared",
+        "host": tmp_path,
+        "run": tmp_path / "chosen",
+    }
+    assert (tmp_path / "volumes/scratch/a/b").is_dir()
+
+
+def test_config_maps_and_secrets_become_files_with_this_machines_paths(tmp_path: Path) -> None:
+    objects = {"ConfigMap/c": {"kind": "ConfigMap", "data": {"f.json": '{"path": "/v/x"}'}}}
+    pod = with_volumes({"name": "v", "emptyDir": {}}, {"name": "config", "configMap": {"name": "c"}})
+    found = prepare(pod, tmp_path, tmp_path / "pod", {}, objects)
+    assert (found["config"] / "f.json").read_text() == f'{{"path": "{tmp_path}/volumes/v/x"}}'
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"hostPath": {"path": "/does/not/exist"}}, "/does/not/exist does not exist"),
+        ({"nfs": {"server": "x"}}, "nfs needs a cluster"),
+        ({"secret": {"secretName": "x"}}, "Secret x does not exist"),
+    ],
+)
+def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], message: str) -> None:
+    with pytest.raises(PodError, match=message):
+        prepare(with_volumes({"name": "v", **source}), tmp_path, tmp_path / "pod", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "taken", "expected"),
+    [
+        (1, ["0", "1"], [], ["0"]),
+        (1, ["0", "1"], ["0"], ["1"]),
+        (2, ["0", "1"], ["0"], "2 GPUs wanted, 1 of 2 free"),
+        (1, [], [], "1 GPUs wanted, 0 of 0 free"),
+        (1, ["0", "0"], ["0"], ["0"]),
+    ],
+)
+def test_gpus_are_handed_out(wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str) -> None:
+    assert assign(wanted, gpus, taken) == expected

@@ -1,0 +1,102 @@
+from datetime import timedelta
+
+import pytest
+from world import START, make_pod
+
+from sluice.api import Condition, GangStatus, RLJobStatus
+from sluice_operator.plan import Progress, clock
+from sluice_operator.plan.conditions import Finding, admitted, running, state_word, updated, weights_in_sync
+from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.model import Gang, GangFacts
+
+UP, DOWN = GangFacts(ready=1), GangFacts()
+FRESH = GangStatus(replica=0, attempt=1)
+RESTARTED = GangStatus(replica=0, attempt=2, last_restart_time=clock.text(START))
+STARTED = RLJobStatus(start_time=clock.text(START))
+TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=clock.text(START))
+
+
+def steps(**facts: GangFacts) -> list[Step]:
+    roles = {"rendezvous": UP, "buffer": UP, "rollout": UP, "trainer": UP} | facts
+    return [
+        Step(Gang(role, 0, 1), RESTARTED if found is DOWN and facts else FRESH, found) for role, found in roles.items()
+    ]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "progress", "expected"),
+    [
+        (STARTED, steps(), None, ("False", "BufferUnreachable")),
+        (STARTED, steps(), Progress(0), ("False", "Starting")),
+        (STARTED, steps(), Progress(0, engines=1, engines_in_sync=1), ("True", "Running")),
+        (TRAINED, steps(), None, ("True", "Running")),
+        (TRAINED, steps(trainer=DOWN), Progress(1), ("False", "Restarting")),
+        (STARTED, [Step(Gang("trainer", 0, 1), FRESH)], Progress(1), ("False", "PodsPending")),
+        (TRAINED, [*steps(), Step(Gang("rollout", 1, 1), RESTARTED)], None, ("True", "Running")),
+        (STARTED, steps(rollout=DOWN), Progress(1), ("False", "Restarting")),
+    ],
+)
+def test_running(status, found, progress, expected) -> None:  # type: ignore[no-untyped-def]
+    finding = running(status, found, [], progress)
+    assert (finding.status, finding.reason) == expected
+
+
+def test_running_says_why_a_pod_waits() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPUs"}
+    pod = make_pod(phase="Pending", conditions=[condition])
+    finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None)
+    assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable no GPUs"
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (None, ("Unknown", "Unknown")),
+        (Progress(1), ("False", "NoEngines")),
+        (Progress(1, engines=2, engines_in_sync=1), ("False", "EnginesBehind")),
+        (Progress(1, engines=2, engines_in_sync=2), ("True", "InSync")),
+    ],
+)
+def test_weights_in_sync(progress: Progress | None, expected: tuple[str, str]) -> None:
+    finding = weights_in_sync(progress)
+    assert (finding.status, finding.reason) == expected
+
+
+def test_gated_pods_wait_for_a_queue() -> None:
+    pod = make_pod(phase="Pending")
+    pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    assert admitted([pod]).reason == "WaitingForQueue"
+    assert admitted([make_pod()]).status == "True"
+
+
+def test_transition_time_moves_only_with_the_status() -> None:
+    first = updated(RLJobStatus(), [Finding("Running", "False", "A", "a")], 1, START)
+    later = START + timedelta(seconds=9)
+    same = updated(RLJobStatus(conditions=first), [Finding("Running", "False", "B", "b")], 2, later)
+    assert same[0].last_transition_time == clock.text(START)
+    assert (same[0].reason, same[0].observed_generation) == ("B", 2)
+    other = updated(RLJobStatus(conditions=same), [Finding("Running", "True", "C", "c")], 2, later)
+    assert other[0].last_transition_time == clock.text(later)
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        ([], "Pending"),
+        ([("Running", "False", "PodsPending")], "Pending"),
+        ([("Running", "False", "BufferUnreachable")], "Starting"),
+        ([("Running", "False", "Starting")], "Starting"),
+        ([("Running", "False", "Restarting")], "Restarting"),
+        ([("Running", "True", "Running")], "Running"),
+        ([("Running", "True", "Running"), ("Suspended", "False", "Resumed")], "Running"),
+        ([("Running", "False", "Stopped"), ("Suspended", "True", "Suspended")], "Suspended"),
+        ([("Suspended", "True", "Suspended"), ("Failed", "True", "X")], "Failed"),
+        ([("Running", "False", "Stopped"), ("Succeeded", "True", "X")], "Succeeded"),
+    ],
+)
+def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
+    conditions = [
+        Condition(type=kind, status=status, reason=reason, last_transition_time=clock.text(START))  # type: ignore[arg-type]
+        for kind, status, reason in found
+    ]
+    assert state_word(conditions) == word

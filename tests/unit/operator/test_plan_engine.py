@@ -1,0 +1,80 @@
+from typing import Any
+
+import pytest
+from world import make_job
+
+from sluice_operator.plan.engine import engine_args, normalized, render_args
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"mem-fraction-static": 0.8}, ["--mem-fraction-static", "0.8"]),
+        ({"enable-metrics": True}, ["--enable-metrics"]),
+        ({"enable-metrics": False}, []),
+        ({"cuda-graph-bs": ["1", "2"]}, ["--cuda-graph-bs", "1", "2"]),
+        ({"context-length": 4096}, ["--context-length", "4096"]),
+    ],
+)
+def test_render_args(args: dict[str, Any], expected: list[str]) -> None:
+    assert render_args(args) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["memFractionStatic", "mem_fraction_static", "mem-fraction-static", "--mem-fraction-static"]
+)
+def test_all_spellings_are_one_argument(name: str) -> None:
+    assert normalized({name: 0.5}) == {"mem-fraction-static": 0.5}
+
+
+@pytest.mark.parametrize(("name", "known"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")])
+def test_aliases(name: str, known: str) -> None:
+    assert normalized({name: 2}) == {known: 2}
+
+
+def value(args: list[str], name: str) -> str:
+    return args[args.index(name) + 1]
+
+
+def test_cpu_engine() -> None:
+    args = engine_args(make_job())
+    assert value(args, "--device") == "cpu"
+    assert value(args, "--host") == "$(SLUICE_BIND)"
+    assert "--sleep-on-idle" in args
+    assert "--load-format" not in args
+
+
+def test_random_weights_are_not_loaded() -> None:
+    assert value(engine_args(make_job(model={"init": "random"})), "--load-format") == "dummy"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "size"),
+    [
+        ({"gpusPerReplica": 0}, "1"),
+        ({"gpusPerReplica": 4}, "4"),
+        ({"gpusPerReplica": 8, "nodesPerReplica": 2}, "16"),
+        ({"gpusPerReplica": 8, "engineArgs": {"tp": 4, "dp-size": 2}}, "4"),
+    ],
+)
+def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
+    assert value(engine_args(make_job(rollout=rollout)), "--tp-size") == size
+
+
+def test_the_users_arguments_win() -> None:
+    args = engine_args(make_job(rollout={"engineArgs": {"dtype": "bfloat16", "sleep_on_idle": False}}))
+    assert value(args, "--dtype") == "bfloat16"
+    assert "--sleep-on-idle" not in args
+    assert args.count("--dtype") == 1
+
+
+def test_an_engine_of_several_pods_names_its_first() -> None:
+    args = engine_args(make_job(rollout={"gpusPerReplica": 8, "nodesPerReplica": 2}), "demo-rollout-0-1-0")
+    assert value(args, "--dist-init-addr") == "demo-rollout-0-1-0.demo-engines:29500"
+    assert value(args, "--node-rank") == "$(SLUICE_INDEX)"
+    assert value(args, "--nnodes") == "2"
+
+
+def test_a_models_volume_is_where_the_engine_looks() -> None:
+    job = make_job(model={"path": "qwen/", "volume": {"hostPath": {"path": "/models"}}})
+    assert value(engine_args(job), "--model-path") == "/sluice/model/qwen"

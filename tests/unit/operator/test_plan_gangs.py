@@ -1,0 +1,106 @@
+from datetime import timedelta
+
+import pytest
+from world import START, make_job, make_pod
+
+from sluice.api import GangStatus, RLJobStatus
+from sluice.api.job import FailurePolicy
+from sluice_operator.plan import clock
+from sluice_operator.plan.gangs import advance, deletions, desired_gangs, retire, rollout_replicas
+from sluice_operator.plan.model import Deletion, Gang
+
+GANG = Gang("trainer", 0, 2)
+CREATED = GangStatus(replica=0, attempt=3)
+DUE = GangStatus(replica=0, attempt=3, retry_time=clock.text(START))
+LATER = GangStatus(replica=0, attempt=3, retry_time=clock.later(START, 10))
+
+
+def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, object]]:
+    return [make_pod(attempt=attempt, index=index, **change) for index in range(count)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "create", "delete", "attempt", "retry"),
+    [
+        pytest.param(None, [], (0, 1), 0, 1, True, id="a new gang is created whole"),
+        pytest.param(DUE, [], (0, 1), 0, 3, True, id="an attempt that is due is created"),
+        pytest.param(LATER, [], (), 0, 3, True, id="an attempt waits for its back-off"),
+        pytest.param(DUE, pods(count=1), (1,), 0, 3, True, id="a creation that was cut off is completed"),
+        pytest.param(DUE, pods(), (), 0, 3, False, id="all pods seen: created"),
+        pytest.param(CREATED, pods(), (), 0, 3, False, id="nothing to do"),
+        pytest.param(CREATED, [], (), 0, 4, True, id="all pods vanished"),
+        pytest.param(CREATED, pods(count=1), (), 1, 4, True, id="a lost pod takes its gang along"),
+        pytest.param(DUE, pods(attempt=2), (), 2, 3, True, id="older pods go first"),
+        pytest.param(DUE, pods(attempt=2) + pods(count=1), (), 2, 3, True, id="nothing is created beside older pods"),
+        pytest.param(DUE, pods(attempt=5), (), 0, 5, False, id="a lost status believes its pods"),
+        pytest.param(None, pods(attempt=5, count=1), (1,), 0, 5, True, id="no status, half a gang"),
+    ],
+)
+def test_advance(status, found, create, delete, attempt, retry) -> None:  # type: ignore[no-untyped-def]
+    step = advance(GANG, status, found, FailurePolicy(), START)
+    assert step.create == create
+    assert len(step.delete) == delete
+    assert step.status.attempt == attempt
+    assert (step.status.retry_time is not None) is retry
+
+
+def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
+    found = [make_pod(attempt=3), make_pod(attempt=3, index=1, phase="Failed", ends={"trainer": 1})]
+    step = advance(GANG, CREATED, found, FailurePolicy(), START)
+    assert [deletion.name for deletion in step.delete] == ["demo-trainer-0-3-0", "demo-trainer-0-3-1"]
+    assert (step.status.attempt, step.status.restarts) == (4, 1)
+    assert step.create == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "attempt"),
+    [
+        (CREATED, pods(), 4),
+        (CREATED, [], 4),
+        (DUE, [], 3),
+        (DUE, pods(count=1), 4),
+        (LATER, pods(attempt=2), 3),
+    ],
+)
+def test_retire_takes_a_new_number_only_where_pods_were_made(status, found, attempt) -> None:  # type: ignore[no-untyped-def]
+    assert retire(status, found, START).attempt == attempt
+
+
+def test_retire_keeps_the_count_of_restarts() -> None:
+    assert retire(GangStatus(replica=0, attempt=3, restarts=2), pods(), START).restarts == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [(None, [120]), (0, []), (119, []), (420, [0])],
+)
+def test_deletions_use_force_only_on_a_pod_that_a_dead_node_keeps(after: int | None, expected: list[int]) -> None:
+    pod = make_pod()
+    if after is not None:  # deletionTimestamp is the request plus the grace of 120 s
+        pod["metadata"]["deletionTimestamp"] = clock.text(START + timedelta(seconds=120 - after))
+    assert [deletion.grace for deletion in deletions([pod], START)] == expected
+
+
+@pytest.mark.parametrize(("role", "grace"), [("trainer", 120), ("rollout", 60), ("buffer", 30), ("rendezvous", 10)])
+def test_grace_of_a_role(role: str, grace: int) -> None:
+    assert deletions([make_pod(role)], START) == (Deletion("Pod", f"demo-{role}-0-1-0", grace),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "expected"),
+    [(3, None, 3), (0, 5, 0), (None, None, 1), (None, 4, 4), (None, 0, 0)],
+)
+def test_rollout_replicas(spec: int | None, status: int | None, expected: int) -> None:
+    job = make_job(rollout={"replicas": spec})
+    assert rollout_replicas(job, RLJobStatus(rollout_replicas=status)) == expected
+
+
+def test_gangs_of_a_job() -> None:
+    job = make_job(trainer={"nodes": 4}, rollout={"replicas": 2, "nodesPerReplica": 3})
+    assert desired_gangs(job, None) == [
+        Gang("rendezvous", 0, 1),
+        Gang("buffer", 0, 1),
+        Gang("rollout", 0, 3),
+        Gang("rollout", 1, 3),
+        Gang("trainer", 0, 4),
+    ]

@@ -1,0 +1,143 @@
+"""Rendered manifests, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them anew."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
+from world import make_job
+
+from sluice.api import RLJob
+from sluice_operator.plan import KubeObject, render_all
+from sluice_operator.plan.model import Gang, Images
+from sluice_operator.plan.pods import pod
+
+GOLDEN = Path(__file__).with_name("golden")
+CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}
+JOBS = {
+    "laptop": make_job(model={"path": "/home/me/tiny", "init": "random"}),
+    "cluster": make_job(
+        model={"path": "qwen3-4b", "volume": CLAIM, "trustRemoteCode": True},
+        data={"prompts": [{"path": "gsm8k.parquet"}], "volume": CLAIM},
+        trainer={"nodes": 2, "gpusPerNode": 8, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}},
+        rollout={"gpusPerReplica": 4, "replicas": 2, "engineArgs": {"memFractionStatic": 0.8}},
+        buffer={"memory": "8Gi", "storage": {"size": "100Gi", "storageClassName": "fast"}},
+        checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+    ),
+    "wide-engine": make_job(
+        trainer={"gpusPerNode": 8},
+        rollout={"gpusPerReplica": 8, "nodesPerReplica": 2},
+        weightSync={"transport": "disk"},
+        checkpoint={"volume": {"hostPath": {"path": "/mnt/shared"}}},
+        podTemplateOverrides=[
+            {"roles": ["rollout", "trainer"], "template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}
+        ],
+    ),
+}
+
+
+def to_yaml(objects: list[KubeObject]) -> str:
+    yaml = YAML()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.width = 4096
+    yaml.representer.ignore_aliases = lambda _: True
+    text = io.StringIO()
+    yaml.dump_all([literal(found) for found in objects], text)
+    return text.getvalue()
+
+
+def literal(found: Any) -> Any:
+    """Texts of several lines as such, for people who read the golden files."""
+    if isinstance(found, dict):
+        return {key: literal(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [literal(value) for value in found]
+    return LiteralScalarString(found) if isinstance(found, str) and "\n" in found else found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_rendered_manifests(name: str) -> None:
+    rendered, path = to_yaml(render_all(JOBS[name])), GOLDEN / f"{name}.yaml"
+    if os.environ.get("SLUICE_UPDATE_GOLDEN"):
+        path.write_text(rendered)
+    assert rendered == path.read_text(), "SLUICE_UPDATE_GOLDEN=1 writes the golden files anew"
+
+
+def render(job: RLJob, role: str, index: int = 0, size: int = 1) -> KubeObject:
+    return pod(job, Gang(role, 0, size), 3, index, "10.0.0.1:7700", Images())  # type: ignore[arg-type]
+
+
+def containers(found: KubeObject) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in found["spec"]["containers"]}
+
+
+def env(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_a_template_changes_one_container_and_leaves_the_other() -> None:
+    patch = {"name": "worker", "env": [{"name": "DEBUG", "value": "1"}], "image": "mine"}
+    template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"containers": [patch], "hostNetwork": True}}
+    found = render(make_job(rollout={"template": template}), "rollout")
+    assert found["spec"]["hostNetwork"] is True
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert containers(found)["worker"]["image"] == "mine"
+    assert env(containers(found)["worker"])["DEBUG"] == "1"
+    assert env(containers(found)["worker"])["SLUICE_ROLE"] == "rollout"
+    assert containers(found)["engine"] == containers(render(make_job(), "rollout"))["engine"]
+
+
+def test_overrides_go_over_the_roles_template() -> None:
+    job = make_job(
+        trainer={"template": {"spec": {"priorityClassName": "low"}}},
+        podTemplateOverrides=[{"roles": ["trainer"], "template": {"spec": {"priorityClassName": "high"}}}],
+    )
+    assert render(job, "trainer")["spec"]["priorityClassName"] == "high"
+    assert "priorityClassName" not in render(job, "buffer")["spec"]
+
+
+def test_no_template_can_change_who_a_pod_is() -> None:
+    labels = {"sluice.dev/attempt": "99", "team": "rl"}
+    template = {"metadata": {"name": "x", "labels": labels}, "spec": {"restartPolicy": "Always"}}
+    found = render(make_job(trainer={"template": template}), "trainer")
+    assert found["metadata"]["name"] == "demo-trainer-0-3-0"
+    assert found["metadata"]["labels"]["sluice.dev/attempt"] == "3"
+    assert found["metadata"]["labels"]["team"] == "rl"
+    assert found["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_engine_does_not_get_the_token() -> None:
+    found = containers(render(make_job(), "rollout"))
+    assert "SLUICE_TOKEN" in env(found["worker"])
+    assert "SLUICE_TOKEN" not in env(found["engine"])
+
+
+def test_only_the_first_pod_of_an_engine_has_a_worker() -> None:
+    job = make_job(rollout={"gpusPerReplica": 8, "nodesPerReplica": 2})
+    assert list(containers(render(job, "rollout", 0, 2))) == ["engine", "worker"]
+    assert list(containers(render(job, "rollout", 1, 2))) == ["engine"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout", "buffer", "rendezvous"])
+def test_every_container_knows_what_the_contract_promises(role: str) -> None:
+    for container in render(make_job(), role)["spec"]["containers"]:
+        found = env(container)
+        assert found["SLUICE_JOB_FILE"] == "/sluice/config/rljob.json"
+        assert found["SLUICE_RENDEZVOUS"] == "10.0.0.1:7700"
+        assert (found["SLUICE_ROLE"], found["SLUICE_NAME"]) == (role, f"{role}-0")
+        assert (found["SLUICE_ATTEMPT"], found["SLUICE_REPLICA"], found["SLUICE_INDEX"]) == ("3", "0", "0")
+        assert found["SLUICE_BIND"] == "0.0.0.0"
+        assert found["SLUICE_ADVERTISE"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        for port in container["ports"]:
+            assert found[f"SLUICE_PORT_{port['name'].upper()}"] == str(port["containerPort"])
+
+
+@pytest.mark.parametrize(("spec", "mounted"), [({}, False), ({"weightSync": {"transport": "disk"}}, True)])
+def test_engines_see_checkpoints_where_weights_travel_by_disk(spec: dict[str, Any], mounted: bool) -> None:
+    names = [volume["name"] for volume in render(make_job(**spec), "rollout")["spec"]["volumes"]]
+    assert ("checkpoint" in names) is mounted

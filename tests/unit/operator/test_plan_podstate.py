@@ -1,0 +1,103 @@
+from datetime import timedelta
+
+import pytest
+from world import START, make_pod
+
+from sluice_operator.plan import podstate
+from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.model import Gang, KubeObject
+
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (make_pod(), ""),
+        (make_pod(conditions=[EVICTED]), "demo-trainer-0-1-0: EvictionByEvictionAPI"),
+        (make_pod(phase="Failed", reason="Evicted"), "demo-trainer-0-1-0: Evicted"),
+        (make_pod(phase="Failed", ends={"trainer": 137}), ""),
+        (make_pod(phase="Failed", reason="DeadlineExceeded"), ""),
+    ],
+)
+def test_disruption(pod: KubeObject, expected: str) -> None:
+    assert podstate.disruption(pod) == expected
+
+
+def test_a_pod_that_others_delete_is_disrupted() -> None:
+    pod = make_pod()
+    pod["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    assert podstate.disruption(pod) == "demo-trainer-0-1-0 was deleted"
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (make_pod(), False),
+        (make_pod(phase="Succeeded"), True),
+        (make_pod(ends={"trainer": 0}), True),  # a sidecar of the user's still runs
+        (make_pod(phase="Failed", ends={"trainer": 1}), False),
+    ],
+)
+def test_succeeded(pod: KubeObject, expected: bool) -> None:
+    assert podstate.succeeded(pod) is expected
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (make_pod("rollout"), []),
+        (make_pod("rollout", ends={"worker": 1}), [("worker", "Error", 1)]),
+        (make_pod("rollout", ends={"engine": 0}), [("engine", "UnexpectedEnd", 0)]),
+        (make_pod("buffer", phase="Succeeded", ends={"buffer": 0}), [("buffer", "UnexpectedEnd", 0)]),
+        (make_pod("trainer", phase="Succeeded", ends={"trainer": 0}), []),
+        (make_pod("rollout", ends={"engine": 137, "worker": 1}), [("worker", "Error", 1), ("engine", "Error", 137)]),
+        (make_pod("trainer", phase="Failed", reason="Unknown", containerStatuses=[]), [("", "Unknown", None)]),
+    ],
+)
+def test_failures_root_cause_first(pod: KubeObject, expected: list[tuple[str, str, int | None]]) -> None:
+    found = podstate.failures(pod, START)
+    assert [(failure.container, failure.reason, failure.exit_code) for failure in found] == expected
+
+
+def test_what_died_first_is_the_root_cause() -> None:
+    early = make_pod("trainer", index=1, phase="Failed", ends={"trainer": 137}, at=START)
+    late = make_pod("trainer", index=0, phase="Failed", ends={"trainer": 1}, at=START + timedelta(seconds=2))
+    found = [podstate.failures(pod, START)[0] for pod in (late, early)]
+    assert min(found, key=podstate.root_cause_order).pod == "demo-trainer-0-1-1"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (1, "a\nerror: no such model\nb", "trainer: no such model"),
+        (1, "a\nb\n\n", "trainer: b"),
+        (1, "", "trainer: Error, exit code 1"),
+        (137, "step 3 done", "trainer: killed by SIGKILL"),
+        (139, "", "trainer: killed by SIGSEGV"),
+        (255, "error: a shard is missing", "trainer: a shard is missing"),
+        (255, "a shard is missing", "trainer: a shard is missing"),
+    ],
+)
+def test_headline(code: int, message: str, expected: str) -> None:
+    pod = make_pod("trainer", phase="Failed", ends={"trainer": code}, message=message)
+    assert podstate.headline(podstate.failures(pod, START)[0]) == expected
+
+
+def test_headline_of_a_process_that_used_too_much_memory() -> None:
+    end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-31T12:00:00Z", "message": "step 3"}
+    pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
+    assert podstate.headline(podstate.failures(pod, START)[0]) == "trainer: OOMKilled, killed by SIGKILL"
+
+
+def test_waiting_for_names_what_keeps_a_pod_from_starting() -> None:
+    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}}]
+    pod = make_pod(phase="Pending", containerStatuses=waiting)
+    assert podstate.waiting_for(pod) == "demo-trainer-0-1-0: ImagePullBackOff no image"
+
+
+def test_exit_code_2_of_a_pod_that_somebody_ends_is_no_configuration_error() -> None:
+    pod = make_pod(phase="Failed", ends={"trainer": 2}, conditions=[EVICTED])
+    facts = gang_facts(Gang("trainer", 0, 1), [pod], START)
+    assert facts.config_error is None
+    assert facts.disruption

@@ -1,0 +1,195 @@
+"""A world that does what plans say; pods live, die and vanish, and time passes, at a test's command."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sluice.api import RLJob, RLJobStatus, manifest
+from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, clock, plan, podstate
+
+START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+
+
+def make_job(**spec: Any) -> RLJob:
+    """A small CPU job; groups of the spec are merged over it, one level deep."""
+    document: dict[str, Any] = {
+        "model": {"path": "/models/tiny"},
+        "data": {"prompts": [{"path": "/data/train.jsonl"}]},
+        "reward": {"type": "exact_match"},
+        "rollout": {"gpusPerReplica": 0},
+        "trainer": {"steps": 10, "gpusPerNode": 0},
+    }
+    for group, fields in spec.items():
+        both = isinstance(document.get(group), dict) and isinstance(fields, dict)
+        document[group] = document[group] | fields if both else fields
+    return RLJob.model_validate({"metadata": {"name": "demo", "uid": "1234"}, "spec": document})
+
+
+def make_pod(
+    role: str = "trainer",
+    *,
+    replica: int = 0,
+    attempt: int = 1,
+    index: int = 0,
+    phase: str = "Running",
+    ends: dict[str, int] | None = None,
+    message: str = "",
+    at: datetime = START,
+    **status: Any,
+) -> KubeObject:
+    """A pod as an API server shows it. ends: container -> exit code; the role's other containers run."""
+    labels = {"job-name": "demo", "role": role, "replica": str(replica), "attempt": str(attempt), "index": str(index)}
+    names = ["engine", "worker"] if role == "rollout" else [role]
+    states = [_container(name, (ends or {}).get(name), phase, message, at) for name in names]
+    ready = phase == "Running" and not ends
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"demo-{role}-{replica}-{attempt}-{index}",
+            "labels": {f"sluice.dev/{key}": value for key, value in labels.items()},
+        },
+        "spec": {},
+        "status": {
+            "phase": phase,
+            "startTime": clock.text(at),
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "containerStatuses": states,
+            **status,
+        },
+    }
+
+
+def _container(name: str, code: int | None, phase: str, message: str, at: datetime) -> dict[str, Any]:
+    if code is None:
+        return {"name": name, "state": {"running": {}} if phase == "Running" else {"waiting": {}}}
+    end = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": clock.text(at)}
+    return {"name": name, "state": {"terminated": end | ({"message": message} if message else {})}}
+
+
+class World:
+    """Applies plans in the reconciler's order, through JSON, as a real store would keep them."""
+
+    def __init__(self, job: RLJob) -> None:
+        self.job = job
+        self.now = START
+        self.pods: dict[str, KubeObject] = {}
+        self.objects: dict[tuple[str, str], KubeObject] = {}
+        self.stored: dict[str, Any] | None = None
+        self.progress: Progress | None = None
+        self.events: list[Event] = []
+        self.job_deleted = False
+        self.seen: set[str] = set()
+
+    @property
+    def status(self) -> RLJobStatus:
+        return RLJobStatus.model_validate(self.stored or {})
+
+    def observed(self) -> Observed:
+        status = RLJobStatus.model_validate(self.stored) if self.stored is not None else None
+        return Observed(tuple(deepcopy(list(self.pods.values()))), self.objects, status, self.progress)
+
+    def plan(self) -> Plan:
+        return plan(self.job, self.observed(), self.now)
+
+    def step(self, *, delete: bool = False, create: int | None = None) -> Plan:
+        """One pass. delete: the operator crashes before it deletes; create: after it has created so many objects."""
+        self.seen |= set(self.pods)
+        found = self.plan()
+        self.stored = manifest(found.status)
+        if delete:
+            return found
+        for deletion in found.delete:
+            if deletion.kind == "RLJob":
+                self.job_deleted = True
+            else:
+                self._delete(deletion.name, deletion.grace)
+        for each in found.create[:create]:
+            self._create(each)
+        if create is not None:
+            return found
+        self.events += found.events
+        return found
+
+    def settle(self, passes: int = 20) -> None:
+        """Pass after pass, with pods that start and end as they are told at once, until nothing changes."""
+        for _ in range(passes):
+            before = (self.stored, sorted(self.pods))
+            self.step()
+            self.remove_terminating()
+            self.start_pods()
+            if (self.stored, sorted(self.pods)) == before:
+                return
+        raise AssertionError(f"no rest after {passes} passes: {sorted(self.pods)}")
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def start_pods(self) -> None:
+        for name, pod in self.pods.items():
+            if pod["status"]["phase"] == "Pending":
+                self.replace(name, phase="Running")
+
+    def end(self, name: str, code: int, container: str = "", message: str = "") -> None:
+        """A container ends; without a container: all of the pod's."""
+        pod = self.pods[name]
+        names = [status["name"] for status in pod["status"]["containerStatuses"]]
+        ended = [container] if container else names
+        phase = "Running" if len(ended) < len(names) else "Failed" if code else "Succeeded"
+        self.replace(name, phase=phase, ends=dict.fromkeys(ended, code), message=message)
+
+    def disrupt(self, name: str) -> None:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        self.pods[name]["status"]["conditions"].append(condition)
+
+    def vanish(self, name: str) -> None:
+        del self.pods[name]
+
+    def remove_terminating(self) -> None:
+        self.pods = {name: pod for name, pod in self.pods.items() if not podstate.is_terminating(pod)}
+
+    def replace(self, name: str, **change: Any) -> None:
+        old = self.pods[name]
+        place = {
+            "replica": podstate.replica(old),
+            "attempt": podstate.attempt(old),
+            "index": podstate.index(old),
+        }
+        started = podstate.started(old) if podstate.is_running(old) else self.now
+        new = make_pod(podstate.role(old), **place, **change, at=self.now)
+        new["status"]["startTime"] = clock.text(started or self.now)
+        new["metadata"] |= {key: old["metadata"][key] for key in ("deletionTimestamp",) if key in old["metadata"]}
+        self.pods[name] = new
+
+    def names(self, role: str = "") -> list[str]:
+        return sorted(name for name, pod in self.pods.items() if role in ("", podstate.role(pod)))
+
+    def _create(self, found: KubeObject) -> None:
+        name = found["metadata"]["name"]
+        if found["kind"] != "Pod":
+            stored = deepcopy(found)
+            if found["kind"] == "Service":
+                stored["spec"]["clusterIP"] = "10.0.0.1"
+            self.objects[found["kind"], name] = stored
+            return
+        assert name not in self.pods, f"{name} is created twice"
+        assert name not in self.seen, f"{name} is created again: two executions would share an attempt"
+        labels = {key.rpartition("/")[2]: value for key, value in found["metadata"]["labels"].items()}
+        place = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
+        self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
+        del self.pods[name]["status"]["startTime"]
+
+    def _delete(self, name: str, grace: int) -> None:
+        if grace == 0:
+            self.pods.pop(name, None)
+        elif name in self.pods:
+            moment = self.now + timedelta(seconds=grace)
+            self.pods[name]["metadata"].setdefault("deletionTimestamp", clock.text(moment))
+
+
+def settled(**spec: Any) -> World:
+    """A world in which the job's pods run."""
+    world = World(make_job(**spec))
+    world.settle()
+    return world

@@ -1,0 +1,79 @@
+"""Hand-computed advantages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_trainer.algorithms.advantages import group_advantages, moments, whiten
+
+
+def advantages(rewards: list[float], groups: list[int], *, normalize_std: bool = True) -> list[float]:
+    return group_advantages(torch.tensor(rewards), torch.tensor(groups), normalize_std=normalize_std).tolist()
+
+
+def test_rewards_are_centred_on_their_group() -> None:
+    assert advantages([1, 0, 5, 1], [7, 7, 3, 3], normalize_std=False) == [0.5, -0.5, 2, -2]
+
+
+def test_std_is_unbiased_with_epsilon() -> None:
+    # rewards 1, 0: mean 0.5, unbiased variance 0.5
+    expected = 0.5 / (0.5**0.5 + 1e-6)
+    assert advantages([1, 0], [0, 0]) == pytest.approx([expected, -expected], rel=1e-7)
+
+
+def test_groups_may_be_interleaved_and_of_any_size() -> None:
+    # group 9: 1, 2, 3 (mean 2, std 1); group -1: 0, 4 (mean 2, std sqrt 8)
+    half = 2 / (8**0.5 + 1e-6)
+    one = 1 / (1 + 1e-6)
+    assert advantages([1, 0, 2, 4, 3], [9, -1, 9, -1, 9]) == pytest.approx([-one, -half, 0, half, one])
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_a_group_of_one_has_no_advantage(normalize_std: bool) -> None:
+    assert advantages([3, 1, 0], [0, 1, 1], normalize_std=normalize_std)[0] == 0
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, -3.3e5])
+def test_equal_rewards_have_no_advantage(reward: float) -> None:
+    assert advantages([reward] * 7, [0] * 7) == pytest.approx([0.0] * 7, abs=1e-6)
+
+
+def test_an_empty_batch_is_empty() -> None:
+    assert advantages([], []) == []
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"\(2,\) rewards but \(1,\) group ids"):
+        advantages([1, 2], [0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=30), st.randoms())
+def test_order_does_not_matter(samples: list[tuple[int, int]], random: object) -> None:
+    shuffled = list(enumerate(samples))
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    plain = advantages([float(r) for _, r in samples], [g for g, _ in samples])
+    mixed = advantages([float(r) for _, (_, r) in shuffled], [g for _, (g, _) in shuffled])
+    assert [mixed[[i for i, _ in shuffled].index(k)] for k in range(len(samples))] == pytest.approx(plain)
+
+
+def test_whitening_ignores_masked_values() -> None:
+    values, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([1, 1, 0])
+    white = whiten(values, moments(values, mask))
+    # mean 2, unbiased variance 2
+    assert white[:2].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_moments_of_parts_add_up_to_those_of_the_whole() -> None:
+    values, mask = torch.randn(20), (torch.rand(20) > 0.3).int()
+    whole = whiten(values, moments(values, mask))
+    parts = moments(values[:7], mask[:7]) + moments(values[7:], mask[7:])
+    assert torch.allclose(whiten(values, parts), whole)
+
+
+@pytest.mark.parametrize("values", [[2.0], [0.0, 0.0, 0.0], [7.0, 7.0]])
+def test_whitening_what_does_not_vary_gives_zero(values: list[float]) -> None:
+    tensor = torch.tensor(values)
+    assert whiten(tensor, moments(tensor, torch.ones_like(tensor))).abs().max() < 1e-6

@@ -1,0 +1,70 @@
+"""Weights that make any split of a batch add up to the same number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_trainer.algorithms.aggregation import (
+    Aggregation,
+    BatchTotals,
+    metric_aggregation,
+    reduce_tokens,
+    token_weights,
+)
+
+# Two sequences of 2 and 3 tokens; the second has one masked token.
+MASK = torch.tensor([1, 1, 1, 0, 1])
+SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
+VALUES = torch.tensor([1.0, 3.0, 10.0, 1000.0, 20.0])
+TOTALS = BatchTotals(sequences=2, tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("sequence_mean", (2 + 15) / 2), ("token_mean", 34 / 4), ("token_sum", (4 + 30) / 2)],
+)
+def test_aggregates(aggregation: Aggregation, expected: float) -> None:
+    weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation)
+    assert float(reduce_tokens(VALUES, weights)) == pytest.approx(expected)
+
+
+def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
+    weights = token_weights(torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1]), BatchTotals(2, 1), "sequence_mean")
+    assert weights.tolist() == [0.5, 0, 0]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "token_sum"])
+def test_no_tokens_at_all(aggregation: Aggregation) -> None:
+    empty = torch.empty(0, dtype=torch.int64)
+    assert token_weights(empty, empty, BatchTotals(0, 0), aggregation).numel() == 0
+
+
+def test_masked_values_do_not_count_even_where_infinite() -> None:
+    weights = torch.tensor([1.0, 0.0])
+    assert float(reduce_tokens(torch.tensor([2.0, float("nan")]), weights)) == 2
+
+
+def test_metrics_of_token_sum_are_means() -> None:
+    assert metric_aggregation("token_sum") == "token_mean"
+    assert metric_aggregation("sequence_mean") == "sequence_mean"
+
+
+Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=8)
+
+
+@given(Masks, st.sampled_from(["sequence_mean", "token_mean", "token_sum"]), st.data())
+def test_any_split_into_micro_batches_gives_the_same(masks: list[list[int]], kind: Aggregation, data: object) -> None:
+    totals = BatchTotals(len(masks), sum(map(sum, masks)))
+
+    def aggregate(rows: list[int]) -> float:
+        mask = torch.tensor([m for row in rows for m in masks[row]], dtype=torch.int64)
+        sequence = torch.tensor([i for i, row in enumerate(rows) for _ in masks[row]], dtype=torch.int64)
+        values = torch.tensor([float(row * 10 + t) for row in rows for t in range(len(masks[row]))])
+        return float(reduce_tokens(values, token_weights(mask, sequence, totals, kind)))
+
+    homes = data.draw(st.lists(st.integers(0, 2), min_size=len(masks), max_size=len(masks)))  # type: ignore[attr-defined]
+    parts = [[row for row, home in enumerate(homes) if home == part] for part in range(3)]
+    assert sum(map(aggregate, parts)) == pytest.approx(aggregate(list(range(len(masks)))), rel=1e-5)

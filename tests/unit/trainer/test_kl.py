@@ -1,0 +1,55 @@
+"""Hand-computed KL estimates. With log-prob -1 and reference -2 the difference d is 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sluice_trainer.algorithms.kl import KLType, kl_estimate, reward_penalty
+
+
+def estimate(log_prob: float, ref: float, kind: KLType, ratio: float | None = None) -> float:
+    ratios = None if ratio is None else torch.tensor([ratio])
+    return float(kl_estimate(torch.tensor([log_prob]), torch.tensor([ref]), kind, ratios))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("k1", 1.0), ("k2", 0.5), ("k3", math.exp(-1)), ("low_var_kl", math.exp(-1))],
+)
+def test_estimates(kind: KLType, expected: float) -> None:
+    assert estimate(-1, -2, kind) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+def test_equal_policies_have_no_divergence(kind: KLType) -> None:
+    assert estimate(-3, -3, kind) == 0
+
+
+def test_only_low_var_kl_is_clamped() -> None:
+    assert estimate(-20, 0, "low_var_kl") == 10
+    assert estimate(-20, 0, "k3") == pytest.approx(math.exp(20) - 21, rel=1e-5)
+
+
+def test_the_ratio_multiplies_before_the_clamp() -> None:
+    assert estimate(-1, -2, "k1", ratio=3) == 3
+    assert estimate(-4, 0, "low_var_kl", ratio=0.1) == pytest.approx(0.1 * (math.exp(4) - 5), rel=1e-5)
+
+
+def test_gradient_of_k3() -> None:
+    log_prob = torch.tensor([-1.0], requires_grad=True)
+    kl_estimate(log_prob, torch.tensor([-2.0]), "k3").backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.item() == pytest.approx(1 - math.exp(-1))
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(ValueError, match="k9"):
+        estimate(0, 0, "k9")  # type: ignore[arg-type]
+
+
+def test_the_reward_penalty_sums_unmasked_tokens() -> None:
+    log_probs, ref = torch.tensor([-1.0, -1.0, -5.0]), torch.tensor([-2.0, -1.5, 0.0])
+    assert float(reward_penalty(log_probs, ref, torch.tensor([1, 1, 0]), "k1")) == pytest.approx(1.5)

@@ -1,0 +1,161 @@
+"""Micro-batches: every sequence once, the cap kept, the same on every rank; and what a packed row looks like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.sample import Sample
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.megatron.attention import dense_layout, packing
+from sluice_trainer.megatron.packing import (
+    Sequence,
+    TrainSequence,
+    equalise,
+    micro_batch,
+    pack,
+    train_micro_batch,
+)
+
+CPU = torch.device("cpu")
+Lengths = st.lists(st.integers(1, 60), max_size=40)
+
+
+@given(Lengths, st.integers(1, 80))
+def test_every_sequence_is_packed_exactly_once(lengths: list[int], cap: int) -> None:
+    assert sorted(i for members in pack(lengths, cap) for i in members) == list(range(len(lengths)))
+
+
+@given(Lengths, st.integers(1, 80))
+def test_the_cap_holds_except_for_one_long_sequence_alone(lengths: list[int], cap: int) -> None:
+    for members in pack(lengths, cap):
+        assert len(members) == 1 or sum(lengths[i] for i in members) <= cap
+
+
+@given(Lengths, st.integers(1, 80))
+def test_at_most_one_micro_batch_is_less_than_half_full(lengths: list[int], cap: int) -> None:
+    filled = [sum(lengths[i] for i in members) for members in pack(lengths, cap)]
+    assert sum(tokens * 2 <= cap for tokens in filled) <= 1
+
+
+def test_packing_is_first_fit_longest_first() -> None:
+    assert pack([3, 9, 4, 6], 10) == [[1], [2, 3], [0]]
+
+
+@given(Lengths, st.integers(1, 80), st.integers(0, 10))
+def test_equalised_micro_batches_hold_the_same_sequences(lengths: list[int], cap: int, more: int) -> None:
+    bins = pack(lengths, cap)
+    result = equalise(bins, len(bins) + more)
+    assert len(result) == len(bins) + more
+    assert sorted(i for members in result for i in members) == list(range(len(lengths)))
+
+
+def test_equalise_splits_before_it_adds_empty_ones() -> None:
+    assert equalise([[0, 1, 2]], 2) == [[0], [1, 2]]
+    assert equalise([[0]], 3) == [[0], [], []]
+    assert equalise([], 1) == [[]]
+
+
+def test_equalise_cannot_join() -> None:
+    with pytest.raises(ValueError, match="2 micro-batches cannot become 1"):
+        equalise([[0], [1]], 1)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_a_row_holds_all_but_the_last_token_of_each_sequence() -> None:
+    shard = [Sequence(ints(10, 11, 12), 2), Sequence(ints(20, 21), 1), Sequence(ints(30, 31, 32, 33), 1)]
+    batch = micro_batch(shard, [0, 2], CPU)
+    assert batch.tokens.tolist() == [10, 11, 30, 31, 32]
+    assert batch.packing.positions.tolist() == [0, 1, 0, 1, 2]
+    assert batch.packing.cu_seqlens_q.tolist() == [0, 2, 5]
+    assert batch.packing.max_seqlen_q == 3
+
+
+def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
+    shard = [Sequence(ints(10, 11, 12), 2), Sequence(ints(30, 31, 32, 33), 1)]
+    batch = micro_batch(shard, [0, 1], CPU)
+    assert batch.predicting.tolist() == [0, 1, 4]
+    assert batch.targets.tolist() == [11, 12, 33]
+    assert batch.sequence.tolist() == [0, 0, 1]
+    assert [part.tolist() for part in batch.split(torch.tensor([1.0, 2.0, 3.0]))] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("members", [[], [0], [1]])
+def test_rows_without_a_response_are_one_token(members: list[int]) -> None:
+    batch = micro_batch([Sequence(ints(5), 0), Sequence(ints(), 0)], members, CPU)
+    assert batch.tokens.tolist() == [0]
+    assert batch.targets.numel() == 0
+
+
+def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
+    batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, multiple=4)
+    assert batch.tokens.tolist() == [1, 2, 3, 0]
+    assert batch.packing.lengths == (3, 1)
+    assert batch.targets.tolist() == [3, 4]
+
+
+def test_a_response_needs_a_prompt() -> None:
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        Sequence(ints(1, 2), 2)
+
+
+def train_sequence(length: int, mask: list[int], advantage: float | np.ndarray = 1.5) -> TrainSequence:
+    responses = len(mask)
+    return TrainSequence(
+        np.arange(length, dtype=np.int32),
+        responses,
+        np.array(mask, np.uint8),
+        np.full(responses, -1.0, np.float32),
+        advantage,
+    )
+
+
+def test_wrong_lengths_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="group 3 sample 2: loss_mask has 1 entries for 2 response tokens"):
+        TrainSequence(ints(1, 2, 3), 2, np.ones(1, np.uint8), np.zeros(2, np.float32), 0.0, group_id=3, index=2)
+
+
+def test_loss_inputs_line_up_with_targets() -> None:
+    per_token = np.array([4.0, 5.0], np.float32)
+    shard = [train_sequence(5, [1, 0, 1]), train_sequence(4, [1, 1], per_token)]
+    batch = train_micro_batch(shard, [0, 1], BatchTotals(4, 10), "sequence_mean", CPU)
+    assert batch.loss is not None
+    assert batch.loss.advantages.tolist() == [1.5, 1.5, 1.5, 4, 5]
+    assert batch.loss.loss_weights.tolist() == pytest.approx([1 / 8, 0, 1 / 8, 1 / 8, 1 / 8])
+    assert batch.loss.old_log_probs is None
+
+
+def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
+    broken = TrainSequence(ints(1, 2, 3), 2, np.array([1, 0], np.uint8), np.array([-1, np.nan], np.float32), 1.0)
+    batch = train_micro_batch([broken], [0], BatchTotals(1, 1), "token_mean", CPU)
+    assert batch.loss is not None
+    assert batch.loss.rollout_log_probs.tolist() == [-1, 0]
+
+
+def test_a_sample_becomes_a_train_sequence() -> None:
+    sample = Sample(4, ints(1, 2, 3), 1, "", 1.0, {}, np.ones(1, np.uint8), np.zeros(1, np.float32))
+    sequence = TrainSequence.of(9, sample, -0.5)
+    assert (sequence.group_id, sequence.index, sequence.advantage, sequence.response_length) == (9, 4, -0.5, 1)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
+def test_the_dense_layout_finds_every_token_again(lengths: list[int]) -> None:
+    layout = dense_layout(tuple(lengths), CPU)
+    row = torch.arange(sum(lengths))
+    padded = torch.cat([row[bucket].flatten() for bucket in layout.buckets])
+    assert torch.equal(padded[layout.restore], row)
+
+
+def test_short_sequences_share_a_bucket() -> None:
+    layout = dense_layout((3, 16, 17, 30, 100, 128), CPU)
+    assert [tuple(bucket.shape) for bucket in layout.buckets] == [(2, 16), (2, 30), (2, 128)]
+
+
+def test_positions_start_anew_with_each_sequence() -> None:
+    assert packing([2, 1, 3], CPU).positions.tolist() == [0, 1, 0, 0, 1, 2]
