@@ -11,6 +11,7 @@ import inspect
 import multiprocessing
 import resource
 from concurrent.futures import TimeoutError as PoolTimeoutError
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pebble
@@ -20,6 +21,7 @@ from sluice.rewards import custom, registry, remote
 from sluice.rewards.types import RewardError, RewardInput, read_value
 
 Judgement = tuple[float, dict[str, float]]
+_POOL_ATTEMPTS = 3
 
 
 class Judge:
@@ -27,16 +29,17 @@ class Judge:
 
     def __init__(self, reward: Reward, *, workers: int = 2) -> None:
         self._reward = reward
-        self._pool: pebble.ProcessPool | None = None
+        self._workers = workers
+        self._pool: pebble.ProcessPool | None = self._new_pool() if reward.function else None
         self._remote = remote.Remote(reward.url, reward.timeout_seconds) if reward.url else None
-        if reward.function:
-            limits = (int(quantity_value(str(reward.sandbox.memory))),)
-            self._pool = pebble.ProcessPool(
-                max_workers=workers,
-                context=multiprocessing.get_context("spawn"),
-                initializer=_limit_process,
-                initargs=limits,
-            )
+
+    def _new_pool(self) -> pebble.ProcessPool:
+        return pebble.ProcessPool(
+            max_workers=self._workers,
+            context=multiprocessing.get_context("spawn"),
+            initializer=_limit_process,
+            initargs=(int(quantity_value(str(self._reward.sandbox.memory))),),
+        )
 
     async def check(self) -> None:
         """Load the user's function once, so that a wrong path fails the job at its start. Raises RewardError."""
@@ -94,19 +97,29 @@ class Judge:
         return await self._in_pool(_run, function, argument, cpu_seconds, timeout=self._reward.timeout_seconds)
 
     async def _in_pool(self, function: Any, *arguments: Any, timeout: float) -> Any:
+        """Run in the pool. A pool whose processes were all killed from outside is replaced, and the call repeated."""
+        for _ in range(_POOL_ATTEMPTS):
+            pool = self._living_pool()
+            try:
+                return await asyncio.wrap_future(pool.schedule(function, args=arguments, timeout=timeout))
+            except BrokenProcessPool:
+                pool.stop()
+            except PoolTimeoutError as error:
+                raise RewardError(f"{self._reward.function}: no reward after {timeout:g} s") from error
+            except pebble.ProcessExpired as error:
+                raise RewardError(f"{self._reward.function}: its process died ({error})") from error
+            except custom.LoadError as error:
+                raise RewardError(str(error)) from error
+            except Exception as error:  # whatever the user's function raised, on the far side of a process
+                raise RewardError(f"{self._reward.function} raised {type(error).__name__}: {error}") from error
+        raise RewardError(f"{self._reward.function}: its processes were killed {_POOL_ATTEMPTS} times")
+
+    def _living_pool(self) -> pebble.ProcessPool:
         if self._pool is None:
             raise RewardError("no reward function is set")
-        future = self._pool.schedule(function, args=arguments, timeout=timeout)
-        try:
-            return await asyncio.wrap_future(future)
-        except PoolTimeoutError as error:
-            raise RewardError(f"{self._reward.function}: no reward after {timeout:g} s") from error
-        except pebble.ProcessExpired as error:
-            raise RewardError(f"{self._reward.function}: its process died ({error})") from error
-        except custom.LoadError as error:
-            raise RewardError(str(error)) from error
-        except Exception as error:  # whatever the user's function raised, on the far side of a process
-            raise RewardError(f"{self._reward.function} raised {type(error).__name__}: {error}") from error
+        if not self._pool.active:
+            self._pool = self._new_pool()
+        return self._pool
 
 
 def _limit_process(memory: int) -> None:

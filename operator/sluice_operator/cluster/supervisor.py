@@ -7,8 +7,8 @@ processes in sessions of their own stay its descendants. It ends in one of three
 
 - the main process ends: all remaining descendants are terminated, then killed; its exit code is passed on;
 - SIGTERM: passed on to the main process, as Kubernetes does; SIGUSR1: everything is killed now (the grace is over);
-- the host is gone (end of file on the inherited pipe LIFE_FD, which the kernel guarantees even for `kill -9`): all
-  descendants are terminated and, GRACE seconds later, killed.
+- the host is gone (end of file on the inherited pipe LIFE_FD, which the kernel guarantees even for `kill -9`): the main
+  process is terminated, so that it can end its own helpers in order; GRACE seconds later everything is killed.
 
 Standard library only, and started without `site`: a pod must not wait for its supervisor.
 """
@@ -134,6 +134,7 @@ class Supervisor:
         poll = select.poll()
         poll.register(self.signals, select.POLLIN)
         poll.register(self.life, select.POLLIN | select.POLLHUP)
+        deadline = float("inf")
         while True:
             ready = {fd for fd, _ in poll.poll(_TICK * 1000)}
             received = self.received() if self.signals in ready else set()
@@ -141,10 +142,13 @@ class Supervisor:
             if main in ended:
                 end_descendants(_LEFTOVER_GRACE)
                 return ended[main]
-            if signal.SIGUSR1 in received:
+            if signal.SIGUSR1 in received or time.monotonic() > deadline:
                 return end_descendants(0).get(main, 128 + signal.SIGKILL)
-            if self.life in ready or os.getppid() != self.parent:
-                return end_descendants(self.grace).get(main, 128 + signal.SIGKILL)
+            host_gone = self.life in ready or os.getppid() != self.parent
+            if host_gone and deadline == float("inf"):
+                deadline = time.monotonic() + self.grace
+                poll.unregister(self.life)
+                send([main], signal.SIGTERM)
             if received & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
                 send([main], signal.SIGTERM)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,19 @@ async def test_one_bad_sample_fails_alone(user_file: Path) -> None:
     assert "its process died" in messages[3]
     assert "expected a finite number" in messages[4]
     assert "MemoryError" in messages[5]
+
+
+async def test_processes_that_are_killed_from_outside_fail_no_sample(user_file: Path) -> None:
+    judge = Judge(Reward(function=f"{user_file}:good"), workers=2)
+    try:
+        for _ in range(2):
+            assert await judge([sample("abc")]) == [(3.0, {})]
+            for child in multiprocessing.active_children():
+                child.kill()
+            time.sleep(0.5)
+        assert await judge([sample("ab")] * 4) == [(2.0, {})] * 4
+    finally:
+        await judge.close()
 
 
 async def test_group_rewards(user_file: Path) -> None:
