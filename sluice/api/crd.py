@@ -139,7 +139,7 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, A
         schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions, rules)
     if "items" in schema:
         schema["items"] = _structural(schema["items"], definitions, rules)
-    if isinstance(node.get("default"), str | int | float | bool) and schema.get("type") != "object":
+    if isinstance(node.get("default"), str | int | float | bool) and node["default"] != "":
         schema["default"] = node["default"]
     model_rules = rules.get(node.get("_model", ""), ())
     if model_rules:

@@ -100,12 +100,12 @@ class Reward(Model):
 
     rules = (
         Rule(
-            "[has(self.type), has(self.function), has(self.url)].filter(x, x).size() == 1",
+            "[has(self.type), has(self.__function__), has(self.url)].filter(x, x).size() == 1",
             lambda r: sum(x is not None for x in (r.type, r.function, r.url)) == 1,
             "exactly one of type, function and url must be set",
         ),
         Rule(
-            "!(has(self.group) && self.group) || has(self.function)",
+            "!(has(self.group) && self.group) || has(self.__function__)",
             lambda r: not r.group or r.function is not None,
             "group: true needs function",
             "group",
