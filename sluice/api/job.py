@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,11 +21,22 @@ Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=
 """RFC 1035 label, short enough for the suffixes of the pods' names."""
 
 
-def _or(path: str, default: int) -> str:
+def _has(path: str) -> str:
+    """CEL: `path` and all its parents are set. Names that CEL reserves are written as Kubernetes escapes them."""
+    parts = [f"__{part}__" if part in _RESERVED else part for part in path.split(".")]
+    return " && ".join(f"has({'.'.join(parts[: i + 1])})" for i in range(1, len(parts)))
+
+
+def _or(path: str, default: int | bool) -> str:
     """CEL: the value at `path`, or the default where it or a parent is not set."""
-    parts = path.split(".")
-    present = " && ".join(f"has({'.'.join(parts[: i + 1])})" for i in range(1, len(parts)))
-    return f"({present} ? {path} : {default})"
+    return f"({_has(path)} ? {path} : {json.dumps(default)})"
+
+
+def _absent(path: str) -> str:
+    return f"!({_has(path)})"
+
+
+_RESERVED = ("function",)
 
 
 _GPUS = _or("self.trainer.gpusPerNode", 1)
@@ -93,6 +106,25 @@ class PodTemplateOverride(Model):
     template: FreeForm
 
 
+def _unavailable(path: str, default: int | bool | None, present: Callable[[RLJobSpec], object]) -> Rule:
+    """A field that the API has and this version cannot honour: better refused than ignored."""
+    value = _or(f"self.{path}", default) if default is not None else ""
+    cel = f"{value} == {json.dumps(default)}" if default is not None else _absent(f"self.{path}")
+    return Rule(
+        cel, lambda spec: present(spec) == default, "not available in this version of sluice; leave it out", path
+    )
+
+
+UNAVAILABLE = (
+    _unavailable("checkpoint.async", False, lambda s: s.checkpoint.async_),
+    _unavailable("rollout.function", None, lambda s: s.rollout.function),
+    _unavailable("rollout.nodesPerReplica", 1, lambda s: s.rollout.nodes_per_replica),
+    _unavailable("trainer.parallelism.context", 1, lambda s: s.trainer.parallelism.context),
+    _unavailable("trainer.parallelism.expert", 1, lambda s: s.trainer.parallelism.expert),
+    _unavailable("trainer.parallelism.virtualPipeline", None, lambda s: s.trainer.parallelism.virtual_pipeline),
+)
+
+
 class RLJobSpec(Model):
     model: ModelSource
     data: Data
@@ -145,6 +177,7 @@ class RLJobSpec(Model):
             "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
             "weightSync.transport",
         ),
+        *UNAVAILABLE,
     )
 
     @property

@@ -176,14 +176,17 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
     if status is None:
         console.print("stopped; the same command goes on from here")
         return 130
-    shown = {k: summary[k] for k in ("steps", "reward_first", "reward_last", "eval_first", "eval_last", "restarts")}
-    words = ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
-    console.print(f"{status.state} after {duration(summary['wall_seconds'])}: {words}", highlight=False)
+    words = f"{status.state} after {duration(summary['wall_seconds'])}"
+    if summary["steps"]:
+        shown = {k: summary[k] for k in ("steps", "reward_first", "reward_last", "eval_first", "eval_last", "restarts")}
+        words += ": " + ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
+    console.print(words, highlight=False, soft_wrap=True)
     if status.state == "Failed":
-        failed = status.condition("Failed")
-        console.print(f"error: {failed.message if failed else 'the job failed'}", markup=False, soft_wrap=True)
-        if status.last_failure and status.last_failure.message:
-            console.print(status.last_failure.message, markup=False, soft_wrap=True)
+        condition, failure = status.condition("Failed"), status.last_failure
+        reason = condition.message if condition else "the job failed"
+        console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
+        if failure and failure.message and failure.message.splitlines()[-1].removeprefix("error: ") not in reason:
+            console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
         console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
         return 1
     return 0

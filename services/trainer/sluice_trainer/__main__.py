@@ -23,22 +23,22 @@ def main() -> int:
     spec = env.job().spec
     checkpoints = env.directory("checkpoint_dir")
 
-    from sluice_trainer.coordinator import Coordinator  # torch and Megatron take seconds: first read the manifest
-    from sluice_trainer.loop import Loop, Stopped
+    # torch and Megatron take seconds to import: read the manifest first
+    from sluice_trainer.coordinator import Coordinator, Stopped
+    from sluice_trainer.loop import Loop
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 
-    coordinator = Coordinator(env, spec, rank=int(os.environ.get("RANK", 0)))
-    total = spec.trainer.steps or coordinator.total_steps()
-    timeout = timedelta(minutes=COLLECTIVE_MINUTES)
-    policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
-    policy.load_latest(checkpoints)
-    recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
-    loop = Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop)
+    coordinator = Coordinator(env, spec, stop, rank=int(os.environ.get("RANK", 0)))
     try:
-        loop.run()
+        total = spec.trainer.steps or coordinator.total_steps()
+        timeout = timedelta(minutes=COLLECTIVE_MINUTES)
+        policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
+        policy.load_latest(checkpoints)
+        recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
+        Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop).run()
     except Stopped:
-        logs.get().info("stopped; the same job goes on from here", step=loop.saved_step)
+        logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM
     finally:
         coordinator.close()

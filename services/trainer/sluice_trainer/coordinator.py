@@ -7,10 +7,11 @@ this loop, and the training loop calls it through `wait`.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +32,20 @@ T = TypeVar("T")
 CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 1.0
+STOP_SECONDS = 5.0
+_TICK_SECONDS = 0.5
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The trainer was asked to stop. What is trained is saved, or will be trained again from the same samples."""
 
 
 class Coordinator:
     """Every method blocks, has a deadline, and may be called again after a failure of its peer."""
 
-    def __init__(self, env: Environment, spec: RLJobSpec, *, rank: int = 0) -> None:
+    def __init__(self, env: Environment, spec: RLJobSpec, stop: threading.Event, *, rank: int = 0) -> None:
+        """stop: set by SIGTERM. From then on no absent peer is waited for longer than STOP_SECONDS."""
+        self._stop = stop
         self._env = env
         self._spec = spec
         self._rank = rank
@@ -50,8 +59,16 @@ class Coordinator:
         self._buffer_address = ""
         self._call(self._open())
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _call(self, coroutine: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
+        """The result of a coroutine on the loop. stoppable: raises Stopped where it still waits long after SIGTERM."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        give_up = math.inf
+        while stoppable and not wait([future], timeout=_TICK_SECONDS).done:
+            if self._stop.is_set():
+                give_up = min(give_up, time.monotonic() + STOP_SECONDS)
+            if time.monotonic() > give_up:
+                future.cancel()
+                raise Stopped
         return future.result()
 
     async def _open(self) -> None:
@@ -122,7 +139,7 @@ class Coordinator:
         async def once() -> T:
             return await request(await self._stub())
 
-        return self._call(rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds))
+        return self._call(rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds), stoppable=True)
 
     def rewind(self, step: int) -> int:
         """Tell the buffer where we start. Answers how many later steps have their batch already."""
@@ -198,7 +215,8 @@ class Coordinator:
             engines = [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0]
             return any(not e.admitted or e.member.version != self._version for e in engines)
 
-        return self._call(rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS))
+        ledger = rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS)
+        return self._call(ledger, stoppable=True)
 
 
 async def _groups(chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[SampleGroup]:

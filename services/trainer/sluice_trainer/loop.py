@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.algorithms.advantages import group_advantages
-from sluice_trainer.coordinator import Coordinator
+from sluice_trainer.algorithms.advantages import Moments, group_advantages, whiten
+from sluice_trainer.coordinator import Coordinator, Stopped
 from sluice_trainer.megatron.policy import BatchTotals, Policy, TrainSequence
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics
@@ -45,10 +46,6 @@ class Action(enum.IntEnum):
     SYNC = 2
     STOP = 3
     END = 4
-
-
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The trainer was asked to stop; a checkpoint of the last step is saved."""
 
 
 @dataclass(slots=True)
@@ -248,8 +245,16 @@ def batch_advantages(
         torch.tensor([s.group_id for s in sound]),
         normalize_std=spec.algorithm.normalize_std,
     )
+    if spec.algorithm.normalize_advantages:
+        advantages = whiten_over_tokens(advantages, torch.tensor([s.trainable_tokens for s in sound]))
     found = {(s.group_id, s.index): float(a) for s, a in zip(sound, advantages, strict=True)}
     return {(s.group_id, s.index): found.get((s.group_id, s.index), 0.0) for s in batch}
+
+
+def whiten_over_tokens(advantages: Tensor, tokens: Tensor) -> Tensor:
+    """Whiten over the trainable tokens of the batch; all tokens of a sequence have its advantage. Both [sequences]."""
+    values, counts = advantages.double(), tokens.double()
+    return whiten(advantages, Moments(counts.sum(), (values * counts).sum(), (values.square() * counts).sum()))
 
 
 def batch_totals(batch: list[pb.Sequence], steps: int) -> list[BatchTotals]:

@@ -14,12 +14,13 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from sluice.api import Parallelism
+from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.adaptations import DEVICE
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(ConfigurationError):
     """A checkpoint whose architecture the trainer cannot build. No restart cures it."""
 
 

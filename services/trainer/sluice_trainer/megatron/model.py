@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sluice.environment import ConfigurationError
 from sluice_trainer.megatron import mapping
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
 from sluice_trainer.megatron.attention import PackedRotary, block_spec
@@ -32,7 +33,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.ind
 Reader = Callable[[str, tuple[int, ...]], Tensor]
 
 
-class CheckpointFilesError(ValueError):
+class CheckpointFilesError(ConfigurationError):
     """A Hugging Face checkpoint whose files do not hold what its config.json promises."""
 
 

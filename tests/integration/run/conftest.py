@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.run.laptop import QUICKSTART, Laptop
+
+FAST = ("failurePolicy.rolloutBackoff.baseSeconds=1", "checkpoint.everySteps=5", "evaluation.everySteps=5")
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the quickstart with its data made."""
+    directory = tmp_path_factory.mktemp("example") / "quickstart"
+    shutil.copytree(QUICKSTART, directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"))
+    subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60)
+    return directory
+
+
+@pytest.fixture
+def laptop(example: Path, tmp_path: Path) -> Iterator[Callable[..., Laptop]]:
+    """Makes runs of the quickstart; whatever is left of them is killed at the end."""
+    made: list[Laptop] = []
+
+    def make(*overrides: str, name: str = "run") -> Laptop:
+        made.append(Laptop(example, tmp_path / name, *FAST, *overrides))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()

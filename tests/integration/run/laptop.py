@@ -1,0 +1,138 @@
+"""A real `sluice run` of the quickstart as a subprocess, and ways to hurt it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sluice.telemetry import run_directory
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "examples/quickstart"
+PROGRAMS = {
+    "engine": "sglang.launch_server",
+    "worker": "sluice_rollout",
+    "buffer": "sluice_buffer",
+    "rendezvous": "sluice_rendezvous",
+    "trainer": "sluice_trainer",
+}
+"""Role -> the module that its process runs."""
+
+
+class Laptop:
+    """One run directory and the `sluice run` that works on it."""
+
+    def __init__(self, example: Path, directory: Path, *overrides: str) -> None:
+        self.directory = directory
+        self.output = directory.with_suffix(".out")
+        self._command = [sys.executable, "-m", "sluice.cli", "run", str(example / "job.yaml"), "--plain"]
+        self._command += ["--run-dir", str(directory)]
+        self._command += [part for override in overrides for part in ("--set", override)]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                self._command, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory.parent
+            )
+
+    def run(self, seconds: float = 280.0) -> int:
+        self.start()
+        return self.wait(seconds)
+
+    def wait(self, seconds: float) -> int:
+        """Exit code. A run that hangs is killed and told about."""
+        assert self.process is not None
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise AssertionError(f"no end after {seconds:.0f} s; the last lines were\n{self.text()[-2000:]}") from None
+
+    def stop(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def text(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a role's process; its pid."""
+        assert self.process is not None
+        root = psutil.Process(self.process.pid)
+        pid = root.pid if role == "run" else self.until(lambda: _find(root, PROGRAMS[role]), f"process {role}", 60)
+        os.kill(pid, number)
+        if role == "run" and number == signal.SIGKILL:
+            self.process.wait()
+        return int(pid)
+
+    def step(self) -> int:
+        return max(self.steps(), default=0)
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        return run_directory.by_step(self.directory / run_directory.METRICS)
+
+    def until_step(self, step: int, seconds: float = 150.0) -> None:
+        self.until(lambda: self.step() >= step, f"step {step}", seconds)
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            result = condition()
+            if result:
+                return result
+            assert self.process is not None
+            assert self.process.poll() is None, f"ended before {what}:\n{self.text()[-2000:]}"
+            time.sleep(0.05)
+        raise AssertionError(f"no {what} after {seconds:.0f} s:\n{self.text()[-2000:]}")
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return found
+
+    def replayed(self) -> dict[int, list[dict[str, Any]]]:
+        """All records of the steps that were trained more than once."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for record in run_directory.records(self.directory / run_directory.METRICS):
+            found.setdefault(record["step"], []).append(record)
+        return {step: records for step, records in found.items() if len(records) > 1}
+
+
+def _find(root: psutil.Process, program: str) -> int | None:
+    for process in root.children(recursive=True):
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        runs = "-m" in command and command[command.index("-m") + 1].startswith(program)
+        if runs and "supervisor.py" not in command[1]:
+            return int(process.pid)
+    return None
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of living processes that belong to a run directory."""
+    marker = str(directory.resolve()).encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if marker in environment and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                found.append(" ".join(process.cmdline())[:120])
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def values(records: Iterable[dict[str, Any]], name: str) -> list[float]:
+    return [record[name] for record in records]

@@ -1,0 +1,50 @@
+"""`kill -9` of any process at random moments: the run recovers by itself, loses nothing, trains nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.run.laptop import PROGRAMS, Laptop, processes_of
+
+pytestmark = pytest.mark.timeout(900)
+STEPS_BETWEEN = 4
+
+
+def seed() -> int:
+    """SLUICE_TEST_SEED repeats a run; it is printed where a test fails."""
+    return int(os.environ.get("SLUICE_TEST_SEED", random.SystemRandom().randrange(10**6)))
+
+
+def test_every_process_may_be_killed(laptop: Callable[..., Laptop]) -> None:
+    """All roles and `sluice run` itself, one after the other in random order, within one run."""
+    chosen = seed()
+    print("SLUICE_TEST_SEED", chosen)
+    draw = random.Random(chosen)
+    victims = [*PROGRAMS, "run"]
+    draw.shuffle(victims)
+    total = STEPS_BETWEEN * (len(victims) + 1) + 4
+    run = laptop(f"trainer.steps={total}", "rollout.batchSize=16", f"data.seed={chosen % 1000}")
+    run.start()
+    for number, victim in enumerate(victims):
+        run.until_step(2 + STEPS_BETWEEN * number)
+        time.sleep(draw.random() * 1.5)
+        print("kill", victim, "at step", run.step())
+        run.kill(victim)
+        if victim == "run":
+            run.start()
+    assert run.wait(300) == 0, run.text()[-3000:]
+    summary = run.summary()
+    assert summary["state"] == "Succeeded"
+    assert summary["steps"] == total
+    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert summary["groups_trained"] == summary["groups_leased"] == total * 16
+    assert summary["logprob_diff_max"] <= 1e-4
+    for step, records in run.replayed().items():
+        seen = {(r["train/loss"], r["train/grad_norm"], r["rollout/raw_reward"]) for r in records}
+        assert len(seen) == 1, f"step {step} was replayed differently: {records}"
+    assert processes_of(run.directory) == []

@@ -1,0 +1,155 @@
+"""`sluice run` on the real engines: what it does, what it leaves, and that its variants train."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.run.laptop import Laptop, processes_of, values
+
+pytestmark = pytest.mark.timeout(600)
+Make = Callable[..., Laptop]
+
+
+def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
+    """Everything trained, nothing lost, nothing twice, nobody left."""
+    summary = run.summary()
+    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    assert summary["steps"] == steps
+    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert summary["groups_trained"] == summary["groups_leased"] == steps * groups
+    assert processes_of(run.directory) == []
+
+
+def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path) -> None:
+    run = laptop("trainer.steps=12", "data.seed=3")
+    assert run.run() == 0, run.text()[-3000:]
+    check_sound(run, 12)
+    records = list(run.steps().values())
+    assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
+    assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
+    assert max(values(records, "train/pg_clipfrac")) == 0
+    assert max(values(records, "rollout/policy_lag")) == 0
+    first, last = values(records, "rollout/raw_reward")[0], values(records, "rollout/raw_reward")[-1]
+    assert last > 2 * first, "the reward rises"
+    expected = {"job.json", "metrics.jsonl", "evaluation.jsonl", "timeline.jsonl", "summary.json", "report.html"}
+    assert expected <= {p.name for p in run.directory.iterdir()}
+    assert list((run.directory / "tensorboard").glob("events*"))
+    row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
+    assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
+    assert row["weight_versions"] in ([11], [])
+    exported_model_answers(run.directory / "checkpoints/hf")
+    again = laptop("trainer.steps=12", "data.seed=3")
+    assert again.run(60) == 0
+    assert again.step() == 12, "a finished run is not run again"
+    other = laptop("trainer.steps=13", "data.seed=3")
+    assert other.run(60) == 2
+    assert "spec.trainer.steps: 12 -> 13" in other.text()
+
+
+def exported_model_answers(directory: Path) -> None:
+    """The exported checkpoint is a Hugging Face model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    ids = AutoTokenizer.from_pretrained(directory)("max 3 7 2 =", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert model(ids).logits.shape == (1, 5, 16)
+
+
+def test_interrupted_runs_continue(laptop: Make) -> None:
+    run = laptop("trainer.steps=14")
+    run.start()
+    run.until_step(3)
+    run.kill("run", signal.SIGINT)
+    assert run.wait(60) == 130
+    assert "the same command goes on from here" in run.text()
+    assert processes_of(run.directory) == []
+    stopped_at = run.step()
+    assert run.run() == 0, run.text()[-3000:]
+    check_sound(run, 14)
+    assert not run.replayed() or min(run.replayed()) > stopped_at - 5
+    assert all(len({r["train/loss"] for r in records}) == 1 for records in run.replayed().values())
+
+
+def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
+    run = laptop(
+        "trainer.steps=10",
+        "rollout.mode=async",
+        "rollout.maxStaleness=2",
+        "rollout.partial.enabled=true",
+        "rollout.batchSize=16",
+        "weightSync.transport=disk",
+        "trainer.epochs=null",
+    )
+    assert run.run() == 0, run.text()[-3000:]
+    check = run.summary()
+    assert check["state"] == "Succeeded"
+    assert check["groups_trained"] == 160
+    assert check["groups_lost"] == check["groups_trained_twice"] == 0
+    lags = values(run.steps().values(), "rollout/policy_lag")
+    assert 0 < max(lags) <= 2, "generation runs ahead of training, within maxStaleness"
+
+
+def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None:
+    run = laptop(
+        "trainer.steps=5",
+        "trainer.processesPerNode=2",
+        "trainer.stepsPerBatch=2",
+        "trainer.maxTokensPerGpu=256",
+        "rollout.batchSize=16",
+        "algorithm.kl={lossCoef: 0.001, type: low_var_kl}",
+        "algorithm.normalizeAdvantages=true",
+    )
+    assert run.run() == 0, run.text()[-3000:]
+    check_sound(run, 5, groups=16)
+    records = list(run.steps().values())
+    assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
+    assert values(records, "train/kl_loss")[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("row", "train.jsonl:3"),
+        ("no-prompt", "train.jsonl:2"),
+        ("reward", "has no function 'nothing'"),
+        ("architecture", "model_type 'mamba'"),
+        ("weights", "has no weights (*.safetensors)"),
+        ("missing", "there is no file or directory"),
+    ],
+)
+def test_bad_input_fails_at_once_with_one_message(
+    laptop: Make, example: Path, tmp_path: Path, change: str, message: str
+) -> None:
+    import shutil
+
+    broken = tmp_path / "example"
+    shutil.copytree(example, broken)
+    lines = (broken / "train.jsonl").read_text().splitlines()
+    overrides: list[str] = []
+    if change == "row":
+        lines[2] = lines[2][:-3]
+    elif change == "no-prompt":
+        lines[1] = '{"question": "max 1 2 3 =", "label": "3"}'
+    elif change == "reward":
+        overrides = ["reward.function=reward.py:nothing"]
+    elif change == "architecture":
+        config = json.loads((broken / "model/config.json").read_text())
+        (broken / "model/config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    elif change == "weights":
+        overrides = ["model.init=pretrained"]
+    elif change == "missing":
+        overrides = ["data.prompts[0].path=nowhere.jsonl"]
+    (broken / "train.jsonl").write_text("\n".join(lines) + "\n")
+    run = Laptop(broken, tmp_path / "run", "trainer.steps=2", *overrides)
+    code = run.run(90)
+    run.stop()
+    assert code in (1, 2)
+    assert message in run.text(), run.text()[-3000:]
+    assert processes_of(run.directory) == []
