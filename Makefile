@@ -6,13 +6,13 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
 MCORE  := megatron-core==0.19.2
 
-.PHONY: help quickstart test lint protos crds check-generated clean
+.PHONY: help quickstart test lint protos crds reference check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
 	@echo "make test         all tests that need no GPU and no cluster"
 	@echo "make lint         ruff, mypy, import rules, generated files"
-	@echo "make protos crds  regenerate what is generated"
+	@echo "make protos crds reference   regenerate what is generated"
 	@echo "make clean        remove the environment, caches and the quickstart's run"
 
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
@@ -54,9 +54,13 @@ protos: $(VENV)/.dev
 crds: $(VENV)/.dev
 	$(VENV)/bin/sluice crd > crds/sluice.dev_rljobs.yaml
 
+reference: $(VENV)/.dev
+	mkdir -p docs/reference
+	$(VENV)/bin/sluice reference > docs/reference/rljob.md
+
 # Generated files must be what their sources give.
-check-generated: protos crds
-	git diff --exit-code -- sluice/wire/v1 crds
+check-generated: protos crds reference
+	git diff --exit-code -- sluice/wire/v1 crds docs/reference
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs

@@ -83,6 +83,14 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Directory of a run.", s
     typer.echo(write_report(run_dir, run_dir.name))
 
 
+@app.command(hidden=True)
+def reference() -> None:
+    """Print the API reference as Markdown."""
+    from sluice.api.reference import reference as text
+
+    typer.echo(text(), nl=False)
+
+
 @app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of RLJob."""

@@ -120,7 +120,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
         refreshing = asyncio.create_task(refresh())
         try:
             with cancelled_by_signals():
-                status = await run_job(cluster, job, probe=probe, on_plan=on_plan)
+                status = await run_job(cluster, job, probe=probe, on_plan=on_plan, retry_failed=True)
             stopped = False
         except asyncio.CancelledError:
             stopped = True

@@ -61,6 +61,8 @@ class Loop:
     saved_step: int = -1
     save_seconds: float = 0.0
     evaluated_version: int = -1
+    joiners_after: float = 0.0
+    failed_joins: int = 0
     times: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -112,7 +114,7 @@ class Loop:
         if self.ranks.rank == 0:
             if self.stop.is_set():
                 action = Action.STOP
-            elif self.coordinator.joiners():
+            elif time.monotonic() >= self.joiners_after and self.coordinator.joiners():
                 action = Action.SYNC
             else:
                 taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
@@ -160,9 +162,13 @@ class Loop:
             update = self.coordinator.finish_update()
             for phase, seconds in update.seconds.items():
                 self.times[f"perf/update_weights/{phase}_time"] = seconds
-            for name, reason in update.failed.items():
-                logs.get().warning("engine not updated", engine=name, version=version, reason=reason)
+            self._back_off(len(update.failed) if joiners_only else 0)
         self.times["perf/update_weights_time"] = time.perf_counter() - started
+
+    def _back_off(self, failures: int) -> None:
+        """An engine that cannot be brought up to date is tried again later and later: training must not spin on it."""
+        self.failed_joins = self.failed_joins + 1 if failures else 0
+        self.joiners_after = time.monotonic() + (min(2.0**self.failed_joins, 30.0) if failures else 0.0)
 
     def _checkpoint(self, step: int) -> None:
         """Save and tell the buffer, which may then forget what the checkpoint covers."""

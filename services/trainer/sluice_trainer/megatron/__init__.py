@@ -1,0 +1,6 @@
+"""Megatron-core, through its public layer spec."""
+
+import warnings
+
+# At each import Megatron says that TransformerEngine and apex are not there. They are not needed here.
+warnings.filterwarnings("ignore", module=r"megatron\.core")

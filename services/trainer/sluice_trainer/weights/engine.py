@@ -84,7 +84,8 @@ class EngineControl:
         await self._call("POST", "/update_weights_from_distributed", body)
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush}
+        """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy weights."""
+        body = {"model_path": path, "load_format": "auto", "weight_version": str(version), "flush_cache": flush}
         await self._call("POST", "/update_weights_from_disk", body)
 
     async def version(self) -> str:

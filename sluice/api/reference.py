@@ -1,0 +1,58 @@
+"""The API reference for people, written from the models: `make reference` puts it into docs/reference/rljob.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sluice.api.crd import schema_of
+from sluice.api.job import RLJobSpec
+from sluice.api.status import RLJobStatus
+
+_HEAD = """\
+# RLJob `sluice.dev/v1alpha1`
+
+Generated from `sluice.api` by `make reference`. `kubectl explain rljob.spec` says the same in a cluster.
+"""
+
+
+def reference() -> str:
+    """Markdown: a table for every object of spec and status."""
+    parts = [_HEAD]
+    for name, model in (("spec", RLJobSpec), ("status", RLJobStatus)):
+        parts += _sections(name, schema_of(model))
+    return "\n".join(parts)
+
+
+def _sections(path: str, schema: dict[str, Any]) -> list[str]:
+    required = schema.get("required", [])
+    rows = [_row(name, child, name in required) for name, child in schema["properties"].items()]
+    lines = [f"## `{path}`\n"]
+    if "description" in schema:
+        lines.append(" ".join(schema["description"].split()) + "\n")
+    lines += ["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]
+    lines += ["Rules:\n", *(f"- {rule}" for rule in rules), ""] if rules else []
+    for name, child in schema["properties"].items():
+        items = child.get("items", {})
+        if "properties" in child:
+            lines += _sections(f"{path}.{name}", child)
+        elif "properties" in items:
+            lines += _sections(f"{path}.{name}[]", items)
+    return lines
+
+
+def _row(name: str, schema: dict[str, Any], required: bool) -> str:
+    default = "**required**" if required else f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+    meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
+    return f"| `{name}` | {_type(schema)} | {default} | {meaning} |"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if schema.get("type") == "array":
+        return f"list of {_type(schema['items'])}"
+    return str(schema.get("type", "any"))

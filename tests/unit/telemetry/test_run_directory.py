@@ -1,0 +1,70 @@
+"""What a run leaves behind is readable whatever killed its writer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sluice.telemetry import run_directory
+from sluice.telemetry.report import spans
+from sluice.telemetry.summary import evaluation_means, summarize
+
+
+def test_the_last_record_of_a_step_counts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step, reward in ((1, 0.1), (2, 0.2), (2, 0.3)):
+        run_directory.append(path, {"step": step, "reward": reward})
+    assert {s: r["reward"] for s, r in run_directory.by_step(path).items()} == {1: 0.1, 2: 0.3}
+
+
+def test_a_line_that_a_kill_cut_off_is_skipped_and_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run_directory.append(path, {"step": 1})
+    with path.open("ab") as file:
+        file.write(b'{"step": 2, "rew')
+    run_directory.append(path, {"step": 3})
+    assert list(run_directory.by_step(path)) == [1, 3]
+
+
+def test_no_file_is_no_records(tmp_path: Path) -> None:
+    assert list(run_directory.records(tmp_path / "none.jsonl")) == []
+
+
+def test_json_is_replaced_in_one_piece(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    run_directory.write_json(path, {"a": 1})
+    run_directory.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_summary(tmp_path: Path) -> None:
+    for step, reward in ((1, 0.1), (2, 0.4)):
+        run_directory.append(
+            tmp_path / "metrics.jsonl",
+            {"step": step, "rollout/raw_reward": reward, "train/train_rollout_logprob_abs_diff_max": step * 1e-6},
+        )
+    for version, dataset, reward in ((0, "a", 0.0), (0, "b", 0.2), (2, "a", 1.0), (2, "b", 0.5), (2, "b", 0.6)):
+        run_directory.append(
+            tmp_path / "evaluation.jsonl", {"version": version, "dataset": dataset, f"eval/{dataset}": reward}
+        )
+    assert evaluation_means(tmp_path) == [(0, 0.1), (2, 0.8)]
+    found = summarize(tmp_path, state="Succeeded", restarts=1, wall_seconds=9.99, counters={"groups_trained": 4})
+    assert found["steps"] == 2
+    assert (found["reward_first"], found["reward_last"]) == (0.1, 0.4)
+    assert (found["eval_first"], found["eval_last"]) == (0.1, 0.8)
+    assert found["logprob_diff_max"] == 2e-6
+    assert (found["groups_trained"], found["groups_lost"], found["restarts"]) == (4, 0, 1)
+
+
+def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
+    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, counters={})
+    assert (found["steps"], found["reward_first"], found["eval_last"]) == (0, None, None)
+
+
+def test_timeline_spans_join_equal_states_and_leave_gaps() -> None:
+    def at(time: float, **states: str) -> dict[str, object]:
+        return {"time": time, "states": states}
+
+    samples = [at(0, t="a"), at(1, t="a"), at(2, t="b"), at(3), at(4, t="b"), at(5, t="b")]
+    assert spans(samples, "t") == [("a", 0, 2), ("b", 2, 3), ("b", 4, 5)]
