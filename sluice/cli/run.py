@@ -92,6 +92,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.time()
     monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
+    metrics.read()  # what an earlier run did is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     async with LocalCluster(directory, volumes=volumes) as cluster:

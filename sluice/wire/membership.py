@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import grpc
 import grpc.aio
 
 from sluice.wire import rpc
@@ -17,10 +18,12 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 
 HEARTBEAT_SECONDS = 2.0
 _REJOIN_SECONDS = (0.2, 5.0)
+_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
+"""A newer attempt has taken our place, the token is wrong, or we are: no retry helps."""
 
 
 class Membership:
-    """`latest` is what the rendezvous last said; `changed` is set on every message and on loss of the stream."""
+    """`latest` is what the rendezvous last said. There is news with every message and with every loss of the stream."""
 
     def __init__(
         self,
@@ -36,8 +39,9 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
         self.latest: pb.ServerMessage | None = None
         self.connected = asyncio.Event()
-        self.changed = asyncio.Event()
         self.refused: str | None = None
+        self.news_count = 0
+        self._news = asyncio.Event()
 
     async def __aenter__(self) -> Membership:
         self._task = asyncio.create_task(self._run(), name="membership")
@@ -52,6 +56,18 @@ class Membership:
         """Send a heartbeat now: the state has changed."""
         self._beat.set()
 
+    async def news(self, after: int) -> int:
+        """Wait for news later than number `after`; the number of the newest. Any number of tasks may wait."""
+        while self.news_count == after:
+            await self._news.wait()
+        return self.news_count
+
+    def _tell(self) -> None:
+        """Wake all who wait. Each wait has an event of its own, so that nobody can clear another's."""
+        self.news_count += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
     async def _run(self) -> None:
         pause = _REJOIN_SECONDS[0]
         async with rpc.channel(self._address) as channel:
@@ -62,22 +78,23 @@ class Membership:
                         pause = _REJOIN_SECONDS[0]
                         self.latest = message
                         self.connected.set()
-                        self.changed.set()
+                        self._tell()
                 except grpc.aio.AioRpcError as error:
-                    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:  # a newer attempt has taken our place
-                        self.refused = str(error.details())
-                        self.changed.set()
+                    if error.code() in _FINAL:
+                        self.refused = f"refused by the rendezvous: {error.details()}"
+                        self.connected.clear()
+                        self._tell()
                         return
                 self.connected.clear()
-                self.changed.set()
+                self._tell()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _REJOIN_SECONDS[1])
 
     async def _messages(self) -> AsyncIterator[pb.MemberMessage]:
         yield pb.MemberMessage(hello=self._hello())
         while True:
-            yield pb.MemberMessage(heartbeat=self._heartbeat())
             self._beat.clear()
+            yield pb.MemberMessage(heartbeat=self._heartbeat())
             try:
                 await asyncio.wait_for(self._beat.wait(), HEARTBEAT_SECONDS)
             except TimeoutError:

@@ -34,6 +34,10 @@ class DeadlineError(TimeoutError):
     """A wait ran out. The message says what it was waiting for."""
 
 
+class RefusedError(Exception):
+    """The peer answered with an error that no retry cures. The message says to what, and why."""
+
+
 def job_token() -> str:
     """The job's token, from the environment; empty: calls are not authenticated."""
     return os.environ.get(TOKEN_ENV, "")
@@ -96,7 +100,7 @@ def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
 async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: float) -> T:
     """Repeat a call while its peer is not there (it restarts), for at most `seconds`; then say what was waited for.
 
-    Only calls that may be repeated: all of ours are idempotent.
+    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is there and says no.
     """
     end = time.monotonic() + seconds
     pause = 0.1
@@ -105,7 +109,7 @@ async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: floa
             return await call()
         except grpc.aio.AioRpcError as error:
             if error.code() not in _RETRIED:
-                raise
+                raise RefusedError(f"{what}: {error.code().name}: {error.details()}") from error
             if time.monotonic() + pause > end:
                 cause = f"{error.code().name}: {error.details()}"
                 raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({cause})") from error

@@ -161,7 +161,10 @@ class Coordinator:
         request = pb.TakeBatchRequest(
             trainer=self._caller, step=step, data_parallel_size=data_parallel_size, wait_seconds=POLL_SECONDS
         )
-        return self._ask("TakeBatch", lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS))
+        answer: pb.TakeBatchResponse = self._ask(
+            "TakeBatch", lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+        return answer
 
     def shard(self, step: int, rank: int, data_parallel_size: int) -> list[SampleGroup]:
         """This rank's samples."""
@@ -188,9 +191,10 @@ class Coordinator:
         request = pb.GetEvaluationsRequest(after_version=after)
         if wait_for is not None:
             request.wait_for_version, request.wait_seconds = wait_for, POLL_SECONDS
-        return self._ask(
+        answer: pb.GetEvaluationsResponse = self._ask(
             "GetEvaluations", lambda s: s.GetEvaluations(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
         )
+        return answer
 
     # --- the engines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sluice_rendezvous.registry import Entry, Registry, StaleAttemptError
 
 

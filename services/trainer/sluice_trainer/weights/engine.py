@@ -45,9 +45,6 @@ class EngineControl:
         }
         await self._call("POST", "/init_weights_update_group", body)
 
-    async def destroy_group(self, group: str) -> None:
-        await self._call("POST", "/destroy_weights_update_group", {"group_name": group})
-
     async def pause(self, mode: str) -> None:
         await self._call("POST", "/pause_generation", {"mode": mode})
 
@@ -55,7 +52,15 @@ class EngineControl:
         await self._call("POST", "/continue_generation", {})
 
     async def begin(self) -> None:
-        if self.has_session:
+        """Open a session. One that is open is what an update that failed, or a trainer that died, has left."""
+        if not self.has_session:
+            return
+        try:
+            await self._call("POST", "/begin_weight_update", {})
+        except EngineRefusedError as error:
+            if "already open" not in str(error):
+                raise
+            await self.end()
             await self._call("POST", "/begin_weight_update", {})
 
     async def end(self) -> None:
@@ -104,5 +109,5 @@ class EngineControl:
         except TimeoutError as error:
             waited = time.monotonic() - started
             raise EngineRefusedError(f"{path}: no answer after {waited:.0f} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EngineRefusedError(f"{path}: {type(error).__name__} {error}") from error

@@ -8,6 +8,7 @@ It never blocks in a collective: it polls against a deadline and watches the eng
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
@@ -20,10 +21,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
     Backend,
     PrefixStore,
     _new_process_group_helper,
+    _unregister_process_group,
     _world,
 )
 
@@ -83,16 +86,17 @@ class Collective:
         port = free_port(self._host)
         size = 1 + peer.world_size
         engine = asyncio.create_task(peer.control.init_group(group, self._host, port, size, self._backend))
-        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, port, size)))
+        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, port, size), self._bury))
         await _both(engine, ours)
         self._groups[peer.name] = (peer.generation, group, ours.result())
 
     def _join(self, group: str, port: int, size: int) -> Any:
         """Our side of a process group outside of torch's default one, as SGLang makes its own."""
         timeout = timedelta(seconds=self._timeout)
-        store = dist.TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        name: Any = group  # a type of its own in newer torch, a string for all that it does
         process_group, _ = _new_process_group_helper(
-            size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=group, timeout=timeout
+            size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=name, timeout=timeout
         )
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
         return process_group
@@ -129,15 +133,30 @@ class Collective:
 
     def abandon(self, name: str) -> None:
         _, _, process_group = self._groups.pop(name, (0, "", None))
-        if process_group is None:
-            return
+        if process_group is not None:
+            self._bury(process_group)
+
+    def _bury(self, process_group: Any) -> None:
+        """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that may be dead.)"""
         device = torch.device("cuda" if self._backend == "nccl" else "cpu")
         backend = process_group._get_backend(device)
         if hasattr(backend, "abort"):
             backend.abort()
-        _world.pg_group_ranks.pop(process_group, None)
-        _world.pg_map.pop(process_group, None)
-        _world.pg_names.pop(process_group, None)
+        tables: tuple[Any, ...] = (
+            _world.pg_map,
+            _world.pg_names,
+            _world.pg_group_ranks,
+            _world.pg_backend_config,
+            _world.pg_to_tag,
+        )
+        for table in tables:
+            table.pop(process_group, None)
+        for groups in _world.tags_to_pg.values():
+            if process_group in groups:
+                groups.remove(process_group)
+        _unregister_process_group(process_group.group_name)
+        # gloo cannot abort: the group's end waits for work that is stuck, until that times out. Not here.
+        threading.Thread(target=_outlive, args=(process_group, self._timeout), name="bury", daemon=True).start()
 
 
 class Disk:
@@ -186,22 +205,29 @@ class Disk:
 
 async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
     """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that said no."""
-    done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
-    for task in done:
-        if task.exception():
-            engine.cancel()
+    try:
+        done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
+        for task in sorted(done, key=lambda task: task is ours):  # what the engine says is the better reason
             task.result()
+    finally:
+        for task in (engine, ours):
+            task.cancel()
+        await asyncio.gather(engine, ours, return_exceptions=True)
 
 
-async def _in_daemon(blocking: Callable[[], Any]) -> Any:
-    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process from its end."""
+async def _in_daemon(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:
+    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process from its end.
+
+    dispose: what to do with a result that comes when nobody wants it any more.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: Exception | None) -> None:
         if future.done():
-            return
-        if error:
+            if error is None:
+                dispose(result)
+        elif error:
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -211,7 +237,14 @@ async def _in_daemon(blocking: Callable[[], Any]) -> Any:
             result, error = blocking(), None
         except Exception as raised:  # handed over to whoever waits
             result, error = None, raised
-        loop.call_soon_threadsafe(settle, result, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended first, and with it the process
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="join", daemon=True).start()
     return await future
+
+
+def _outlive(process_group: Any, seconds: float) -> None:
+    """Hold the group until its stuck work has timed out, then let go of it."""
+    time.sleep(seconds)
+    del process_group

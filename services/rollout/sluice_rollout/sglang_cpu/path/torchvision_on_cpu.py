@@ -1,7 +1,7 @@
 """Makes torchvision importable beside a CPU build of torch, in every process of the environment.
 
-SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build: beside CPU torch its
-operators do not load, and its import then fails because it registers fake kernels for two operators that do not exist.
+SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build: beside CPU torch
+its operators do not load, and its import then fails because it registers fake kernels for two operators that do not exist.
 Declaring their two schemas just before the first import is enough; no kernel is added, so calling them raises.
 """
 

@@ -1,0 +1,22 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from buffer_tools import House, make_job
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[Callable[..., House]]:
+    """Makes buffers on a real database in this process."""
+    made: list[House] = []
+
+    def make(**changes: Any) -> House:
+        directory = tmp_path / f"house-{len(made)}"
+        directory.mkdir()
+        made.append(House(make_job(directory, **changes), directory / "storage"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

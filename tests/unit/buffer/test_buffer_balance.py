@@ -1,0 +1,45 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_buffer.balance import assign, balance, optimizer_steps
+
+lengths = st.lists(st.integers(1, 20_000), max_size=80)
+ranks = st.integers(1, 9)
+
+
+@given(lengths, ranks)
+def test_every_sequence_has_one_rank_and_loads_differ_by_at_most_the_longest(lengths: list[int], ranks: int) -> None:
+    chosen = balance(lengths, ranks)
+    assert len(chosen) == len(lengths)
+    assert all(0 <= rank < ranks for rank in chosen)
+    loads = [sum(n for n, rank in zip(lengths, chosen, strict=True) if rank == r) for r in range(ranks)]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths, ranks)
+def test_no_rank_is_empty_when_there_are_enough_sequences(lengths: list[int], ranks: int) -> None:
+    assert len(set(balance(lengths, ranks))) == min(ranks, len(lengths))
+
+
+@given(st.lists(st.just(0), min_size=4, max_size=20), st.integers(1, 4))
+def test_empty_sequences_are_spread_as_well(lengths: list[int], ranks: int) -> None:
+    counts = Counter(balance(lengths, ranks))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.randoms())
+def test_optimizer_steps_do_not_depend_on_the_number_of_ranks(
+    steps: int, part: int, ranks: int, random: object
+) -> None:
+    lengths = [17 * i % 11 + 1 for i in range(steps * part)]
+    one, many = assign(lengths, steps, 1), assign(lengths, steps, ranks)
+    assert [step for step, _ in one] == [step for step, _ in many] == sorted(step for step, _ in one)
+    assert many == assign(lengths, steps, ranks)
+
+
+def test_a_batch_that_cannot_be_split_is_an_error() -> None:
+    with pytest.raises(ValueError, match="7 sequences cannot be split into 2"):
+        optimizer_steps(7, 2)

@@ -1,0 +1,102 @@
+"""The fast check of whole groups, held against the invariants as sluice.sample states them."""
+
+from collections.abc import Callable
+
+import pytest
+from buffer_tools import make_group, make_sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.sample import SampleError
+from sluice.wire.codec import group_from_message
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.checks import as_trained, check_finished, check_partial, prompt_tokens
+from sluice_buffer.state import unpack_facts
+
+NAN = b"\0\0\xc0\x7f"
+DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
+    lambda g, s: setattr(s, "tokens", s.tokens[:-1]),
+    lambda g, s: setattr(s, "loss_mask", s.loss_mask + b"\1"),
+    lambda g, s: setattr(s, "loss_mask", bytes(b * 2 for b in s.loss_mask)),
+    lambda g, s: setattr(s, "loss_mask", bytes(s.response_length)),
+    lambda g, s: setattr(s, "rollout_log_probs", s.rollout_log_probs[4:]),
+    lambda g, s: setattr(s, "rollout_log_probs", NAN * s.response_length),
+    lambda g, s: s.MergeFrom(pb.Sample(loss_mask=bytes(s.response_length), rollout_log_probs=NAN * s.response_length)),
+    lambda g, s: setattr(s, "tokens", b"\xff" * len(s.tokens)),
+    lambda g, s: setattr(s, "index", 7),
+    lambda g, s: s.ClearField("reward"),
+    lambda g, s: setattr(s, "reward", float("nan")),
+    lambda g, s: s.weight_versions.add(version=1, start=9, end=10),
+    lambda g, s: g.samples.pop(),
+    lambda g, s: setattr(s, "response_length", s.response_length - 1),
+    lambda g, s: setattr(s, "response_length", 30),
+    *[lambda g, s, text=text: setattr(s, "metadata_json", text) for text in ("{", "[1]", '{"a": 1}', "null")],
+    lambda g, s: None,
+]
+STATUSES = [pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED, pb.SAMPLE_STATUS_FAILED, pb.SAMPLE_STATUS_PENDING]
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> pb.SampleGroup:
+    """Groups of two samples, most with one thing broken."""
+    group = make_group(pb.Prompt(group_id=1), response=draw(st.integers(0, 5)), status=draw(st.sampled_from(STATUSES)))
+    sample = group.samples[draw(st.integers(0, 1))]
+    draw(st.sampled_from(DAMAGE))(group, sample)
+    return group
+
+
+@settings(max_examples=400)
+@given(groups())
+def test_agrees_with_the_invariants(group: pb.SampleGroup) -> None:
+    try:
+        decoded = group_from_message(group)
+        decoded.check_finished(2)
+        sound = all(isinstance(s.metadata, dict) for s in decoded.samples)
+    except ValueError:
+        sound = False
+    try:
+        checked = check_finished(group, 2, 0)
+    except SampleError:
+        assert not sound
+        return
+    assert sound
+    for facts, sample in zip(unpack_facts(checked.summary), decoded.samples, strict=True):
+        assert facts.length == len(sample.tokens)
+        assert facts.response_length == sample.response_length
+        if sample.status != "failed":
+            assert facts.trainable_tokens == sample.trainable_tokens
+            assert facts.reward == sample.reward
+
+
+def test_a_refusal_names_the_field() -> None:
+    group = make_group(pb.Prompt(group_id=1))
+    group.samples[1].loss_mask = b"\1"
+    with pytest.raises(SampleError, match=r"samples\[1\].lossMask: 1 entries for 6 response tokens"):
+        check_finished(group, 2, 0)
+
+
+def test_versions_come_from_the_spans() -> None:
+    group = make_group(pb.Prompt(group_id=1), version=3)
+    group.samples[0].weight_versions[0].end = 2
+    group.samples[0].weight_versions.add(version=5, start=2, end=6)
+    facts = unpack_facts(check_finished(group, 2, 0).summary)
+    assert [(f.min_version, f.max_version) for f in facts] == [(3, 5), (3, 3)]
+
+
+def test_a_failed_sample_is_made_harmless() -> None:
+    group = make_group(pb.Prompt(group_id=1))
+    failed = make_sample(1, status=pb.SAMPLE_STATUS_FAILED, reward=None)
+    made = as_trained(failed, prompt_tokens(group))
+    assert (made.reward, made.loss_mask, made.tokens) == (0.0, bytes(6), failed.tokens)
+    empty = pb.Sample(index=1, status=pb.SAMPLE_STATUS_FAILED)
+    assert as_trained(empty, prompt_tokens(group)).tokens == group.samples[0].tokens[:16]
+
+
+def test_partial_samples_need_not_be_complete() -> None:
+    sample = make_sample(1, status=pb.SAMPLE_STATUS_ABORTED, reward=None)
+    check_partial(pb.SampleGroup(samples=[sample]), 2)
+    with pytest.raises(SampleError, match="twice"):
+        check_partial(pb.SampleGroup(samples=[sample, sample]), 2)
+    sample.rollout_log_probs = b""
+    with pytest.raises(SampleError, match=r"samples\[1\].rolloutLogProbs"):
+        check_partial(pb.SampleGroup(samples=[sample]), 2)

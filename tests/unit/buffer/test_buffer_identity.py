@@ -1,0 +1,58 @@
+"""A database is of one job and its prompts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from buffer_tools import House, make_job, write_prompts
+
+from sluice.api import RLJob
+from sluice.environment import ConfigurationError
+from sluice_buffer.storage import Storage, StorageError
+
+Make = Callable[..., House]
+
+
+def reopened(house: House, job: RLJob) -> None:
+    house.close()
+    House(job, house.directory).close()
+
+
+def test_more_steps_are_no_other_job(house: Make) -> None:
+    one = house()
+    reopened(one, make_job(one.directory.parent, trainer__steps=50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout__batchSize": 2}, "made with another spec.rollout.batchSize: 4, now 2"),
+        ({"data__seed": 1}, "made with another order of prompts"),
+        ({"rows": 21}, r"made with another prompt files \(spec.data.prompts\)"),
+    ],
+)
+def test_other_data_settings_are_refused(house: Make, changes: dict[str, int], message: str) -> None:
+    one = house()
+    with pytest.raises(ConfigurationError, match=message):
+        reopened(one, make_job(one.directory.parent, **changes))
+
+
+def test_a_changed_row_is_refused(house: Make) -> None:
+    one = house()
+    path = write_prompts(one.directory.parent / "prompts.jsonl", 20)
+    path.write_text(path.read_text().replace("19 + 1", "19 + 2"))
+    with pytest.raises(ConfigurationError, match="Restore the old setting, or start anew"):
+        reopened(one, one.job)
+
+
+def test_prompts_that_do_not_fill_a_batch_are_refused(house: Make) -> None:
+    with pytest.raises(ConfigurationError, match="3 prompts an epoch do not fill one batch of 4 groups"):
+        house(rows=3, trainer={"epochs": 1})
+
+
+def test_one_process_has_a_database(tmp_path: Path) -> None:
+    first = Storage(tmp_path, 1 << 20)
+    with pytest.raises(StorageError, match="another buffer process uses this directory"):
+        Storage(tmp_path, 1 << 20)
+    first.close()
+    Storage(tmp_path, 1 << 20).close()

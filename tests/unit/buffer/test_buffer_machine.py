@@ -1,0 +1,204 @@
+"""Whatever happens in whatever order: no group is lost, none is trained twice, a batch never changes.
+
+Hypothesis drives a real buffer on a real database through leases, submits, returns, expiries, commits, checkpoints,
+rewinds, restarts, and crashes that lose what was not written. After every step the memory must equal what a new process
+would read from the disk.
+"""
+
+import copy
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from buffer_tools import House, make_group, make_job, make_sample
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sluice.wire.v1 import buffer_pb2 as bpb
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.errors import CallError
+from sluice_buffer.leases import Worker
+from sluice_buffer.loading import load
+from sluice_buffer.memory import Memory
+from sluice_buffer.serving import shard_group
+from sluice_buffer.state import Group, GroupState
+from sluice_buffer.submits import Outcome
+
+WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
+KINDS = [
+    {},
+    {"rollout__mode": "async", "rollout__maxStaleness": 2},
+    {"rollout__mode": "async", "rollout__maxStaleness": 1, "rollout__overSampling": 1.5},
+    {"rollout__overSampling": 2.0, "rollout__dynamicFilter": "nonzero_std"},
+    {"rollout__mode": "async", "rollout__maxStaleness": 1, "rollout__partial": {"enabled": True}},
+    {"evaluation": {"everySteps": 2, "samplesPerPrompt": 2}, "trainer": {"epochs": 1}},
+]
+
+
+class BufferMachine(RuleBasedStateMachine):
+    @initialize(kind=st.sampled_from(KINDS))
+    def start(self, kind: dict[str, object]) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="machine-"))
+        job = make_job(self.root, rollout__batchSize=2, **{"trainer__steps": 6, **kind})
+        self.house = House(job, self.root / "storage")
+        self.leased: list[bpb.LeasedGroup] = []
+        self.attempts: Counter[str] = Counter({"rollout-0": 1, "rollout-1": 1})
+        self.trainer = 1
+        self.stored: dict[int, bytes] = {}
+        """Group -> the tokens of its first sample, as acknowledged."""
+        self.batches: dict[int, list[bpb.Sequence]] = {}
+        self.lag = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "house"):
+            self.house.close()
+            shutil.rmtree(self.root)
+
+    @property
+    def version(self) -> int:
+        return self.house.buffer.memory.progress.step
+
+    # -- workers
+
+    @rule(worker=WORKERS, count=st.integers(1, 5), behind=st.integers(0, 1))
+    def lease(self, worker: str, count: int, behind: int) -> None:
+        version = max(0, self.version - behind)
+        self.leased += self.house.lease(worker, count, version, self.attempts[worker])
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), reward=st.booleans(), status=st.sampled_from([2, 2, 2, 3, 5]), size=st.sampled_from([6, 200]))
+    def submit(self, data: st.DataObject, reward: bool, status: int, size: int) -> None:
+        one = data.draw(st.sampled_from(self.leased))
+        kwargs = {"reward": 1.0} if reward else {}
+        group = make_group(one.prompt, response=size, status=status, version=self.version, **kwargs)
+        answer = self.house.submit_group(group)
+        if answer.outcome is Outcome.STORED and one.prompt.purpose == pb.PURPOSE_TRAIN:
+            self.stored[one.prompt.group_id] = group.samples[0].tokens
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), tokens=st.integers(0, 30))
+    def give_back(self, data: st.DataObject, tokens: int) -> None:
+        one = data.draw(st.sampled_from(self.leased))
+        samples = [make_sample(0, response=tokens, status=pb.SAMPLE_STATUS_ABORTED, reward=None)] if tokens else []
+        self.house.give_back(one, samples)
+
+    @rule(worker=WORKERS)
+    def a_worker_is_replaced(self, worker: str) -> None:
+        self.attempts[worker] += 1
+
+    @rule(seconds=st.sampled_from([20, 70]))
+    def time_passes(self, seconds: int) -> None:
+        self.house.clock.now += seconds
+        self.house.buffer.expire()
+        self.house.sync()
+
+    # -- trainer
+
+    @rule(commit=st.booleans())
+    def train(self, commit: bool) -> None:
+        step = self.version + 1
+        if step > self.house.buffer.policy.total_steps or self.house.buffer.take(step, self.trainer) is not None:
+            self.house.sync()
+            return
+        self.house.sync()
+        batch = self.house.buffer.sequences(step, 2)
+        assert self.batches.setdefault(step, batch) == batch, "a fixed batch has changed"
+        for group_id in {s.group_id for s in batch}:
+            found = pb.SampleGroup.FromString(shard_group(self.house.buffer.storage, group_id, [0, 1]))
+            assert found.samples[0].tokens == self.stored[group_id], "not the samples that were acknowledged"
+        if commit:
+            self.house.buffer.commit(step, step, self.trainer, {})
+            self.house.sync()
+
+    @rule(back=st.integers(0, 2))
+    def checkpoint(self, back: int) -> None:
+        self.house.buffer.commit_checkpoint(max(0, self.version - back), self.trainer)
+        self.house.sync()
+
+    @rule(back=st.integers(0, 3))
+    def rewind(self, back: int) -> None:
+        self.trainer += 1
+        try:
+            self.house.buffer.rewind(max(0, self.version - back), self.trainer)
+        except CallError:
+            assert self.version - back < self.house.buffer.memory.progress.checkpoint_step
+        self.house.sync()
+
+    # -- the machine
+
+    @rule()
+    def restart(self) -> None:
+        self.house.restart()
+
+    @rule(worker=WORKERS, data=st.data())
+    def crash_before_the_write(self, worker: str, data: st.DataObject) -> None:
+        """Some transitions run, nothing of them is written or answered, the process dies."""
+        before = view(self.house.buffer.memory)
+        self.house.buffer.lease(Worker(worker, self.attempts[worker]), 3, self.version)
+        if self.leased:
+            group = make_group(data.draw(st.sampled_from(self.leased)).prompt, version=self.version)
+            self.house.buffer.submit(group.SerializeToString())
+        self.house.restart(flushed=False)
+        assert view(self.house.buffer.memory) == before
+
+    # -- what must hold
+
+    @invariant()
+    def the_disk_says_the_same_as_the_memory(self) -> None:
+        if hasattr(self, "house"):
+            memory = self.house.buffer.memory
+            assert view(load(self.house.buffer.storage, 0.0)) == view(memory)
+
+    @invariant()
+    def nothing_is_lost_or_trained_twice(self) -> None:
+        if not hasattr(self, "house"):
+            return
+        self.house.check()
+        memory = self.house.buffer.memory
+        assert memory.trained == 2 * self.version
+        in_batches = [s.group_id for batch in self.batches.values() for s in batch if s.index == 0]
+        assert len(in_batches) == len(set(in_batches))
+        for group_id in self.stored:
+            group = memory.groups.get(group_id)
+            state = group.state if group else memory.over_state(group_id)
+            again = memory.progress.counters["groups_outdated"] > 0 and state is not None
+            assert state in (GroupState.FINISHED, GroupState.BATCHED, GroupState.TRAINED) or again
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        if hasattr(self, "house"):
+            policy, memory = self.house.buffer.policy, self.house.buffer.memory
+            newest = max([memory.progress.step, *memory.batches])
+            allowed = (newest + policy.max_staleness + 1) * policy.batch_size + policy.batch_size
+            assert memory.kept <= min(allowed, policy.total_steps * policy.batch_size)
+
+
+def packed(groups: dict[int, Group]) -> dict[int, bytes]:
+    return {group_id: group.pack() for group_id, group in groups.items()}
+
+
+def view(memory: Memory) -> dict[str, object]:
+    """What a restart must preserve."""
+    return copy.deepcopy({
+        "groups": packed(memory.groups),
+        "over": bytes(memory.over).rstrip(b"\0"),
+        "counts": memory.counts,
+        "in_work": memory.in_work,
+        "finished": memory.finished,
+        "leases": set(memory.deadlines),
+        "batches": memory.batches,
+        "forgotten": memory.forgotten,
+        "rounds": {v: (packed(r.groups), r.unfinished, r.serial) for v, r in memory.rounds.items()},
+        "results": memory.results,
+        "stored": memory.stored,
+        "waiting": {i for i in memory.waiting if i in memory.groups and memory.groups[i].state == GroupState.WAITING},
+        "progress": memory.progress,
+    })  # fmt: skip
+
+
+TestBufferMachine = BufferMachine.TestCase
+TestBufferMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

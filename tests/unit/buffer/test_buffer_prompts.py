@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.api.data import Data, Evaluation, PromptSource
+from sluice.environment import ConfigurationError
+from sluice_buffer.prompts import Prompts
+from sluice_buffer.readers import open_table, parse_path
+from sluice_buffer.rows import RowError, parse_row
+from sluice_buffer.state import TRAINING, Key
+
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1 + 1 = ?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 3},
+}
+
+
+def lines(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def prompts(tmp_path: Path, *sources: dict[str, Any], **data: Any) -> Prompts:
+    return Prompts(Data.model_validate({"prompts": list(sources), **data}), None, tmp_path)
+
+
+def source(**fields: Any) -> PromptSource:
+    return PromptSource.model_validate({"path": "x.jsonl", **fields})
+
+
+def test_a_verl_row_is_told_by_its_columns() -> None:
+    row = parse_row(VERL, source())
+    assert row.prompt == VERL["prompt"]
+    assert row.label == "2"
+    assert row.metadata == {"data_source": "openai/gsm8k", "split": "train", "index": 3}
+
+
+def test_a_slime_row_is_told_by_its_columns() -> None:
+    tools = [{"type": "function"}]
+    row = parse_row({"input": "hi", "label": 3, "metadata": {"rm_type": "f1"}, "tools": json.dumps(tools)}, source())
+    assert (row.prompt, row.label, row.metadata, row.tools) == ("hi", 3, {"rm_type": "f1"}, tools)
+
+
+def test_columns_can_be_named() -> None:
+    given = {"q": "hi", "a": "x", "m": {"k": 1}, "t": []}
+    row = parse_row(given, source(promptKey="q", labelKey="a", metadataKey="m", toolsKey="t"))
+    assert (row.prompt, row.label, row.metadata, row.tools) == ("hi", "x", {"k": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "message"),
+    [
+        ({"text": "x"}, {}, "no column 'prompt' or 'input'; the row has 'text'"),
+        ({"prompt": 3}, {}, "prompt: expected a text or a list of chat messages with role and content, found 3"),
+        ({"prompt": []}, {}, "prompt: expected a text or a list"),
+        ({"prompt": [{"content": "x"}]}, {}, "prompt: expected a text or a list"),
+        ({"prompt": ""}, {}, "prompt: the prompt is empty"),
+        ({"prompt": "x"}, {"labelKey": "answer"}, r"no column 'answer' \(labelKey\)"),
+        ({"prompt": "x", "metadata": [1]}, {}, r"metadata: expected an object, found \[1\]"),
+        ({"prompt": "x", "tools": "{"}, {}, "tools: not valid JSON"),
+        ({"prompt": "x", "tools": {}}, {}, "tools: expected a list, found {}"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(row: dict[str, Any], keys: dict[str, str], message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        parse_row(row, source(**keys))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "x"}, "", "{broken"], "rows.jsonl:3: not valid JSON"),
+        ([{"prompt": "x"}, {"text": "y"}], "rows.jsonl:2: no column 'prompt' or 'input'"),
+        (["[1]"], "rows.jsonl:1: a row must be an object, found list"),
+        ([""], "rows.jsonl: no rows"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        prompts(tmp_path, {"path": lines(tmp_path / "rows.jsonl", rows)})
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        ("a.jsonl", "a.jsonl", slice(None)),
+        ("a.jsonl@[2:5]", "a.jsonl", slice(2, 5)),
+        ("a.jsonl@[-3:]", "a.jsonl", slice(-3, None)),
+        ("dir@x/a.json@[:-1]", "dir@x/a.json", slice(None, -1)),
+    ],
+)
+def test_slices(text: str, path: str, part: slice) -> None:
+    assert parse_path(text) == (Path(path), part)
+
+
+def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": str(i)} for i in range(10)])
+    made = prompts(tmp_path, {"path": f"{path}@[-3:-1]"}, shuffle=False)
+    found = [made.message(Key(TRAINING, i)) for i in range(3)]
+    assert [(p.row, p.prompt_json, p.epoch) for p in found] == [(7, '"7"', 0), (8, '"8"', 0), (7, '"7"', 1)]
+
+
+def test_a_slice_without_rows_is_an_error(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    with pytest.raises(ConfigurationError, match=r"no rows in this slice of 1"):
+        prompts(tmp_path, {"path": f"{path}@[5:9]"})
+
+
+def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path) -> None:
+    rows = [VERL | {"extra_info": {"index": i, "split": "train"}} for i in range(3)]
+    directory = tmp_path / "data"
+    directory.mkdir()
+    lines(directory / "a.jsonl", rows)
+    (directory / "b.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), directory / "c.parquet")
+    table = open_table(str(directory), lambda row: None, tmp_path)
+    assert len(table) == 9
+    assert [table.row(i) for i in (8, 0, 4)] == [rows[2], rows[0], rows[1]]
+
+
+def test_a_changed_file_changes_the_fingerprint(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    before = prompts(tmp_path, {"path": path}).fingerprint()
+    assert prompts(tmp_path, {"path": path}).fingerprint() == before
+    lines(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": "c"}])
+    assert prompts(tmp_path, {"path": path}).fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("missing.jsonl", "no such prompt file"), ("rows.csv", "expected a file that ends with"), ("empty", "no .jsonl")],
+)
+def test_what_cannot_be_opened_is_said(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "rows.csv").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match=message):
+        prompts(tmp_path, {"path": str(tmp_path / name)})
+
+
+def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    with pytest.raises(ConfigurationError, match=r"spec.data.prompts: 2 sources are called 'rows'; give each a `name`"):
+        prompts(tmp_path, {"path": path}, {"path": path})
+
+
+def test_a_source_named_alike_for_training_and_evaluation_must_be_rendered_alike(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    data = Data.model_validate({"prompts": [{"path": path}]})
+    evaluation = Evaluation.model_validate({"datasets": [{"path": path, "applyChatTemplate": True}]})
+    with pytest.raises(ConfigurationError, match="'rows' is a source of prompts and of evaluation with different"):
+        Prompts(data, evaluation, tmp_path)
+
+
+def test_a_broken_parquet_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(ConfigurationError, match="not a readable Parquet file"):
+        prompts(tmp_path, {"path": str(tmp_path / "rows.parquet")})
