@@ -118,7 +118,6 @@ def _unavailable(path: str, default: int | bool | None, present: Callable[[RLJob
 UNAVAILABLE = (
     _unavailable("checkpoint.async", False, lambda s: s.checkpoint.async_),
     _unavailable("rollout.function", None, lambda s: s.rollout.function),
-    _unavailable("rollout.nodesPerReplica", 1, lambda s: s.rollout.nodes_per_replica),
     _unavailable("trainer.parallelism.context", 1, lambda s: s.trainer.parallelism.context),
     _unavailable("trainer.parallelism.expert", 1, lambda s: s.trainer.parallelism.expert),
     _unavailable("trainer.parallelism.virtualPipeline", None, lambda s: s.trainer.parallelism.virtual_pipeline),

@@ -1,0 +1,133 @@
+"""`python -m sluice_buffer`: the buffer of one job, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+
+from sluice import environment
+from sluice.environment import Environment
+from sluice.telemetry import logs
+from sluice.wire import rpc
+from sluice.wire.membership import Membership
+from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
+from sluice.wire.v1 import rendezvous_pb2 as rendezvous
+from sluice_buffer import metrics
+from sluice_buffer.committer import Committer, durable
+from sluice_buffer.core import Buffer, open_buffer
+from sluice_buffer.service import Service
+
+_GRACE_SECONDS = 2.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class Snapshot:
+    """The newest statistics, for threads that must not look into the buffer's memory."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._stats = self._buffer.stats()
+
+    def get(self) -> buffer_pb2.BufferStats:
+        return self._stats
+
+    def heartbeat(self) -> rendezvous.Heartbeat:
+        stats = self._stats
+        gauges = {"depth": float(stats.depth), "leases": float(stats.leases), "step": float(stats.step)}
+        return rendezvous.Heartbeat(state="serving", version=stats.version, gauges=gauges)
+
+
+async def serve(env: Environment, buffer: Buffer) -> None:
+    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError)."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    committer, snapshot, server = Committer(buffer), Snapshot(buffer), rpc.server()
+    buffer_pb2_grpc.add_BufferServicer_to_server(Service(committer), server)
+    port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
+    await server.start()
+    address = f"{env.advertise}:{port}"
+    logs.get().info("serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost)
+    if env.variables.get("SLUICE_PORT_METRICS"):
+        metrics.serve(env.port("metrics"), env.bind, snapshot.get)
+    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(committer, snapshot))]
+    async with _joined(env, address, snapshot):
+        ends: list[asyncio.Future[Any]] = [committer.broken, *tasks]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await _shut_down(server, committer, tasks)
+    for finished in done:
+        finished.result()
+
+
+def _joined(env: Environment, address: str, snapshot: Snapshot) -> contextlib.AbstractAsyncContextManager[Any]:
+    """Registered at the rendezvous, where there is one."""
+    if not env.rendezvous:
+        return contextlib.nullcontext()
+    member = rendezvous.Member(
+        role="buffer", name=env.name, attempt=env.attempt, address=address, info={"host": socket.gethostname()}
+    )
+    return Membership(env.rendezvous, lambda: member, snapshot.heartbeat)
+
+
+async def _shut_down(server: grpc.aio.Server, committer: Committer, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    await server.stop(_GRACE_SECONDS)
+    if not committer.broken.done():
+        await committer.close()
+    committer.buffer.storage.close()
+    logs.get().info("stopped")
+
+
+async def _expire(committer: Committer, snapshot: Snapshot) -> None:
+    """Take back leases that ran out, soon after they did."""
+    pause = min(1.0, committer.buffer.job.spec.buffer.lease_seconds / 4)
+    while True:
+        await asyncio.sleep(pause)
+        expired = await committer.run(committer.buffer.expire)
+        if expired:
+            logs.get().warning("leases ran out", groups=expired)
+        snapshot.refresh()
+
+
+def _keep_memory() -> None:
+    """Groups come and go by the hundred; do not pay for each one's memory anew.
+
+    What is loaded at the start is left alone by the collector. And where glibc is the allocator, freed blocks up to
+    32 MiB stay with the process: by default it gives them back to the kernel and takes every page anew, which costs
+    as much as the copying itself.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)
+
+
+async def main() -> int:
+    env = environment.read("buffer")
+    logs.configure(env.role, name=env.name, attempt=env.attempt)
+    buffer = open_buffer(env.job(), env.directory("storage"))
+    durable(buffer)
+    _keep_memory()
+    await serve(env, buffer)
+    return 0
+
+
+if __name__ == "__main__":
+    logs.run("buffer", main)

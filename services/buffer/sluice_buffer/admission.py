@@ -1,0 +1,87 @@
+"""How many groups may be started, which may go into a batch, and when a stored group has become too old. Pure.
+
+Groups are counted, not timed: after version v at most (v + maxStaleness + 1) x batchSize groups may have been started
+that the filter keeps. Two more rules make `maxStaleness` hold for every sample and not on average only:
+
+* a worker is admitted by the weights that its engine really serves, so that nothing of a later batch is started with
+  older weights;
+* a batch waits for groups that would be too old for the batch after it (`overdue`).
+
+`overSampling` and `partial` are the user's decision for the opposite, "take what finishes first": then nobody waits for
+a straggler, and what is older than the bound is trained all the same and counted (`stale_groups`). Only in mode sync
+without `partial`, which promises samples of the newest weights alone, is a surplus group generated again (`outdated`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_FAILURES = 10
+"""A group that came back unfinished more often, without progress, is failed: it would go round for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decide."""
+
+    batch_size: int
+    samples_per_prompt: int
+    max_staleness: int
+    over_sampling: float
+    partial: bool
+    sync: bool
+    total_steps: int
+    stream_end: int | None
+    """Length of the prompt stream; None: it never ends."""
+
+    @property
+    def strict(self) -> bool:
+        """True where no sample may be older than maxStaleness."""
+        return self.over_sampling == 1.0 and not self.partial
+
+
+def admitted(policy: Policy, version: int) -> int:
+    """How many groups, not counting filtered and failed ones, may have been started once `version` is there."""
+    if version < 0:
+        return 0
+    surplus = math.ceil(policy.over_sampling * policy.batch_size) - policy.batch_size
+    allowed = (version + policy.max_staleness + 1) * policy.batch_size + surplus
+    return min(allowed, policy.total_steps * policy.batch_size)
+
+
+def may_start(policy: Policy, *, version: int, worker_version: int, kept: int, next_group: int) -> int:
+    """How many new groups a worker may start that serves `worker_version`.
+
+    kept: groups started and neither filtered nor failed. next_group: the first group that was never leased.
+    """
+    room = admitted(policy, min(version, worker_version)) - kept
+    left = room if policy.stream_end is None else policy.stream_end - next_group
+    return max(0, min(room, left))
+
+
+def may_continue(policy: Policy, *, version: int, worker_version: int) -> bool:
+    """Whether a worker that serves `worker_version` may take a group that came back."""
+    return worker_version >= version - policy.max_staleness
+
+
+def overdue(policy: Policy, *, step: int, start_version: int) -> bool:
+    """True for a group in work that batch `step` must wait for, because it would be too old for batch `step` + 1."""
+    return policy.strict and step - start_version > policy.max_staleness
+
+
+def outdated(policy: Policy, *, version: int, start_version: int) -> bool:
+    """True for a group that must be generated again now that `version` is there."""
+    return policy.sync and not policy.partial and start_version < version - policy.max_staleness
+
+
+def stale(policy: Policy, *, step: int, min_version: int) -> bool:
+    """True for a group of batch `step` that is older than the bound."""
+    return step - 1 - min_version > policy.max_staleness
+
+
+def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch_size: int) -> int:
+    """Training steps of the job. Batches run over epoch boundaries; an incomplete last one is left out."""
+    if steps is not None:
+        return steps
+    return (epochs or 0) * epoch_size // batch_size

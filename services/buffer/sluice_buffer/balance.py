@@ -1,0 +1,39 @@
+"""Which sequence goes to which rank and optimizer step. Pure: the same lengths give the same answer on every retry."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+
+def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
+    """The optimizer step of each sequence: equal consecutive parts in batch order, whatever the number of ranks is."""
+    if sequences % steps_per_batch:
+        raise ValueError(f"{sequences} sequences cannot be split into {steps_per_batch} equal steps")
+    part = sequences // steps_per_batch
+    return [position // part for position in range(sequences)]
+
+
+def balance(lengths: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each sequence: longest first to the rank with the fewest tokens (LPT, Graham 1969).
+
+    The loads differ by at most the longest sequence, and no rank is empty while another has two. Ties go to the rank
+    with fewer sequences, then to the lower rank.
+    """
+    heap = [(0, 0, rank) for rank in range(ranks)]
+    result = [0] * len(lengths)
+    for position in sorted(range(len(lengths)), key=lambda p: (-lengths[p], p)):
+        load, count, rank = heap[0]
+        result[position] = rank
+        heapq.heapreplace(heap, (load + lengths[position], count + 1, rank))
+    return result
+
+
+def assign(lengths: Sequence[int], steps_per_batch: int, ranks: int) -> list[tuple[int, int]]:
+    """(optimizer step, rank) of each sequence: balanced within each optimizer step."""
+    steps = optimizer_steps(len(lengths), steps_per_batch)
+    part = len(lengths) // steps_per_batch
+    chosen: list[int] = []
+    for start in range(0, len(lengths), part or 1):
+        chosen += balance(lengths[start : start + part], ranks)
+    return list(zip(steps, chosen, strict=True))

@@ -1,0 +1,203 @@
+"""Batches and steps: fix, commit, forget, rewind.
+
+A batch is fixed once and never changes. A group is trained when the step of its batch is committed, so a commit and a
+rewind change one number; nothing can be half trained.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+
+from sluice_buffer.admission import Policy, outdated, overdue, stale
+from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
+from sluice_buffer.leases import Leases
+from sluice_buffer.memory import Memory, pack_ids
+from sluice_buffer.rounds import Rounds
+from sluice_buffer.state import TRAINING, GroupState, Key, unpack_facts
+from sluice_buffer.storage import number
+
+
+@dataclass(slots=True)
+class Batches:
+    """The transitions of batches on one memory."""
+
+    memory: Memory
+    policy: Policy
+    leases: Leases
+    rounds: Rounds
+
+    def admit(self, attempt: int) -> None:
+        """Refuse a trainer of an older attempt."""
+        known = self.memory.progress.trainer_attempt
+        if attempt < known:
+            raise StaleAttemptError(f"trainer attempt {attempt}: attempt {known} has been here")
+        if attempt > known:
+            self.memory.progress.trainer_attempt = attempt
+            self.memory.changed = True
+
+    def take(self, step: int, attempt: int) -> str | None:
+        """Fix the batch of a step, or find it fixed; None then. Otherwise what it waits for, in words."""
+        self.admit(attempt)
+        progress = self.memory.progress
+        if step in self.memory.batches and step <= progress.step:
+            return None
+        if step < 1:
+            raise InvalidCallError(f"step {step}: steps count from 1")
+        if step <= progress.checkpoint_step:
+            raise PreconditionError(
+                f"step {step}: its samples were forgotten when checkpoint {progress.checkpoint_step} was made"
+            )
+        if step != progress.step + 1:
+            raise PreconditionError(f"step {step} cannot be taken: the last committed step is {progress.step}")
+        waiting = self.rounds.waiting_for(progress.step) if self.policy.sync else None
+        if waiting is None and step not in self.memory.batches:
+            waiting = self._fix(step)
+        return waiting
+
+    def _fix(self, step: int) -> str | None:
+        memory, size = self.memory, self.policy.batch_size
+        if len(memory.finished) < size:
+            return self.missing(len(memory.finished), size)
+        late = [i for i in memory.in_work if overdue(self.policy, step=step, start_version=memory.groups[i].version)]
+        if late:
+            names = _some(sorted(late))
+            return f"{len(late)} groups that would be too old for the next batch: {names}{self._holders(late)}"
+        ids = heapq.nsmallest(size, memory.finished)
+        lags = []
+        for group_id in ids:
+            group = memory.groups[group_id]
+            group.step = step
+            memory.move(Key(TRAINING, group_id), group, GroupState.BATCHED)
+            oldest = [fact.min_version for fact in unpack_facts(group.summary)]
+            lags += [step - 1 - version for version in oldest]
+            memory.count("stale_groups", int(stale(self.policy, step=step, min_version=min(oldest))))
+        memory.batches[step] = ids
+        memory.batch.put("batches", number(step), pack_ids(ids))
+        memory.progress.lag = sum(lags) / len(lags)
+        memory.changed = True
+        return None
+
+    def missing(self, finished: int, size: int) -> str:
+        """`12 of 16 groups finished, 4 leased by rollout-0`."""
+        leased = [i for i in self.memory.in_work if self.memory.groups[i].state is GroupState.LEASED]
+        waiting = len(self.memory.in_work) - len(leased)
+        text = f"{finished} of {size} groups finished{self._holders(leased)}"
+        if waiting:
+            text += f", {waiting} came back and wait for a worker"
+        if not leased:
+            text += ", no worker has asked for more"
+        return text
+
+    def _holders(self, group_ids: list[int]) -> str:
+        groups = (self.memory.groups[i] for i in group_ids)
+        holders = Counter(group.worker for group in groups if group.state is GroupState.LEASED)
+        return "".join(f", {count} leased by {name}" for name, count in sorted(holders.items())[:8])
+
+    @property
+    def exhausted(self) -> bool:
+        """True where no batch can be fixed any more, because the prompts have ended."""
+        memory, end = self.memory, self.policy.stream_end
+        return (
+            end is not None
+            and memory.progress.next_group >= end
+            and not memory.in_work
+            and len(memory.finished) < self.policy.batch_size
+        )
+
+    @property
+    def last_step(self) -> int:
+        """The last step that there will be, as far as is known."""
+        last = max(self.memory.batches, default=self.memory.progress.step)
+        return (
+            min(self.policy.total_steps, max(last, self.memory.progress.step))
+            if self.exhausted
+            else self.policy.total_steps
+        )
+
+    def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:
+        self.admit(attempt)
+        memory, progress = self.memory, self.memory.progress
+        if version != step:
+            raise InvalidCallError(f"step {step} makes weight version {step}, not {version}")
+        if step <= progress.step:
+            return  # a repeated commit
+        if step != progress.step + 1 or step not in memory.batches:
+            taken = "is fixed" if step in memory.batches else "was never taken"
+            raise PreconditionError(
+                f"step {step} cannot be committed: step {progress.step} is the last, batch {step} {taken}"
+            )
+        progress.step, progress.metrics, memory.changed = step, metrics, True
+        memory.twice += sum(self._trained_elsewhere(i, step) for i in memory.batches[step])
+        self._regenerate_outdated(step)
+        self.rounds.committed(step, final=step == self.last_step)
+
+    def settle(self) -> None:
+        """Open the last evaluation once it is clear that the prompts have ended and no further step will come."""
+        if self.exhausted and self.memory.progress.step == self.last_step > 0:
+            self.rounds.committed(self.last_step, final=True)
+
+    @property
+    def over(self) -> bool:
+        """True where no worker will be needed any more: every step is trained, evaluated and checkpointed."""
+        progress = self.memory.progress
+        return progress.step >= self.last_step and progress.checkpoint_step >= self.last_step and not self.memory.rounds
+
+    def _trained_elsewhere(self, group_id: int, step: int) -> bool:
+        group = self.memory.groups.get(group_id)
+        return group is None or group.state is not GroupState.BATCHED or group.step != step
+
+    def _regenerate_outdated(self, version: int) -> None:
+        """Send surplus groups of a mode that promises the newest weights back to be generated again."""
+        memory = self.memory
+        for group_id in [*memory.finished, *memory.in_work]:
+            key, group = Key(TRAINING, group_id), memory.groups[group_id]
+            if not outdated(self.policy, version=version, start_version=group.version):
+                continue
+            if group.state is GroupState.WAITING and not group.size:
+                continue
+            memory.discard("samples" if group.state is GroupState.FINISHED else "partials", key, group)
+            group.summary, group.note = b"", ""
+            self.leases.release(key, group, "its weights are too old", blame=False)
+            memory.count("groups_outdated")
+
+    def commit_checkpoint(self, step: int, attempt: int) -> int:
+        """Forget the samples of all steps up to `step`; how many groups those were."""
+        self.admit(attempt)
+        memory, progress = self.memory, self.memory.progress
+        if step > progress.step:
+            raise PreconditionError(f"checkpoint {step}: the last committed step is {progress.step}")
+        forgotten = 0
+        for old in sorted(s for s in memory.batches if s <= step):
+            for group_id in memory.batches.pop(old):
+                key, group = Key(TRAINING, group_id), memory.groups[group_id]
+                memory.discard("samples", key, group)
+                memory.move(key, group, GroupState.TRAINED)
+                forgotten += 1
+        memory.forgotten += forgotten
+        progress.checkpoint_step = max(progress.checkpoint_step, step)
+        memory.changed = True
+        return forgotten
+
+    def rewind(self, step: int, attempt: int) -> int:
+        """Undo the commits after `step`; how many batches after it are fixed already and will be served again."""
+        self.admit(attempt)
+        memory, progress = self.memory, self.memory.progress
+        if step < progress.checkpoint_step:
+            raise PreconditionError(
+                f"cannot rewind to step {step}: the samples of steps up to {progress.checkpoint_step} were forgotten "
+                f"when checkpoint {progress.checkpoint_step} was made"
+            )
+        if step > progress.step:
+            raise PreconditionError(f"cannot rewind to step {step}: the last committed step is {progress.step}")
+        if step < progress.step:
+            memory.count("rewinds")
+            progress.step = step
+            self.rounds.rewound(step)
+        memory.changed = True
+        return sum(1 for fixed in memory.batches if fixed > step)
+
+
+def _some(group_ids: list[int], limit: int = 5) -> str:
+    return ", ".join(str(i) for i in group_ids[:limit]) + (", ..." if len(group_ids) > limit else "")

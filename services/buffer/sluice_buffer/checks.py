@@ -1,0 +1,199 @@
+"""A submitted group: is it sound, and what is in it. The hot path of Submit: it reads the
+message, and builds nothing.
+
+`sluice.sample` states the invariants and words the errors. Here the same invariants are checked for a whole group at
+once on the packed bytes; only a group that does not pass is decoded, to be refused with the name of the field.
+tests/unit/buffer/test_buffer_checks.py holds both against each other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sluice.sample import Sample, SampleError, SampleGroup, SampleStatus
+from sluice.wire.codec import group_from_message, sample_from_message, sample_to_message
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.state import SampleFacts, pack_fact, pack_facts
+
+_FAILED = pb.SAMPLE_STATUS_FAILED
+_JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is in a sound group."""
+
+    summary: bytes
+    """Packed SampleFacts, one for each sample."""
+    rewards: list[float]
+    oldest: int
+    """The oldest weights that any token comes from."""
+    errors: list[str]
+    """Why samples failed; one entry for each failed sample."""
+
+    @property
+    def all_failed(self) -> bool:
+        return len(self.errors) == len(self.rewards)
+
+
+def check_finished(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Checked:
+    """Raise SampleError where the group breaks an invariant; else what is in it.
+
+    version: the weights that stand for a sample which names none.
+    """
+    checked = _fast(message, samples_per_prompt, version)
+    if checked is not None:
+        return checked
+    try:
+        group = group_from_message(message)
+        group.check_finished(samples_per_prompt)
+        if all(isinstance(sample.metadata, dict) for sample in group.samples):
+            return _slow(group, version)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SampleError(f"metadataJson: not valid JSON: {error}") from error
+    raise SampleError("metadataJson: expected a JSON object")
+
+
+def _slow(group: SampleGroup, version: int) -> Checked:
+    """The facts of a group that is sound, but not at first sight (log-probs that are NaN where nothing is trained)."""
+    facts, errors = [], []
+    for sample in group.samples:
+        versions = [span.version for span in sample.weight_versions] or [version]
+        failed = sample.status is SampleStatus.FAILED
+        errors += [sample.error or "no reason given"] if failed else []
+        reward = 0.0 if failed or sample.reward is None else sample.reward
+        trainable = 0 if failed else sample.trainable_tokens
+        status = int(sample_to_message(sample).status)
+        lengths = len(sample.tokens), sample.response_length, trainable
+        facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions)))
+    summary, oldest = pack_facts(facts), min(fact.min_version for fact in facts)
+    return Checked(summary, [fact.reward for fact in facts], oldest, errors)
+
+
+def _fast(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Checked | None:
+    """The facts of a group that is sound beyond doubt; None otherwise."""
+    samples = message.samples
+    if len(samples) != samples_per_prompt:
+        return None
+    summary, rewards, oldest, errors = [], [], [], []
+    tokens, masks, log_probs = [], [], []
+    for position, sample in enumerate(samples):
+        token_bytes, mask, probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
+        n, size, status, reward = sample.response_length, len(token_bytes), sample.status, sample.reward
+        misshapen = size & 3 or 4 * n > size or len(mask) != n or len(probs) != 4 * n or sample.index != position
+        spans = _spans(sample.weight_versions, n, version)
+        if misshapen or spans is None or not _metadata_is_json(sample.metadata_json):
+            return None
+        trainable = n
+        if mask != b"\x01" * n:  # most masks are all ones, and comparing is faster than counting
+            masks.append(mask)
+            trainable = int(np.count_nonzero(np.frombuffer(mask, dtype=np.bool_)))
+        if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
+            errors.append(sample.error or "no reason given")
+            trainable, reward = 0, 0.0
+        elif status not in _JUDGED or (reward == 0.0 and not sample.HasField("reward")):
+            return None
+        summary.append(pack_fact(size >> 2, n, trainable, status, reward, *spans))
+        rewards.append(reward)
+        oldest.append(spans[0])
+        tokens.append(token_bytes)
+        log_probs.append(probs)
+    sound = math.isfinite(sum(rewards)) and _values_are_sound(tokens, masks, log_probs)
+    return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
+
+
+def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
+    """(oldest, newest) version of the spans; None where they do not cover the response without a gap."""
+    if not spans:
+        return version, version
+    at, versions = 0, []
+    for span in spans:
+        start, end = span.start, span.end
+        if start != at or end <= at:
+            return None
+        at = end
+        versions.append(span.version)
+    if at != n:
+        return None
+    return (versions[0], versions[0]) if len(versions) == 1 else (min(versions), max(versions))
+
+
+def _metadata_is_json(text: str) -> bool:
+    if not text:
+        return True
+    try:
+        return isinstance(json.loads(text), dict)
+    except (json.JSONDecodeError, RecursionError):
+        return False
+
+
+def _values_are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[bytes]) -> bool:
+    """No token id below 0, masks of 0 and 1, finite log-probs. masks: those that are not all ones."""
+    ids = np.frombuffer(b"".join(tokens), dtype="<i4")
+    if len(ids) and int(ids.min()) < 0:
+        return False
+    if masks and int(np.frombuffer(b"".join(masks), dtype=np.uint8).max(initial=0)) > 1:
+        return False
+    # a sum is finite only if all its terms are; NaN of tokens that are not trained is for the slow check
+    return math.isfinite(float(np.frombuffer(b"".join(log_probs), dtype="<f4").sum()))
+
+
+def check_partial(message: pb.SampleGroup, samples_per_prompt: int) -> None:
+    """Raise SampleError where returned samples could not be continued. Not every sample needs to be there."""
+    seen: set[int] = set()
+    try:
+        for one in message.samples:
+            sample = sample_from_message(one)
+            if sample.index in seen or not 0 <= sample.index < samples_per_prompt:
+                raise SampleError(f"samples[{sample.index}].index: twice, or not below {samples_per_prompt}")
+            seen.add(sample.index)
+            if not sample.status.finished or sample.status is SampleStatus.FAILED:
+                _unjudged(sample).check()
+            else:
+                sample.check()
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SampleError(f"metadataJson: not valid JSON: {error}") from error
+
+
+def _unjudged(sample: Sample) -> Sample:
+    sample.status = SampleStatus.ABORTED if sample.status is not SampleStatus.FAILED else sample.status
+    return sample
+
+
+def oldest_version(message: pb.SampleGroup) -> int | None:
+    """The oldest weights that any token comes from; None where there is no token yet."""
+    return min((span.version for sample in message.samples for span in sample.weight_versions), default=None)
+
+
+def progress(message: pb.SampleGroup) -> int:
+    """Response tokens that are there."""
+    return sum(sample.response_length for sample in message.samples)
+
+
+def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
+    """A failed sample as it goes into a batch: reward 0, nothing trainable, at least the prompt's tokens.
+
+    It stays in the batch so that batchSize x samplesPerPrompt sequences are there, whatever failed.
+    """
+    if sample.status != _FAILED:
+        return sample
+    result = sample_from_message(sample)
+    if not len(result.tokens):
+        result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
+    result.reward = 0.0
+    result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
+    result.rollout_log_probs = np.nan_to_num(result.rollout_log_probs, nan=0.0, posinf=0.0, neginf=0.0)
+    return sample_to_message(result)
+
+
+def prompt_tokens(message: pb.SampleGroup) -> bytes:
+    """The prompt's token ids, from the first sample that has any."""
+    for sample in message.samples:
+        if sample.tokens:
+            return bytes(sample.tokens[: len(sample.tokens) - 4 * sample.response_length])
+    return b""

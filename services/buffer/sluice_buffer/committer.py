@@ -1,0 +1,191 @@
+"""Group commit: transitions run at once on the event loop, their answers wait for the disk.
+
+While one write is under way, all transitions that come in gather for the next one, so the cost of a sync is shared by
+as many calls as arrive during a sync. The write itself runs on a thread of its own and holds no Python lock while it
+waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+
+from sluice_buffer.core import Buffer
+from sluice_buffer.errors import CallError
+from sluice_buffer.storage import StorageError, StorageFullError, WriteBatch
+
+T = TypeVar("T")
+_Done = Callable[[Any, Exception | None], None]
+_Entry = tuple[Callable[[], Any], Any, _Done]
+_log = structlog.get_logger("buffer")
+PACE_SECONDS = 0.004
+"""Writes start no closer together than this, so that under load more calls share the cost of one. A call that comes
+alone does not wait."""
+BULK_BYTES = 4 << 20
+"""A write of so much is worth its own sync."""
+_LARGE_VALUE = 64 << 10
+"""Values of this mean size are better copied beside the event loop than before it goes on."""
+_STAGE_SECONDS = 0.1
+"""No longer than this does the loop stand still for a write to get ready; see Storage.write."""
+
+
+class Committer:
+    """Runs transitions of one buffer and tells when they are durable. Belongs to one event loop."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets an exception when the storage cannot be used any more; the process should end."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="storage")
+        self._waiting: list[_Entry] = []
+        self._flying = False
+        self._started = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._watchers: set[asyncio.Future[None]] = set()
+        self.changes = 0
+        """How many writes have landed."""
+
+    def apply(self, transition: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        """Run a transition now; call `done` with its result once that is durable, or with why it was refused.
+
+        A transition may be run a second time, on a memory that was loaded again, where its write failed.
+        """
+        try:
+            result = transition()
+        except (CallError, StorageFullError) as error:
+            done(None, error)
+            return
+        except Exception as error:  # a bug: the memory may be half changed, and must not reach the disk
+            self._break(error, [(transition, None, done)])
+            raise
+        self._waiting.append((transition, result, done))
+        self._kick()
+
+    async def run(self, transition: Callable[[], T]) -> T:
+        """`apply` for one caller. Raises CallError or StorageError."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def done(result: T | None, error: Exception | None) -> None:
+            if future.done():
+                return  # the caller has gone away
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        self.apply(transition, done)
+        return await future
+
+    def _kick(self) -> None:
+        """Start the next write, unless one is under way or the last one started a moment ago."""
+        bulky = self.buffer.memory.batch.size >= BULK_BYTES
+        if self._flying or (self._timer and not bulky) or not self._waiting or self.broken.done():
+            return
+        loop = asyncio.get_running_loop()
+        early = self._started + PACE_SECONDS - loop.time()
+        if early > 0 and not bulky:
+            self._timer = loop.call_later(early, self._write)
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self.broken.done():
+            return
+        batch = self.buffer.flush()
+        entries, self._waiting = self._waiting, []
+        if not batch:
+            self._answer(entries)
+            return
+        self._flying, staged, self._started = True, threading.Event(), asyncio.get_running_loop().time()
+        future = asyncio.get_running_loop().run_in_executor(self._pool, self.buffer.storage.write, batch, staged)
+        if batch.size < len(batch) * _LARGE_VALUE:
+            staged.wait(_STAGE_SECONDS)
+        future.add_done_callback(lambda landed: self._landed(landed, entries))
+
+    def _answer(self, entries: list[_Entry]) -> None:
+        for _, result, done in entries:
+            done(result, None)
+
+    def _landed(self, landed: asyncio.Future[None], entries: list[_Entry]) -> None:
+        self._flying = False
+        error = landed.exception()
+        if error is None:
+            self._answer(entries)
+        else:
+            self._recover(entries, error)
+        self._wake()
+        self._kick()
+
+    def _recover(self, entries: list[_Entry], error: BaseException) -> None:
+        """A write failed: go back to what is on disk, and try each transition alone: only those fail that must."""
+        _log.warning("write failed", error=str(error), transitions=len(entries) + len(self._waiting))
+        entries, self._waiting = entries + self._waiting, []
+        try:
+            self._reload()
+            if isinstance(error, StorageFullError):
+                self.buffer.choked(error)
+            for transition, _, done in entries:
+                self._alone(transition, done)
+        except StorageError as fatal:
+            self._break(fatal, entries)
+
+    def _alone(self, transition: Callable[[], Any], done: _Done) -> None:
+        try:
+            result = transition()
+            self.buffer.storage.write(self.buffer.flush())
+        except CallError as refused:
+            done(None, refused)
+        except StorageFullError as full:
+            self._reload()
+            self.buffer.choked(full)
+            done(None, full)
+        else:
+            done(result, None)
+
+    def _reload(self) -> None:
+        self.buffer.storage.reopen()
+        self.buffer.reload()
+
+    def _break(self, error: Exception, entries: list[_Entry]) -> None:
+        if not self.broken.done():
+            self.broken.set_exception(error)
+        for _, _, done in entries:
+            done(None, error)
+
+    def _wake(self) -> None:
+        self.changes += 1
+        watchers, self._watchers = self._watchers, set()
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    async def changed(self, since: int, seconds: float) -> None:
+        """Wait until something has become durable that was not when `changes` was `since`, for at most `seconds`."""
+        if self.changes != since:
+            return
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.add(watcher)
+        try:
+            await asyncio.wait_for(watcher, seconds)
+        except TimeoutError:
+            return
+        finally:
+            self._watchers.discard(watcher)
+
+    async def close(self) -> None:
+        """Write what is left; the pool's thread ends."""
+        await self.run(lambda: None)
+        self._pool.shutdown(wait=True)
+
+
+def durable(buffer: Buffer, batch: WriteBatch | None = None) -> None:
+    """Write the present changes at once: for start-up and tests, where no loop runs."""
+    buffer.storage.write(batch or buffer.flush())

@@ -1,0 +1,274 @@
+"""The buffer: every transition of its state, one after the other, on one thread.
+
+A method here changes the memory and returns at once; it does no I/O. The caller (committer.py) gives no answer before
+`flush` of that change is on disk. All rules are in the parts: leases.py, submits.py, batches.py, rounds.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from sluice.api import RLJob, quantity_value
+from sluice.environment import ConfigurationError
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_buffer.admission import Policy, admitted, total_steps
+from sluice_buffer.balance import assign
+from sluice_buffer.batches import Batches
+from sluice_buffer.filters import NONZERO_STD
+from sluice_buffer.leases import Leases, Worker
+from sluice_buffer.loading import load
+from sluice_buffer.memory import Memory
+from sluice_buffer.prompts import Prompts
+from sluice_buffer.rounds import Rounds
+from sluice_buffer.state import TRAINING, GroupState, Key, LeaseName, lease_id, unpack_facts
+from sluice_buffer.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
+from sluice_buffer.submits import Answer, Submits
+
+_CAPACITY_AGE = 0.5
+_CHOKED_SECONDS = 5.0
+
+
+def policy_of(job: RLJob, epoch_size: int) -> Policy:
+    rollout, trainer = job.spec.rollout, job.spec.trainer
+    return Policy(
+        batch_size=rollout.batch_size,
+        samples_per_prompt=rollout.samples_per_prompt,
+        max_staleness=rollout.max_staleness,
+        over_sampling=rollout.over_sampling,
+        partial=rollout.partial.enabled,
+        sync=rollout.mode == "sync",
+        total_steps=total_steps(
+            steps=trainer.steps, epochs=trainer.epochs, epoch_size=epoch_size, batch_size=rollout.batch_size
+        ),
+        stream_end=None if trainer.epochs is None else trainer.epochs * epoch_size,
+    )
+
+
+class Buffer:
+    """One job's buffer. `clock` counts seconds for leases (monotonic), `wall` for evaluation rounds."""
+
+    def __init__(
+        self,
+        job: RLJob,
+        prompts: Prompts,
+        storage: Storage,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.job, self.prompts, self.storage = job, prompts, storage
+        self.policy = policy_of(job, prompts.order.epoch_size)
+        if self.policy.total_steps < 1:
+            raise ConfigurationError(
+                f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one batch of "
+                f"{self.policy.batch_size} groups"
+            )
+        self._clock, self._wall = clock, wall
+        self._capacity, self._capacity_at = 0, float("-inf")
+        self._ceiling, self._ceiling_until = 0, float("-inf")
+        self._identify()
+        self.reload()
+        if not self.memory.progress.serial and self.memory.progress.step == 0:
+            self.rounds.committed(0, final=False)
+
+    def _identify(self) -> None:
+        """Refuse a database that was made for another job or other prompts; mark a new one."""
+        identity: dict[str, Any] = {
+            "storage format": FORMAT,
+            "job": self.job.key,
+            "spec.rollout.batchSize": self.policy.batch_size,
+            "spec.rollout.samplesPerPrompt": self.policy.samples_per_prompt,
+            **self.prompts.fingerprint(),
+        }
+        stored = self.storage.get("meta", b"identity")
+        if stored is None:
+            batch = WriteBatch()
+            batch.put("meta", b"identity", json.dumps(identity).encode())
+            self.storage.write(batch)
+            return
+        try:
+            check_identity(json.loads(stored), json.loads(json.dumps(identity)), self.storage.directory)
+        except StorageError as error:
+            raise ConfigurationError(str(error)) from error
+
+    def reload(self) -> None:
+        """Build the memory from the disk."""
+        self.memory: Memory = load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
+        filter_name = self.job.spec.rollout.dynamic_filter
+        self.rounds = Rounds(self.memory, self.prompts.plan, self._wall)
+        self.leases = Leases(
+            self.memory,
+            self.policy,
+            self.job.spec.buffer.lease_seconds,
+            self.prompts.plan.size,
+            give_up=lambda key, group, why: self.submits.give_up(key, group, why),
+        )
+        self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
+        self.submits = Submits(
+            self.memory, self.policy, self.leases, self.rounds, filter_name if filter_name == NONZERO_STD else None
+        )
+
+    # -- transitions
+
+    def flush(self) -> WriteBatch:
+        """What is to be written for all transitions since the last flush."""
+        self.batches.settle()
+        return self.memory.flush()
+
+    def lease(self, worker: Worker, limit: int, worker_version: int) -> list[Key]:
+        return self.leases.lease(worker, min(limit, self.lease_room()), worker_version, self._clock())
+
+    def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]]) -> list[str]:
+        return self.leases.heartbeat(worker, names, self._clock())
+
+    def expire(self) -> int:
+        return self.leases.expire(self._clock())
+
+    def submit(self, data: bytes) -> Answer:
+        return self.submits.submit(data, self.room())
+
+    def give_back(self, data: bytes) -> tuple[bool, str]:
+        return self.submits.give_back(data, self.room())
+
+    def take(self, step: int, attempt: int) -> str | None:
+        return self.batches.take(step, attempt)
+
+    def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:
+        self.batches.commit(step, version, attempt, metrics)
+
+    def commit_checkpoint(self, step: int, attempt: int) -> int:
+        return self.batches.commit_checkpoint(step, attempt)
+
+    def rewind(self, step: int, attempt: int) -> int:
+        return self.batches.rewind(step, attempt)
+
+    # -- room
+
+    def room(self) -> int:
+        """Bytes that may still be stored."""
+        now = self._clock()
+        if now - self._capacity_at > _CAPACITY_AGE:
+            self._capacity, self._capacity_at = self.storage.capacity(), now
+        room = self._capacity - self.memory.stored
+        return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
+
+    def choked(self, error: StorageFullError) -> None:
+        """A write met a full map or disk although there seemed to be room: believe it for a while."""
+        self._ceiling = self.memory.stored
+        self._ceiling_until = self._clock() + _CHOKED_SECONDS
+        self.memory.count("storage_full")
+
+    def lease_room(self) -> int:
+        """How many more groups may be handed out so that all that are in work can be stored."""
+        room = self.room()
+        if room <= 0:
+            return 0
+        largest = self.memory.largest
+        return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
+
+    # -- looking
+
+    def lease_id(self, key: Key) -> str:
+        group = self.memory.find(key)
+        serial = 0 if key.round == TRAINING else self.memory.rounds[key.round].serial
+        return lease_id(key, serial, group.lease_attempt if group else 0)
+
+    def sequences(self, step: int, ranks: int) -> list[pb.Sequence]:
+        """The fixed batch of a step, in batch order, with the rank and optimizer step of each sequence."""
+        ids = self.memory.batches[step]
+        facts = [(i, n, f) for i in ids for n, f in enumerate(unpack_facts(self.memory.groups[i].summary))]
+        places = assign([f.length for _, _, f in facts], self.job.spec.trainer.steps_per_batch, ranks)
+        return [
+            pb.Sequence(
+                group_id=group_id,
+                index=index,
+                length=fact.length,
+                response_length=fact.response_length,
+                trainable_tokens=fact.trainable_tokens,
+                reward=fact.reward,
+                rank=rank,
+                optimizer_step=optimizer_step,
+                min_version=fact.min_version,
+                max_version=fact.max_version,
+                status=cast(Any, fact.status),
+            )
+            for (group_id, index, fact), (optimizer_step, rank) in zip(facts, places, strict=True)
+        ]
+
+    @property
+    def over(self) -> bool:
+        return self.batches.over
+
+    def waiting_for(self) -> str:
+        """What the trainer waits for, in words; empty: for nothing."""
+        memory, step = self.memory, self.memory.progress.step
+        if step >= self.batches.last_step or step + 1 in memory.batches:
+            return ""
+        if self.lease_room() == 0:
+            room = f"{memory.stored} of {self._capacity} bytes are used"
+            return (
+                f"room in the storage ({room}): it comes with the next checkpoint, or with a larger buffer.storage.size"
+            )
+        waiting = self.rounds.waiting_for(step) if self.policy.sync else None
+        return waiting or self.batches.missing(len(memory.finished), self.policy.batch_size)
+
+    def stats(self) -> pb.BufferStats:
+        memory, progress = self.memory, self.memory.progress
+        newest = max(memory.results, default=None)
+        results = memory.results[newest] if newest is not None else []
+        self.room()
+        return pb.BufferStats(
+            step=progress.step,
+            total_steps=self.batches.last_step,
+            version=progress.step,
+            checkpoint_step=progress.checkpoint_step,
+            trainer_attempt=progress.trainer_attempt,
+            depth=len(memory.finished),
+            leases=len(memory.deadlines),
+            returned=sum(1 for i in memory.in_work if memory.groups[i].state is GroupState.WAITING),
+            started=memory.kept,
+            admitted=admitted(self.policy, progress.step),
+            counters=self.counters(),
+            metrics=progress.metrics,
+            evaluation={f"eval/{result.dataset}": result.metrics["reward"] for result in results},
+            policy_lag=progress.lag,
+            stored_bytes=memory.stored,
+            capacity_bytes=self._capacity,
+            epoch=max(0, progress.next_group - 1) // self.prompts.order.epoch_size,
+            waiting_for=self.waiting_for(),
+        )
+
+    def counters(self) -> dict[str, int]:
+        memory = self.memory
+        return {
+            **dict.fromkeys(_ALWAYS, 0),
+            **memory.progress.counters,
+            "commits": self.storage.commits,
+            "groups_leased": memory.progress.next_group,
+            "groups_trained": memory.trained,
+            "samples_trained": memory.trained * self.policy.samples_per_prompt,
+            "groups_filtered": memory.counts[GroupState.FILTERED],
+            "groups_failed": memory.counts[GroupState.FAILED],
+            "groups_lost": memory.lost,
+            "groups_trained_twice": memory.twice,
+        }
+
+
+_ALWAYS = (
+    "groups_submitted", "groups_returned", "groups_outdated", "leases_granted", "leases_expired", "samples_failed",
+    "stale_groups", "submits_duplicate", "submits_stale", "submits_refused", "rewinds", "storage_full",
+)  # fmt: skip
+
+
+def open_buffer(job: RLJob, directory: Path) -> Buffer:
+    """The buffer of a job, from its prompt files and storage directory. Raises ConfigurationError and StorageError."""
+    storage = Storage(directory, int(quantity_value(str(job.spec.buffer.storage.size))))
+    try:
+        return Buffer(job, Prompts(job.spec.data, job.spec.evaluation, directory), storage)
+    except BaseException:
+        storage.close()
+        raise

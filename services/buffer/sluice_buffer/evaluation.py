@@ -1,0 +1,43 @@
+"""Metrics of an evaluation. Pure: from the facts of every group of a data set."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.state import SampleFacts
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def failed_facts(samples: int, version: int) -> list[SampleFacts]:
+    """What stands for a group that could not be finished: it counts, with reward 0."""
+    return [SampleFacts(0, 0, 0, pb.SAMPLE_STATUS_FAILED, 0.0, version, version)] * samples
+
+
+def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[str, float]:
+    """Metrics of one data set. A failed sample is wrong, with reward 0; lengths are of samples that did not fail."""
+    samples = [fact for group in groups for fact in group]
+    lengths = [f.response_length for f in samples if f.status != pb.SAMPLE_STATUS_FAILED] or [0]
+    count = max(len(samples), 1)
+    result = {
+        "reward": sum(f.reward for f in samples) / count,
+        "response_len/mean": statistics.fmean(lengths),
+        "response_len/median": float(statistics.median(lengths)),
+        "response_len/max": float(max(lengths)),
+        "response_len/min": float(min(lengths)),
+        "truncated_ratio": sum(f.status == pb.SAMPLE_STATUS_TRUNCATED for f in samples) / count,
+        "failed_ratio": sum(f.status == pb.SAMPLE_STATUS_FAILED for f in samples) / count,
+        "count": float(len(samples)),
+        "groups": float(len(groups)),
+    }
+    for k in ks:
+        scores = [pass_at_k(len(g), sum(f.reward == 1 for f in g), k) for g in groups if len(g) >= k]
+        if scores:
+            result[f"pass@{k}"] = statistics.fmean(scores)
+    return result

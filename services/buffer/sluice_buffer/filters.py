@@ -1,0 +1,36 @@
+"""Which finished groups are worth training on. Pure; user code never runs here: a worker applies it and tells us."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+NONZERO_STD = "nonzero_std"
+_EPS = 1e-6
+
+
+def nonzero_std(rewards: Sequence[float]) -> bool:
+    """Keep groups whose rewards differ: equal ones have advantage 0 (slime: check_reward_nonzero_std; DAPO)."""
+    return (
+        len(rewards) > 0
+        and float(np.std(np.asarray(rewards, dtype=np.float64), ddof=1 if len(rewards) > 1 else 0)) > _EPS
+    )
+
+
+def worker_filter(metadata_json: str) -> str | None:
+    """The reason for which the worker's own filter dropped the group (first sample's metadata), or None."""
+    if '"filtered"' not in metadata_json:
+        return None
+    metadata = json.loads(metadata_json)
+    reason = metadata.get("filtered") if isinstance(metadata, dict) else None
+    return str(reason)[:200] if reason else None
+
+
+def dynamic_filter(name: str | None, rewards: Sequence[float], metadata_json: str) -> str | None:
+    """Why the group is dropped, or None where it is kept."""
+    reason = worker_filter(metadata_json)
+    if reason is None and name == NONZERO_STD and not nonzero_std(rewards):
+        return "zero_std"
+    return reason

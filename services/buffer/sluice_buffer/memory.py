@@ -1,0 +1,235 @@
+"""The buffer's working memory: a cache of the database, rebuilt from it at every start.
+
+Transitions (leases.py, submits.py, batches.py, rounds.py) change this memory and note what they changed; `flush` turns
+the notes into one WriteBatch. Nothing is answered before that batch is on disk. When a write fails the memory is
+thrown away and loaded again, so that it can never be ahead of the disk for long, and never differ from it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import struct
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+from sluice_buffer.state import TRAINING, Group, GroupState, Key
+from sluice_buffer.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
+
+PROGRESS = b"progress"
+
+
+@dataclass(slots=True)
+class Progress:
+    """The few numbers that say where the job stands; one JSON value on disk."""
+
+    step: int = 0
+    """Last committed step, and so the weight version."""
+    checkpoint_step: int = 0
+    trainer_attempt: int = 0
+    next_group: int = 0
+    """First group that was never leased."""
+    serial: int = 0
+    """Number of the last evaluation round that was opened."""
+    lag: float = 0.0
+    """Mean of (version - oldest version of the sequence) over the last batch."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """Newest attempt seen of each worker."""
+    counters: Counter[str] = field(default_factory=Counter)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Round:
+    """One evaluation: every held-out prompt once, under the weights of `version`."""
+
+    version: int
+    serial: int
+    opened: float
+    groups: dict[int, Group] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+    unfinished: int = 0
+
+    @property
+    def next_group(self) -> int:
+        return len(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One data set's evaluation."""
+
+    version: int
+    dataset: str
+    metrics: dict[str, float]
+    seconds: float
+    examples: list[list[int]]
+    """[group, bytes] of the groups whose samples are kept."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Everything that a transition may look at."""
+
+    progress: Progress = field(default_factory=Progress)
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Training groups that are not over."""
+    over: bytearray = field(default_factory=bytearray)
+    """State of the groups that are over, by id; 0: not over."""
+    counts: list[int] = field(default_factory=lambda: [0] * (max(GroupState) + 1))
+    """Training groups in each state."""
+    waiting: list[int] = field(default_factory=list)
+    """Heap of training groups that came back; may name groups that wait no more."""
+    in_work: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    deadlines: dict[Key, float] = field(default_factory=dict)
+    batches: dict[int, list[int]] = field(default_factory=dict)
+    """Fixed batches, by step. Forgotten ones keep their ids on disk only."""
+    forgotten: int = 0
+    """Groups of batches that a checkpoint covers."""
+    twice: int = 0
+    """Groups in two committed batches, and"""
+    missing: int = 0
+    """groups whose record says that samples are stored which are not there: found by `audit` on the disk."""
+    rounds: dict[int, Round] = field(default_factory=dict)
+    results: dict[int, list[Result]] = field(default_factory=dict)
+    stored: int = 0
+    largest: int = 0
+    batch: WriteBatch = field(default_factory=WriteBatch)
+    dirty: dict[Key, Group] = field(default_factory=dict)
+    changed: bool = False
+    """Something must be written."""
+
+    # -- looking
+
+    def find(self, key: Key) -> Group | None:
+        """The record of a group that is not over."""
+        if key.round == TRAINING:
+            return self.groups.get(key.group_id)
+        found = self.rounds.get(key.round)
+        return found.groups.get(key.group_id) if found else None
+
+    def over_state(self, group_id: int) -> GroupState | None:
+        state = self.over[group_id] if group_id < len(self.over) else 0
+        return GroupState(state) if state else None
+
+    @property
+    def kept(self) -> int:
+        """Groups started that were neither filtered nor failed."""
+        return self.progress.next_group - self.counts[GroupState.FILTERED] - self.counts[GroupState.FAILED]
+
+    @property
+    def lost(self) -> int:
+        """Groups that were leased once and are in no state now. Anything but 0 is a bug."""
+        return self.progress.next_group - sum(self.counts) + self.missing
+
+    @property
+    def trained(self) -> int:
+        """Groups in committed batches of the surviving history."""
+        return self.forgotten + sum(len(ids) for step, ids in self.batches.items() if step <= self.progress.step)
+
+    # -- changing
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.progress.counters[name] += by
+        self.changed = True
+
+    def touch(self, key: Key, group: Group) -> None:
+        self.dirty[key] = group
+        self.changed = True
+
+    def move(self, key: Key, group: Group, state: GroupState) -> None:
+        """Put a group into a state and into the indexes of that state."""
+        old, group.state = group.state, state
+        self.touch(key, group)
+        if state is not GroupState.LEASED:
+            self.deadlines.pop(key, None)
+            group.worker = ""
+        if key.round == TRAINING:
+            self.counts[old] -= 1
+            self.index(key.group_id, group)
+        elif state is GroupState.WAITING:
+            heapq.heappush(self.rounds[key.round].waiting, key.group_id)
+
+    def start(self, key: Key) -> Group:
+        """The record of a group that is leased for the first time."""
+        group = Group(GroupState.LEASED)
+        if key.round == TRAINING:
+            self.progress.next_group = key.group_id + 1
+            self.index(key.group_id, group)
+        else:
+            self.rounds[key.round].groups[key.group_id] = group
+        self.touch(key, group)
+        return group
+
+    def index(self, group_id: int, group: Group) -> None:
+        """Count a training group and put it where its state says."""
+        state = group.state
+        self.counts[state] += 1
+        if state.over:
+            self.groups.pop(group_id, None)
+            self.over.extend(bytes(max(0, group_id + 1 - len(self.over))))
+            self.over[group_id] = state
+            group.summary = b""
+        else:
+            self.groups[group_id] = group
+        (self.in_work.add if state.in_work else self.in_work.discard)(group_id)
+        (self.finished.add if state is GroupState.FINISHED else self.finished.discard)(group_id)
+        if state is GroupState.WAITING:
+            heapq.heappush(self.waiting, group_id)
+
+    def store(self, table: str, key: Key, group: Group, value: bytes) -> None:
+        """Store a group's samples, in pieces, in the place of nothing: `discard` what was there first."""
+        for position, piece in enumerate(pieces(value)):
+            self.batch.put(table, _piece_key(key, position), piece)
+        group.size = len(value)
+        self.stored += footprint(group.size)
+        self.largest = max(self.largest, footprint(group.size))
+        self.changed = True
+
+    def discard(self, table: str, key: Key, group: Group) -> None:
+        """Delete what `store` stored for the group, if anything."""
+        if group.size:
+            self.remove(table, key, group.size)
+            group.size = 0
+            self.touch(key, group)
+
+    def remove(self, table: str, key: Key, size: int) -> None:
+        for position in range(len(range(0, size, PIECE_BYTES))):
+            self.batch.delete(table, _piece_key(key, position))
+        self.stored -= footprint(size)
+        self.changed = True
+
+    def flush(self) -> WriteBatch:
+        """Everything that changed since the last flush."""
+        batch, self.batch = self.batch, WriteBatch()
+        for key, group in self.dirty.items():
+            if key.round == TRAINING:
+                batch.put("groups", number(key.group_id), group.pack())
+            elif key.round in self.rounds:
+                batch.put("round_groups", number(*key), group.pack())
+        if self.changed:
+            batch.put(
+                "meta",
+                PROGRESS,
+                json.dumps({f.name: getattr(self.progress, f.name) for f in fields(Progress)}).encode(),
+            )
+        self.dirty, self.changed = {}, False
+        return batch
+
+
+def _piece_key(key: Key, position: int) -> bytes:
+    return value_key(key) + position.to_bytes(4, "big")
+
+
+def value_key(key: Key) -> bytes:
+    """Prefix of the pieces of a group's samples."""
+    return number(key.group_id) if key.round == TRAINING else b"e" + number(*key)
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}q", *ids)
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(data) // 8}q", data))

@@ -1,0 +1,66 @@
+"""Prometheus metrics, from the same statistics that the Stats call answers with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sluice.wire.v1 import buffer_pb2 as pb
+
+_GAUGES = {
+    "step": "Last committed step",
+    "total_steps": "Steps of the job",
+    "version": "Last committed weight version",
+    "checkpoint_step": "Step of the last checkpoint",
+    "depth": "Finished groups that wait for a batch",
+    "leases": "Groups in work",
+    "returned": "Groups that wait for a worker again",
+    "started": "Groups started, without filtered and failed ones",
+    "admitted": "Groups that may be started at the present version",
+    "policy_lag": "Mean versions between a sample's oldest weights and the weights that its batch was taken at",
+    "stored_bytes": "Bytes of samples in the storage",
+    "capacity_bytes": "Bytes of samples that the storage can hold",
+    "epoch": "Epoch of the newest prompt",
+}
+_UNITS = {
+    "depth": "depth_groups",
+    "leases": "leases_groups",
+    "returned": "returned_groups",
+    "started": "started_groups",
+    "admitted": "admitted_groups",
+    "policy_lag": "policy_lag_versions",
+}
+
+
+class _Stats(Collector):
+    """Turns one snapshot of the statistics into metrics at each scrape."""
+
+    def __init__(self, snapshot: Callable[[], pb.BufferStats]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._snapshot()
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name)))
+        for name, value in sorted(stats.counters.items()):
+            yield CounterMetricFamily(
+                f"sluice_buffer_{re.sub('[^a-z0-9_]', '_', name)}", f"Counter {name}", value=float(value)
+            )
+        reward = GaugeMetricFamily(
+            "sluice_buffer_evaluation_reward", "Mean reward of the newest evaluation", labels=["dataset"]
+        )
+        for name, mean in sorted(stats.evaluation.items()):
+            reward.add_metric([name.removeprefix("eval/")], mean)
+        yield reward
+
+
+def serve(port: int, bind: str, snapshot: Callable[[], pb.BufferStats]) -> int:
+    """Serve /metrics on a thread of its own; the port. `snapshot` must be safe to call from any thread."""
+    registry = CollectorRegistry()
+    registry.register(_Stats(snapshot))
+    server, _ = start_http_server(port, addr=bind, registry=registry)
+    return int(server.server_port)

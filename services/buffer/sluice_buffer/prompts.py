@@ -1,0 +1,117 @@
+"""The job's prompts: which there are, in which order, and each as the message that a worker gets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sluice.api.data import Data, Evaluation, PromptSource
+from sluice.environment import ConfigurationError
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.order import Order
+from sluice_buffer.readers import Table, open_table, parse_path
+from sluice_buffer.rounds import NO_EVALUATION, EvalPlan, EvalSet
+from sluice_buffer.rows import parse_row, problem
+from sluice_buffer.state import TRAINING, Key
+
+
+def source_name(source: PromptSource) -> str:
+    """The name in metrics: as given, or the file's without its ending."""
+    return source.name or parse_path(source.path)[0].stem
+
+
+class Prompts:
+    """All sources of a job, opened and checked."""
+
+    def __init__(self, data: Data, evaluation: Evaluation | None, spool: Path) -> None:
+        self.sources: Sequence[PromptSource] = data.prompts
+        self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
+        _check_names(self.sources, "spec.data.prompts")
+        _check_names(self.datasets, "spec.evaluation.datasets")
+        _check_templates(self.sources, self.datasets)
+        self._tables = [_open(source, spool) for source in self.sources]
+        self._eval_tables = [_open(source, spool) for source in self.datasets]
+        sizes = [len(table) for table in self._tables]
+        self.order = Order(sizes, [source.weight for source in self.sources], data.shuffle, data.seed)
+        self.plan = _plan(evaluation, [len(table) for table in self._eval_tables])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What fixes the meaning of a group id: a database that was made with another one is of no use."""
+        parts = zip(self.sources, self._tables, strict=True)
+        return {
+            "prompt files (spec.data.prompts)": [[source_name(s), len(t), t.fingerprint] for s, t in parts],
+            "order of prompts (spec.data: seed, shuffle, weights, slices)": [
+                self.order.seed, self.order.shuffle, *[[s.weight, s.path.partition("@")[2]] for s in self.sources]
+            ],
+            "evaluation data (spec.evaluation.datasets)": [
+                [s.name, s.rows, s.samples_per_prompt, t.fingerprint]
+                for s, t in zip(self.plan.sets, self._eval_tables, strict=True)
+            ],
+        }  # fmt: skip
+
+    def message(self, key: Key) -> pb.Prompt:
+        """The prompt of a group, without its lease."""
+        if key.round == TRAINING:
+            place = self.order.place(key.group_id)
+            message = _message(self.sources[place.source], self._tables[place.source], place.row)
+            message.purpose, message.epoch = pb.PURPOSE_TRAIN, place.epoch
+        else:
+            position, row = self.plan.locate(key.group_id)
+            message = _message(self.datasets[position], self._eval_tables[position], row)
+            message.purpose, message.version = pb.PURPOSE_EVALUATE, key.round
+        message.group_id = key.group_id
+        return message
+
+    def close(self) -> None:
+        for table in (*self._tables, *self._eval_tables):
+            table.close()
+
+
+def _open(source: PromptSource, spool: Path) -> Table:
+    return open_table(source.path, lambda row: problem(row, source), spool)
+
+
+def _check_names(sources: Sequence[PromptSource], where: str) -> None:
+    name, times = Counter(map(source_name, sources)).most_common(1)[0] if sources else ("", 1)
+    if times > 1:
+        raise ConfigurationError(f"{where}: {times} sources are called {name!r}; give each a `name` of its own")
+
+
+def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
+    """A worker knows a prompt's source by its name, so one name can mean one way of rendering only."""
+    rendered = {source_name(source): source.apply_chat_template for source in sources}
+    for one in datasets:
+        if rendered.get(source_name(one), one.apply_chat_template) != one.apply_chat_template:
+            raise ConfigurationError(
+                f"{source_name(one)!r} is a source of prompts and of evaluation with different applyChatTemplate; "
+                "give one of them another `name`"
+            )
+
+
+def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
+    if evaluation is None:
+        return NO_EVALUATION
+    sets = [
+        EvalSet(source_name(one), count, one.samples_per_prompt or evaluation.samples_per_prompt)
+        for one, count in zip(evaluation.datasets, rows, strict=True)
+    ]
+    return EvalPlan(sets, evaluation.every_steps, evaluation.before_train, evaluation.pass_at_k)
+
+
+def _message(source: PromptSource, table: Table, position: int) -> pb.Prompt:
+    row = parse_row(table.row(position), source)
+    return pb.Prompt(
+        dataset=source_name(source),
+        row=table.number(position),
+        prompt_json=_json(row.prompt),
+        label_json="" if row.label is None else _json(row.label),
+        metadata_json=_json(row.metadata) if row.metadata else "",
+        tools_json=_json(row.tools) if row.tools else "",
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,166 @@
+"""Evaluation rounds: when one is opened, what it still needs, and what it came to.
+
+A round evaluates one weight version: every held-out prompt once, as a group of its own that is leased before any
+training prompt and never gets into a batch. Round groups are numbered through all data sets in the order of the
+manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from sluice_buffer.evaluation import failed_facts, metrics
+from sluice_buffer.memory import Memory, Result, Round
+from sluice_buffer.state import Group, GroupState, Key, pack_facts, unpack_facts
+from sluice_buffer.storage import number
+
+EXAMPLES = 4
+"""Groups of each data set whose samples are kept for people to look at, and"""
+EXAMPLE_ROUNDS = 3
+"""for how many of the newest rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """A data set of the manifest: its name, its number of rows, samples for each row."""
+
+    name: str
+    rows: int
+    samples_per_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """What every round consists of, and when there is one."""
+
+    sets: Sequence[EvalSet]
+    every_steps: int
+    before_train: bool
+    ks: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        return sum(one.rows for one in self.sets)
+
+    def locate(self, group_id: int) -> tuple[int, int]:
+        """(data set, row) of a group of a round."""
+        row = group_id
+        for position, one in enumerate(self.sets):
+            if row < one.rows:
+                return position, row
+            row -= one.rows
+        raise IndexError(f"evaluation group {group_id} of {self.size}")
+
+    def due(self, version: int, *, final: bool) -> bool:
+        if not self.size:
+            return False
+        return final or (self.before_train if version == 0 else version % self.every_steps == 0)
+
+
+NO_EVALUATION = EvalPlan((), 1, before_train=False, ks=())
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The transitions of evaluation rounds on one memory."""
+
+    memory: Memory
+    plan: EvalPlan
+    clock: Callable[[], float]
+    """Seconds since 1970: a round may outlive the process."""
+
+    def committed(self, version: int, *, final: bool) -> None:
+        """Open the round of a version that was just made, where one is due."""
+        memory = self.memory
+        if not self.plan.due(version, final=final) or version in memory.rounds or version in memory.results:
+            return
+        now = self.clock()
+        memory.progress.serial += 1
+        memory.rounds[version] = Round(version, memory.progress.serial, now, unfinished=self.plan.size)
+        facts = {"serial": memory.progress.serial, "opened": now, "groups": self.plan.size}
+        memory.batch.put("rounds", number(version), json.dumps(facts).encode())
+        memory.changed = True
+
+    def waiting_for(self, version: int) -> str | None:
+        """What the evaluation of the present version still lacks, in words."""
+        found = self.memory.rounds.get(version)
+        if found is None:
+            return None
+        holders = sorted({g.worker for g in found.groups.values() if g.state is GroupState.LEASED})
+        leased = f", leased by {', '.join(holders)}" if holders else ", no worker has asked for them"
+        finished = self.plan.size - found.unfinished
+        return f"evaluation of version {version}: {finished} of {self.plan.size} groups finished{leased}"
+
+    def samples_per_prompt(self, key: Key) -> int:
+        return self.plan.sets[self.plan.locate(key.group_id)[0]].samples_per_prompt
+
+    def is_example(self, key: Key) -> bool:
+        return self.plan.locate(key.group_id)[1] < EXAMPLES
+
+    def fail(self, key: Key, group: Group, why: str) -> None:
+        """A group that cannot be finished counts as failed, so that the round ends."""
+        group.summary = pack_facts(failed_facts(self.samples_per_prompt(key), key.round))
+        group.note = why
+        self.memory.discard("partials", key, group)
+        self.memory.move(key, group, GroupState.FAILED)
+        self.finish(key)
+
+    def finish(self, key: Key) -> None:
+        """One more group of a round is finished; with the last one the round is."""
+        found = self.memory.rounds[key.round]
+        found.unfinished -= 1
+        if found.unfinished:
+            return
+        by_set: list[list[Group]] = [[] for _ in self.plan.sets]
+        examples: list[list[list[int]]] = [[] for _ in self.plan.sets]
+        for group_id in sorted(found.groups):
+            position, _ = self.plan.locate(group_id)
+            by_set[position].append(found.groups[group_id])
+            if found.groups[group_id].size:
+                examples[position].append([group_id, found.groups[group_id].size])
+        results = []
+        for position, one in enumerate(self.plan.sets):
+            values = metrics([unpack_facts(g.summary) for g in by_set[position]], self.plan.ks)
+            result = Result(found.version, one.name, values, max(0.0, self.clock() - found.opened), examples[position])
+            self.memory.batch.put("results", number(found.version, position), json.dumps(asdict(result)).encode())
+            results.append(result)
+        self._close(found)
+        self.memory.results[found.version] = results
+        self._forget_examples()
+
+    def _close(self, found: Round) -> None:
+        """Remove a round's working state; the samples of examples stay."""
+        self.memory.batch.delete("rounds", number(found.version))
+        for group_id in found.groups:
+            self.memory.batch.delete("round_groups", number(found.version, group_id))
+            self.memory.deadlines.pop(Key(found.version, group_id), None)
+        del self.memory.rounds[found.version]
+        self.memory.changed = True
+
+    def _forget_examples(self) -> None:
+        for version in sorted(self.memory.results)[:-EXAMPLE_ROUNDS]:
+            self._delete_examples(version)
+
+    def _delete_examples(self, version: int) -> None:
+        kept = []
+        for position, result in enumerate(self.memory.results[version]):
+            for group_id, size in result.examples:
+                self.memory.remove("examples", Key(version, group_id), size)
+            kept.append(Result(version, result.dataset, result.metrics, result.seconds, []))
+            if result.examples:
+                self.memory.batch.put("results", number(version, position), json.dumps(asdict(kept[-1])).encode())
+        self.memory.results[version] = kept
+
+    def rewound(self, step: int) -> None:
+        """Discard the evaluations of versions after `step`: they are made again when training gets there."""
+        for version in [v for v in self.memory.rounds if v > step]:
+            found = self.memory.rounds[version]
+            for group_id, group in found.groups.items():
+                self.memory.discard("partials" if group.state.in_work else "examples", Key(version, group_id), group)
+            self._close(found)
+        for version in [v for v in self.memory.results if v > step]:
+            self._delete_examples(version)
+            for position in range(len(self.memory.results.pop(version))):
+                self.memory.batch.delete("results", number(version, position))

@@ -1,0 +1,210 @@
+"""The gRPC face of the buffer: messages in and out, waiting, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from sluice.wire.codec import to_chunks
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import buffer_pb2_grpc, common_pb2
+from sluice_buffer.committer import Committer
+from sluice_buffer.core import Buffer
+from sluice_buffer.errors import CallError, InvalidCallError, PreconditionError, StaleAttemptError
+from sluice_buffer.intake import Intake
+from sluice_buffer.leases import Worker
+from sluice_buffer.serving import evaluations, leased_group, shard_group
+from sluice_buffer.state import Key, parse_lease_id
+from sluice_buffer.storage import StorageError, StorageFullError
+from sluice_buffer.submits import Answer, Outcome
+
+T = TypeVar("T")
+MAX_WAIT_SECONDS = 300.0
+_OUTCOMES = {
+    Outcome.STORED: pb.SubmitResponse.OUTCOME_STORED,
+    Outcome.DUPLICATE: pb.SubmitResponse.OUTCOME_DUPLICATE,
+    Outcome.FILTERED: pb.SubmitResponse.OUTCOME_FILTERED,
+    Outcome.STALE: pb.SubmitResponse.OUTCOME_STALE,
+    Outcome.REFUSED: pb.SubmitResponse.OUTCOME_REFUSED,
+}
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    StaleAttemptError: grpc.StatusCode.FAILED_PRECONDITION,
+    PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidCallError: grpc.StatusCode.INVALID_ARGUMENT,
+    StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StorageError: grpc.StatusCode.UNAVAILABLE,
+}
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
+    """See protos/sluice/v1/buffer.proto for what each call means."""
+
+    def __init__(self, committer: Committer) -> None:
+        self.committer = committer
+        self._asked: tuple[int, float] = (0, 0.0)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.committer.buffer
+
+    async def _run(self, context: Context, transition: Callable[[], T]) -> T:
+        """A transition whose result is durable; a refusal becomes the call's status."""
+        try:
+            return await self.committer.run(transition)
+        except (CallError, StorageError) as error:
+            await context.abort(_CODES[type(error)], str(error))
+            raise AssertionError("abort raises") from error
+
+    async def _until(self, seconds: float, attempt: Callable[[], Awaitable[T]], ready: Callable[[T], bool]) -> T:
+        """Repeat an attempt, after each change of the buffer, until it is ready or the time has passed."""
+        end = time.monotonic() + min(max(seconds, 0.0), MAX_WAIT_SECONDS)
+        while True:
+            seen = self.committer.changes
+            result = await attempt()
+            left = end - time.monotonic()
+            if ready(result) or left <= 0:
+                return result
+            await self.committer.changed(seen, min(left, 1.0))
+
+    # -- workers
+
+    async def LeasePrompts(self, request: pb.LeasePromptsRequest, context: Context) -> pb.LeasePromptsResponse:  # noqa: N802
+        worker = await _worker(request.worker, context)
+
+        async def attempt() -> list[Key]:
+            return await self._run(context, lambda: self.buffer.lease(worker, request.max_groups, request.version))
+
+        def ready(keys: list[Key]) -> bool:
+            """Also where newer weights are there: the worker asks again, with the version that it now serves."""
+            return bool(keys) or self.buffer.over or self.buffer.memory.progress.step > request.version
+
+        keys = await self._until(request.wait_seconds, attempt, ready)
+        return pb.LeasePromptsResponse(
+            groups=[leased_group(self.buffer, key) for key in keys], exhausted=not keys and self.buffer.over
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
+        worker = await _worker(request.worker, context)
+        names = [(lease.lease_id, parse_lease_id(lease.lease_id)) for lease in request.leases]
+        drop = set(await self._run(context, lambda: self.buffer.heartbeat(worker, names)))
+        return pb.HeartbeatResponse(drop=[lease for lease in request.leases if lease.lease_id in drop])
+
+    async def Submit(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:  # noqa: N802
+        def answer(key: int, result: Answer) -> pb.SubmitResponse:
+            return pb.SubmitResponse(key=key, outcome=_OUTCOMES[result.outcome], message=result.message)
+
+        refuse = lambda why: Answer(Outcome.REFUSED, why)  # noqa: E731
+        await self._intake(context, lambda data: lambda: self.buffer.submit(data), answer, refuse)
+
+    async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:  # noqa: N802
+        def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
+            return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
+
+        refuse = lambda why: (False, why)  # noqa: E731
+        await self._intake(context, lambda data: lambda: self.buffer.give_back(data), answer, refuse)
+
+    async def _intake(self, context: Context, transition: Any, answer: Any, refuse: Any) -> None:
+        failure = await Intake(self.committer, context, transition, answer, refuse).serve()
+        if failure is not None:
+            await context.abort(_CODES[type(failure)], str(failure))
+
+    # -- trainer
+
+    async def TakeBatch(self, request: pb.TakeBatchRequest, context: Context) -> pb.TakeBatchResponse:  # noqa: N802
+        step, attempt = request.step, request.trainer.attempt
+        ranks = await _ranks(request.data_parallel_size, context)
+        if self._asked[0] != step:
+            self._asked = (step, time.monotonic())
+
+        async def take() -> str | None:
+            return await self._run(context, lambda: self.buffer.take(step, attempt))
+
+        waiting = await self._until(request.wait_seconds, take, lambda w: w is None or self._exhausted(step))
+        waited = time.monotonic() - self._asked[1]
+        if waiting is None:
+            sequences = self.buffer.sequences(step, ranks)
+            return pb.TakeBatchResponse(
+                state=pb.TakeBatchResponse.STATE_READY, step=step, sequences=sequences, wait_time_seconds=waited
+            )
+        state = pb.TakeBatchResponse.STATE_EXHAUSTED if self._exhausted(step) else pb.TakeBatchResponse.STATE_WAITING
+        return pb.TakeBatchResponse(
+            state=state, step=step, waiting_for=self.buffer.waiting_for() or waiting, wait_time_seconds=waited
+        )
+
+    def _exhausted(self, step: int) -> bool:
+        batches = self.buffer.batches
+        return batches.exhausted and step not in batches.memory.batches
+
+    async def GetShard(self, request: pb.GetShardRequest, context: Context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: N802
+        ranks = await _ranks(request.data_parallel_size, context)
+        if not 0 <= request.rank < ranks:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {request.rank} of {ranks}")
+        waiting = await self._run(context, lambda: self.buffer.take(request.step, request.trainer.attempt))
+        if waiting is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}")
+        wanted: dict[int, list[int]] = {}
+        for sequence in self.buffer.sequences(request.step, ranks):
+            if sequence.rank == request.rank:
+                wanted.setdefault(sequence.group_id, []).append(sequence.index)
+        for position, (group_id, indices) in enumerate(wanted.items()):
+            data = await asyncio.to_thread(shard_group, self.buffer.storage, group_id, indices)
+            for chunk in to_chunks(position, data):
+                yield chunk
+
+    async def CommitStep(self, request: pb.CommitStepRequest, context: Context) -> pb.CommitStepResponse:  # noqa: N802
+        metrics = dict(request.metrics)
+        attempt = request.trainer.attempt
+        await self._run(context, lambda: self.buffer.commit(request.step, request.version, attempt, metrics))
+        return pb.CommitStepResponse()
+
+    async def CommitCheckpoint(  # noqa: N802
+        self, request: pb.CommitCheckpointRequest, context: Context
+    ) -> pb.CommitCheckpointResponse:
+        attempt = request.trainer.attempt
+        forgotten = await self._run(context, lambda: self.buffer.commit_checkpoint(request.step, attempt))
+        return pb.CommitCheckpointResponse(forgotten_groups=forgotten)
+
+    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
+        replay = await self._run(context, lambda: self.buffer.rewind(request.step, request.trainer.attempt))
+        return pb.RewindResponse(replay_steps=replay)
+
+    async def GetEvaluations(  # noqa: N802
+        self, request: pb.GetEvaluationsRequest, context: Context
+    ) -> pb.GetEvaluationsResponse:
+        async def pending() -> list[int]:
+            return await self._run(context, lambda: sorted(self.buffer.memory.rounds))
+
+        def ready(versions: list[int]) -> bool:
+            return not request.HasField("wait_for_version") or request.wait_for_version not in versions
+
+        versions = await self._until(request.wait_seconds, pending, ready)
+        found = await asyncio.to_thread(evaluations, self.buffer, request.after_version)
+        return pb.GetEvaluationsResponse(evaluations=found, pending_versions=versions)
+
+    # -- everybody
+
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:  # noqa: N802
+        return self.buffer.stats()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.BufferStats]:  # noqa: N802
+        while True:
+            yield self.buffer.stats()
+            await asyncio.sleep(min(max(request.interval_seconds, 0.1), 60.0))
+
+
+async def _worker(caller: pb.Caller, context: Context) -> Worker:
+    if not caller.name or "/" in caller.name or len(caller.name) > 200:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"worker.name: {caller.name!r} is not a name")
+    return Worker(caller.name, caller.attempt)
+
+
+async def _ranks(data_parallel_size: int, context: Context) -> int:
+    if data_parallel_size < 1:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"data_parallel_size: {data_parallel_size} is below 1")
+    return data_parallel_size

@@ -1,0 +1,214 @@
+"""The buffer's database: LMDB, one file in SLUICE_STORAGE.
+
+The promise: **when `write` has returned, all of its changes are on disk, and they survive the process being killed and
+the machine losing power; when it has raised, or was cut off, none of them ever happened.** A write is one LMDB
+transaction with fdatasync before the meta page is switched over; the write map (which could lose or tear pages when a
+sparse file meets a full disk) is not used. One thread writes, any thread reads, and readers see whole transactions
+only. A disk or map that is full raises StorageFullError and changes nothing. tests/integration/buffer_crash kills the
+process to hold us to it. Why LMDB: docs/results/buffer-storage.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import lmdb
+
+from sluice.environment import ConfigurationError
+
+FORMAT = 1
+"""Number of the layout below. A database of another format is refused."""
+TABLES = ("meta", "groups", "samples", "partials", "batches", "rounds", "round_groups", "examples", "results")
+"""meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece -> bytes. batches: step ->
+group ids. rounds: version -> JSON. round_groups: version, id -> Group. examples: version, id, piece -> bytes.
+results: version, data set -> pb.Evaluation. All numbers in keys are big-endian, so that order is numeric order."""
+PIECE_BYTES = 31 * 4096 - 16
+"""Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can be used again
+without fragmenting the file, however long the groups are that come and go."""
+_PAGE = 4096
+_FULL_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+class StorageError(Exception):
+    """The database cannot be used. The message is for people."""
+
+
+class StorageFullError(StorageError):
+    """There is no room; nothing was changed."""
+
+
+@dataclass(slots=True)
+class WriteBatch:
+    """Changes that become durable together. The last change of a key counts; None deletes."""
+
+    changes: dict[tuple[str, bytes], bytes | memoryview | None] = field(default_factory=dict)
+    size: int = 0
+    """Bytes that are put."""
+
+    def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
+        self.changes[table, key] = value
+        self.size += len(value)
+
+    def delete(self, table: str, key: bytes) -> None:
+        self.changes[table, key] = None
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
+def number(*values: int) -> bytes:
+    """Key of one or more numbers from 0."""
+    return b"".join(value.to_bytes(8, "big") for value in values)
+
+
+def numbers(key: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(key[i : i + 8], "big") for i in range(0, len(key), 8))
+
+
+def pieces(value: bytes) -> Sequence[bytes | memoryview]:
+    """The value in pieces, without a copy."""
+    if len(value) <= PIECE_BYTES:
+        return (value,)
+    view = memoryview(value)
+    return [view[start : start + PIECE_BYTES] for start in range(0, len(value), PIECE_BYTES)]
+
+
+def footprint(size: int) -> int:
+    """Bytes of whole pages that a value of `size` takes, with its share of the tree."""
+    full, rest = divmod(size, PIECE_BYTES)
+    pages = full * (PIECE_BYTES + 16) // _PAGE + (-(-(rest + 16) // _PAGE) if rest or not full else 0)
+    return pages * _PAGE + 256
+
+
+def capacity(map_size: int, file_size: int, disk_free: int) -> int:
+    """Bytes that may be stored: what the map and the disk hold, less a reserve for copies of pages and bookkeeping.
+
+    Without the reserve the transaction that frees space (a checkpoint) could itself find no page to write to.
+    """
+    whole = min(map_size, file_size + disk_free)
+    return max(0, whole - max(whole // 8, 64 * _PAGE))
+
+
+class Storage:
+    """Tables of bytes. See the module's text for what it promises."""
+
+    def __init__(self, directory: Path, map_size: int) -> None:
+        self.directory = directory
+        self.map_size = max(map_size // _PAGE, 256) * _PAGE
+        self.commits = 0
+        """Writes since the start of the process."""
+        self._lock = _lock(directory)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._env = lmdb.open(
+                str(self.directory / "buffer.lmdb"), map_size=self.map_size, subdir=False, max_dbs=len(TABLES),
+                sync=True, metasync=True, writemap=False, readahead=False, lock=True, max_readers=64,
+            )  # fmt: skip
+            self._tables = {name: self._env.open_db(name.encode()) for name in TABLES}
+        except lmdb.Error as error:
+            raise _translate(error, f"{self.directory}/buffer.lmdb") from error
+
+    def reopen(self) -> None:
+        """Start again from the disk, after a failed write: LMDB gives an environment up that met an I/O error."""
+        self._env.close()
+        self._open()
+
+    def close(self) -> None:
+        self._env.close()
+        self._lock.close()
+
+    def write(self, batch: WriteBatch, staged: threading.Event | None = None) -> None:
+        """Make the changes durable, or raise and leave everything as it was.
+
+        `staged` is set when only the disk is still to be waited for. py-lmdb gives the interpreter lock away in each
+        put; a thread that wants it meanwhile gets it for a whole turn of its event loop, and a commit of 50 puts
+        would wait 50 turns. So whoever writes from a thread waits for `staged`, which is a matter of microseconds.
+        """
+        try:
+            with self._env.begin(write=True) as transaction:
+                self._stage(transaction, batch)
+                if staged:
+                    staged.set()
+        except lmdb.Error as error:
+            raise _translate(error, f"{self.directory}/buffer.lmdb") from error
+        finally:
+            if staged:
+                staged.set()
+        self.commits += 1
+
+    def _stage(self, transaction: lmdb.Transaction, batch: WriteBatch) -> None:
+        tables = self._tables
+        for (table, key), value in batch.changes.items():
+            if value is None:
+                transaction.delete(key, db=tables[table])
+            else:
+                transaction.put(key, value, db=tables[table])
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        with self._env.begin(db=self._tables[table]) as transaction:
+            value: bytes | None = transaction.get(key)
+            return value
+
+    def scan(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) whose key starts with `prefix`, in order."""
+        with self._env.begin(db=self._tables[table]) as transaction, transaction.cursor() as cursor:
+            if not (cursor.set_range(prefix) if prefix else cursor.first()):
+                return
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+
+    def value(self, table: str, prefix: bytes) -> bytes | None:
+        """A value that was stored in pieces."""
+        found = [data for _, data in self.scan(table, prefix)]
+        return b"".join(found) if found else None
+
+    def capacity(self) -> int:
+        """Bytes that may be stored at present; see `capacity`."""
+        file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
+        disk = os.statvfs(self.directory)
+        return capacity(self.map_size, file_size, disk.f_bavail * disk.f_frsize)
+
+
+def _lock(directory: Path) -> IO[bytes]:
+    """One process per database: the memory of a second one would contradict the disk."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = (directory / "buffer.lock").open("ab")
+    except OSError as error:
+        raise ConfigurationError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise StorageError(f"{directory}: another buffer process uses this directory") from error
+    return handle
+
+
+def _translate(error: lmdb.Error, where: str) -> StorageError:
+    if isinstance(error, lmdb.MapFullError):
+        return StorageFullError(f"{where}: the database has reached buffer.storage.size")
+    text = str(error)
+    if isinstance(error, lmdb.DiskError) or any(os.strerror(number) in text for number in _FULL_ERRNOS):
+        return StorageFullError(f"{where}: the disk is full ({text})")
+    return StorageError(f"{where}: {text}")
+
+
+def check_identity(stored: Mapping[str, object], wanted: Mapping[str, object], where: Path) -> None:
+    """Raise StorageError where the database was made for another job or with other data settings."""
+    for name, value in wanted.items():
+        if name in stored and stored[name] != value:
+            raise StorageError(
+                f"{where}: the database was made with another {name}: {stored[name]!r}, now {value!r}. "
+                "Restore the old setting, or start anew with an empty storage directory"
+            )

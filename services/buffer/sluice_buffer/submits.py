@@ -1,0 +1,209 @@
+"""What becomes of a group that a worker hands in: finished, or back unfinished."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from sluice.sample import SampleError
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.admission import Policy, outdated
+from sluice_buffer.checks import Checked, check_finished, check_partial, oldest_version, progress
+from sluice_buffer.filters import dynamic_filter
+from sluice_buffer.leases import Leases
+from sluice_buffer.memory import Memory
+from sluice_buffer.rounds import Rounds
+from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
+from sluice_buffer.storage import StorageFullError, footprint
+
+
+class Outcome(enum.Enum):
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    FILTERED = "filtered"
+    STALE = "stale"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    outcome: Outcome
+    message: str = ""
+
+
+def verdict(group: Group, attempt: int) -> Outcome | None:
+    """What a submit from lease `attempt` comes to where it is not to be looked at; None where it is welcome.
+
+    Work is not thrown away: an older lease may still hand its group in while nobody else has it.
+    """
+    match group.state:
+        case GroupState.LEASED:
+            return None if group.lease_attempt == attempt else Outcome.STALE
+        case GroupState.WAITING:
+            return None
+    return Outcome.DUPLICATE if group.lease_attempt == attempt else Outcome.STALE
+
+
+@dataclass(slots=True)
+class Submits:
+    """The transitions of submitted and returned groups on one memory."""
+
+    memory: Memory
+    policy: Policy
+    leases: Leases
+    rounds: Rounds
+    filter_name: str | None
+
+    def submit(self, data: bytes, room: int) -> Answer:
+        """Take a finished group. StorageFullError where `room`, the bytes that are left, does not suffice."""
+        answer = self._submit(data, room)
+        if answer.outcome in (Outcome.DUPLICATE, Outcome.STALE, Outcome.REFUSED):
+            self.memory.count(f"submits_{answer.outcome.value}")
+        return answer
+
+    def _submit(self, data: bytes, room: int) -> Answer:
+        message, problem = _parse(data)
+        if message is None:
+            return Answer(Outcome.REFUSED, problem)
+        name = parse_lease_id(message.prompt.lease_id)
+        if name is None or name.key.group_id != message.prompt.group_id:
+            return Answer(Outcome.REFUSED, f"prompt.leaseId: {message.prompt.lease_id!r} is not a lease of this group")
+        group = self.memory.find(name.key)
+        early = self._early(name, group)
+        if early is not None or group is None:
+            return early or Answer(Outcome.STALE)
+        try:
+            checked = check_finished(message, self._samples(name.key), group.version)
+        except SampleError as error:
+            if group.state is GroupState.LEASED:
+                self.leases.release(name.key, group, f"refused: {error}")
+            return Answer(Outcome.REFUSED, str(error))
+        if footprint(len(data)) > room:
+            raise StorageFullError(f"no room for group {name.key.group_id} of {len(data)} bytes: {room} bytes are left")
+        self.memory.discard("partials", name.key, group)
+        if name.key.round != TRAINING:
+            return self._finish_evaluation(name.key, group, data, checked)
+        return self._finish_training(name.key, group, data, message, checked)
+
+    def _early(self, name: LeaseName, group: Group | None) -> Answer | None:
+        """The answer where the group needs no look; None where it is in work and this lease may finish it."""
+        if group is not None:
+            if name.key.round != TRAINING and self.memory.rounds[name.key.round].serial != name.serial:
+                return Answer(Outcome.STALE, "the evaluation was started anew")
+            outcome = verdict(group, name.attempt)
+            return Answer(outcome) if outcome else None
+        if name.key.round != TRAINING:
+            return Answer(Outcome.DUPLICATE if name.key.round in self.memory.results else Outcome.STALE)
+        match self.memory.over_state(name.key.group_id):
+            case None:
+                return Answer(Outcome.REFUSED, f"prompt.groupId: group {name.key.group_id} was never leased")
+            case GroupState.TRAINED:
+                return Answer(Outcome.DUPLICATE)
+            case _:
+                return Answer(Outcome.FILTERED, "dropped before")
+
+    def _samples(self, key: Key) -> int:
+        return self.policy.samples_per_prompt if key.round == TRAINING else self.rounds.samples_per_prompt(key)
+
+    def _finish_training(
+        self, key: Key, group: Group, data: bytes, message: pb.SampleGroup, checked: Checked
+    ) -> Answer:
+        memory = self.memory
+        memory.count("groups_submitted")
+        reason = dynamic_filter(self.filter_name, checked.rewards, message.samples[0].metadata_json)
+        if reason is not None:
+            return self._drop(key, group, GroupState.FILTERED, "filtered", reason)
+        if checked.all_failed:
+            return self._drop(key, group, GroupState.FAILED, "failed", checked.errors[0])
+        if checked.errors:
+            memory.count("samples_failed", len(checked.errors))
+        group.version = checked.oldest
+        if outdated(self.policy, version=memory.progress.step, start_version=group.version):
+            memory.count("groups_outdated")
+            group.note = ""
+            self.leases.release(key, group, "its weights are too old", blame=False)
+            return Answer(
+                Outcome.STALE, f"version {group.version} is older than mode sync allows; it is generated again"
+            )
+        group.summary, group.note = checked.summary, ""
+        memory.store("samples", key, group, data)
+        memory.move(key, group, GroupState.FINISHED)
+        return Answer(Outcome.STORED)
+
+    def _drop(self, key: Key, group: Group, state: GroupState, word: str, reason: str) -> Answer:
+        """End a group that will not be trained; its place in the batch is free again."""
+        group.note = reason
+        self.memory.count(f"{word}_{_slug(reason)}")
+        self.memory.move(key, group, state)
+        return Answer(Outcome.FILTERED, f"{word}: {reason}")
+
+    def give_up(self, key: Key, group: Group, why: str) -> None:
+        """A group that comes back for ever."""
+        if key.round != TRAINING:
+            self.rounds.fail(key, group, why)
+            return
+        self.memory.discard("partials", key, group)
+        self._drop(key, group, GroupState.FAILED, "failed", "too many leases")
+        group.note = why
+
+    def _finish_evaluation(self, key: Key, group: Group, data: bytes, checked: Checked) -> Answer:
+        group.summary, group.note = checked.summary, ""
+        if self.rounds.is_example(key):
+            self.memory.store("examples", key, group, data)
+        self.memory.move(key, group, GroupState.FINISHED)
+        self.memory.count("evaluation_groups")
+        self.rounds.finish(key)
+        return Answer(Outcome.STORED)
+
+    def give_back(self, data: bytes, room: int) -> tuple[bool, str]:
+        """Take an unfinished group back, with what it has: (accepted, why not)."""
+        message, problem = _parse(data)
+        if message is None:
+            return False, problem
+        name = parse_lease_id(message.prompt.lease_id)
+        group = self.memory.find(name.key) if name else None
+        if name is None or group is None or group.state is not GroupState.LEASED or group.lease_attempt != name.attempt:
+            return False, "the lease is not held any more"
+        if name.key.round != TRAINING and self.memory.rounds[name.key.round].serial != name.serial:
+            return False, "the evaluation was started anew"
+        self.memory.count("groups_returned")
+        try:
+            check_partial(message, self._samples(name.key))
+        except SampleError as error:
+            self.leases.release(name.key, group, f"returned broken: {error}")
+            return False, str(error)
+        return self._keep_partial(name.key, group, data, message, room)
+
+    def _keep_partial(
+        self, key: Key, group: Group, data: bytes, message: pb.SampleGroup, room: int
+    ) -> tuple[bool, str]:
+        generated = progress(message)
+        before = int(group.note or 0)
+        if generated <= before:
+            self.leases.release(key, group, "returned without progress")
+            return True, ""
+        if footprint(len(data)) > room:
+            self.leases.release(key, group, "no room for its partial response", blame=False)
+            return False, "the storage is full: the prompt was taken back without the partial response"
+        oldest = oldest_version(message)
+        self.memory.discard("partials", key, group)
+        self.memory.store("partials", key, group, data)
+        group.version = group.version if oldest is None else oldest
+        group.note = str(generated)
+        self.leases.release(key, group, "returned", blame=False)
+        return True, ""
+
+
+def _parse(data: bytes) -> tuple[pb.SampleGroup | None, str]:
+    try:
+        return pb.SampleGroup.FromString(data), ""
+    except DecodeError as error:
+        return None, f"not a SampleGroup: {error}"
+
+
+def _slug(reason: str) -> str:
+    """A reason as part of a counter's name: few, short, without what differs from prompt to prompt."""
+    words = "".join(c if c.isalpha() and c.isascii() else " " for c in reason.lower()).split()
+    return "_".join(words[:4])[:40] or "unnamed"

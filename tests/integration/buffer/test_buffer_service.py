@@ -1,0 +1,183 @@
+"""The service over gRPC, in its own process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import pytest
+from buffer_tools import Client, Server, error_of, make_group, make_sample
+
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+
+READY = pb.TakeBatchResponse.STATE_READY
+STORED = pb.SubmitResponse.OUTCOME_STORED
+
+
+async def test_a_step_from_lease_to_checkpoint(client: Client) -> None:
+    leased = (await client.lease(count=9)).groups
+    assert [g.prompt.group_id for g in leased] == [0, 1, 2, 3]
+    answers = await client.submit(make_group(g.prompt) for g in leased)
+    assert {a.outcome for a in answers.values()} == {STORED}
+    batch = await client.take(1, ranks=2)
+    assert batch.state == READY
+    assert [(s.group_id, s.index) for s in batch.sequences] == [(g, i) for g in range(4) for i in range(2)]
+    shards = [await client.shard(1, rank, 2) for rank in range(2)]
+    found = {(g.prompt.group_id, s.index): r for r, shard in enumerate(shards) for g in shard for s in g.samples}
+    assert found == {(s.group_id, s.index): s.rank for s in batch.sequences}
+    await client.commit(1, reward=0.5)
+    assert await client.checkpoint(1) == 4
+    stats = await client.stats()
+    assert (stats.step, stats.version, stats.checkpoint_step) == (1, 1, 1)
+    assert stats.counters["groups_trained"] == 4
+    assert stats.counters["samples_trained"] == 8
+    assert stats.metrics["reward"] == 0.5
+
+
+async def test_an_older_trainer_is_refused(client: Client) -> None:
+    await client.rewind(0, attempt=2)
+    code, details = await error_of(client.take(1, attempt=1))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "attempt 2 has been here" in details
+
+
+async def test_what_was_acknowledged_survives_a_restart(server: Callable[..., Server]) -> None:
+    one = server()
+    async with Client(one.start()) as client:
+        leased = (await client.lease(count=4)).groups
+        await client.submit([make_group(leased[0].prompt)])
+    assert one.end() == 0
+    async with Client(one.start()) as client:
+        stats = await client.stats()
+        assert (stats.depth, stats.leases, stats.counters["groups_lost"]) == (1, 3, 0)
+        assert await client.heartbeat(g.prompt for g in leased) == []
+        answers = await client.submit(make_group(g.prompt) for g in leased)
+        assert [answers[i].outcome for i in range(4)] == [pb.SubmitResponse.OUTCOME_DUPLICATE, STORED, STORED, STORED]
+
+
+async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> None:
+    first = (await client.lease(count=4)).groups
+    waiting_worker = asyncio.create_task(client.lease("rollout-1", version=1, wait=20))
+    waiting_trainer = asyncio.create_task(client.take(1, wait=20))
+    await asyncio.sleep(0.3)
+    assert not waiting_worker.done()
+    assert not waiting_trainer.done()
+    await client.submit(make_group(g.prompt) for g in first)
+    assert (await waiting_trainer).state == READY
+    await client.commit(1)
+    assert [g.prompt.group_id for g in (await waiting_worker).groups] == [4]
+
+
+async def test_a_wait_ends_empty_and_says_what_is_missing(client: Client) -> None:
+    await client.lease(count=4)
+    start = time.monotonic()
+    assert not (await client.lease(wait=0.3)).groups
+    batch = await client.take(1, wait=0.3)
+    assert time.monotonic() - start < 5
+    assert batch.state == pb.TakeBatchResponse.STATE_WAITING
+    assert batch.waiting_for == "0 of 4 groups finished, 4 leased by rollout-0"
+
+
+async def test_a_broken_group_does_not_disturb_the_others_of_its_stream(client: Client) -> None:
+    leased = (await client.lease(count=3)).groups
+    groups = [make_group(g.prompt, response=300_000) for g in leased]
+    groups[1].samples[0].tokens = b"\0\0\0"
+    answers = await client.submit(groups)
+    assert [answers[i].outcome for i in range(3)] == [STORED, pb.SubmitResponse.OUTCOME_REFUSED, STORED]
+    assert "samples[0].tokens" in answers[1].message
+
+
+async def test_pieces_of_several_groups_may_be_interleaved(client: Client) -> None:
+    leased = (await client.lease(count=2)).groups
+    sent = [
+        list(codec.to_chunks(k, make_group(g.prompt, response=250_000).SerializeToString()))
+        for k, g in enumerate(leased)
+    ]
+    assert len(sent[0]) > 2
+
+    async def chunks() -> AsyncIterator[common.Chunk]:
+        for pair in zip(*sent, strict=True):
+            for chunk in pair:
+                yield chunk
+
+    answers = [a async for a in client.stub.Submit(chunks(), timeout=20)]
+    assert {a.outcome for a in answers} == {STORED}
+
+
+async def test_partial_samples_come_with_the_next_lease(client: Client) -> None:
+    leased = (await client.lease()).groups[0]
+    sample = make_sample(0, status=common.SAMPLE_STATUS_ABORTED, reward=None)
+    answers = await client.give_back([common.SampleGroup(prompt=leased.prompt, samples=[sample])])
+    assert answers[0].accepted
+    again = (await client.lease("rollout-1")).groups[0]
+    assert again.prompt.group_id == leased.prompt.group_id
+    assert list(again.partial) == [sample]
+
+
+async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None:
+    one = server(evaluation={"everySteps": 2})
+    async with Client(one.start()) as client:
+        leased = (await client.lease(count=3)).groups
+        answer = await client.evaluations(wait_for=0, wait=0.2)
+        assert (list(answer.pending_versions), list(answer.evaluations)) == ([0], [])
+        waiting = asyncio.create_task(client.evaluations(wait_for=0, wait=20))
+        await client.submit(make_group(g.prompt, samples=1) for g in leased)
+        (found,) = (await waiting).evaluations
+        assert (found.version, found.dataset, found.metrics["reward"]) == (0, "held-out", 0.0)
+        assert len(found.examples) == 3
+
+
+async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., Server]) -> None:
+    one = server(rows=4, trainer={"epochs": 1})
+    async with Client(one.start()) as client:
+        leased = (await client.lease(count=9)).groups
+        await client.submit(make_group(g.prompt) for g in leased)
+        await client.take(1)
+        await client.commit(1)
+        batch = await client.take(2, wait=10)
+        assert batch.state == pb.TakeBatchResponse.STATE_EXHAUSTED
+        await client.checkpoint(1)
+        answer = await client.lease(version=1, wait=10)
+        assert (list(answer.groups), answer.exhausted) == ([], True)
+
+
+async def test_watch_tells_the_state_again_and_again(client: Client) -> None:
+    seen = []
+    async for stats in client.stub.Watch(pb.WatchRequest(interval_seconds=0.1), timeout=10):
+        seen.append(stats.total_steps)
+        if len(seen) == 3:
+            break
+    assert seen == [5, 5, 5]
+
+
+async def test_calls_without_the_jobs_token_are_refused(server: Callable[..., Server]) -> None:
+    one = server({"SLUICE_TOKEN": "secret"})
+    address = one.start()
+    async with Client(address) as stranger:
+        code, _ = await error_of(stranger.stats())
+        assert code == grpc.StatusCode.UNAUTHENTICATED
+    async with Client(address, token="secret") as friend:
+        assert (await friend.stats()).total_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.take(1, ranks=0), "data_parallel_size: 0 is below 1"),
+        (lambda c: c.take(0), "step 0: steps count from 1"),
+        (lambda c: c.lease(worker=""), "worker.name: '' is not a name"),
+    ],
+)
+async def test_calls_that_can_never_be_right(
+    client: Client, call: Callable[[Client], Awaitable[object]], message: str
+) -> None:
+    code, details = await error_of(call(client))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+async def test_a_shard_of_a_batch_that_is_not_fixed(client: Client) -> None:
+    code, details = await error_of(client.shard(1))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert details.startswith("batch 1 is not fixed: 0 of 4 groups finished")
