@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sluice import environment
+from sluice.api import RLJobSpec
+from sluice.environment import Environment
 from sluice.rewards import RewardError
 from sluice.rewards.judge import Judge
 from sluice.telemetry import logs
@@ -16,15 +18,17 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import filters
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.engine import UNKNOWN_VERSION, Engine
+from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
+from sluice_rollout.group import GroupMaker
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.worker import Worker, engine_lost
+from sluice_rollout.worker import Worker, WorkerError
 
 ENGINE_START_SECONDS = 1800.0
 
 
-async def main() -> int:
+async def serve() -> None:
+    """Work until SIGTERM. Raises WorkerError, EngineError or ConfigurationError."""
     env = environment.read("rollout")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     stop = asyncio.Event()
@@ -32,74 +36,87 @@ async def main() -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
+    keep = filters.load(spec.rollout.dynamic_filter)
     judge = Judge(spec.reward)
-    async with Engine(url) as engine:
-        started = asyncio.create_task(engine.wait_ready(ENGINE_START_SECONDS))
-        encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
-        try:
-            await judge.check()
-        except RewardError as error:
-            raise environment.ConfigurationError(f"spec.reward.function: {error}") from error
-        keep = filters.load(spec.rollout.dynamic_filter)
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([started, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            return 0
-        started.result()
-        log.info("engine ready", url=url, spans=engine.has_spans)
-        member = rendezvous_pb2.Member(
-            role="rollout",
-            name=env.name,
-            attempt=env.attempt,
-            index=env.index,
-            address=f"{env.advertise}:{urlsplit(url).port}",
-            world_size=int(engine.info.get("tp_size", 1)),
-            version=UNKNOWN_VERSION,
-        )
-        worker: Worker | None = None
-
-        def hello() -> rendezvous_pb2.Member:
-            latest = membership.latest
-            member.version = latest.version if latest and latest.admitted else UNKNOWN_VERSION
-            return member
-
-        def heartbeat() -> rendezvous_pb2.Heartbeat:
-            if worker is None:
-                return rendezvous_pb2.Heartbeat(state="starting")
-            state = "draining" if stop.is_set() else "generating" if worker.work else "idle"
-            gauges = {
-                "leases": len(worker.work),
-                "finished_samples": worker.finished_samples,
-                "generated_tokens": worker.generated_tokens,
-            }
-            return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
-
-        async with Membership(env.rendezvous, hello, heartbeat) as membership:
-            buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
-            worker = Worker(
-                spec=spec,
-                engine=engine,
-                encoder=encoder,
-                generator=Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency)),
-                judge=judge,
-                keep=keep,
-                buffer=buffer,
-                membership=membership,
-                submits=Outbox(buffer.submit_stream),
-                returns=Outbox(buffer.return_stream),
-            )
+    try:
+        async with Engine(url) as engine:
+            encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             try:
-                await worker.run(stop)
-            except* Exception as error:
-                reason = engine_lost(error)
-                if reason is None:
-                    raise
-                logs.fail(reason, 1)
-            finally:
-                await buffer.close()
-                await judge.close()
+                await judge.check()
+            except RewardError as error:
+                raise environment.ConfigurationError(f"spec.reward.function: {error}") from error
+            if await _ready(engine, stop):
+                log.info("engine ready", url=url, spans=engine.has_spans)
+                await _work(env, spec, stop, engine, encoder, judge, keep)
+    finally:
+        await judge.close()
+
+
+async def _ready(engine: Engine, stop: asyncio.Event) -> bool:
+    """Wait for the engine. False where SIGTERM came first."""
+    starting = asyncio.create_task(engine.wait_ready(ENGINE_START_SECONDS))
+    stopping = asyncio.create_task(stop.wait())
+    done, waiting = await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    if starting in done:
+        starting.result()
+    return starting in done
+
+
+async def _work(
+    env: Environment,
+    spec: RLJobSpec,
+    stop: asyncio.Event,
+    engine: Engine,
+    encoder: PromptEncoder,
+    judge: Judge,
+    keep: filters.Filter,
+) -> None:
+    member = rendezvous_pb2.Member(
+        role="rollout",
+        name=env.name,
+        attempt=env.attempt,
+        index=env.index,
+        address=f"{env.advertise}:{urlsplit(engine.url).port}",
+        world_size=int(engine.info.get("tp_size", 1)),
+        version=UNKNOWN_VERSION,
+    )
+
+    def hello() -> rendezvous_pb2.Member:
+        latest = membership.latest
+        member.version = latest.version if latest and latest.admitted else UNKNOWN_VERSION
+        return member
+
+    def heartbeat() -> rendezvous_pb2.Heartbeat:
+        state = "draining" if stop.is_set() else "generating" if worker.work else "idle"
+        gauges = {
+            "leases": len(worker.work),
+            "finished_samples": make.finished_samples,
+            "generated_tokens": make.generated_tokens,
+        }
+        return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
+
+    membership = Membership(env.rendezvous, hello, heartbeat)
+    generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
+    make = GroupMaker(spec, encoder, generator, judge, membership)
+    buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
+    submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
+    worker = Worker(spec, engine, make, keep, buffer, membership, submits, returns)
+    try:
+        async with membership:
+            await worker.run(stop)
+    finally:
+        await buffer.close()
+
+
+def main() -> int:
+    try:
+        asyncio.run(serve())
+    except (WorkerError, EngineError) as error:
+        logs.fail(str(error), 1)
     return 0
 
 
 if __name__ == "__main__":
-    logs.run("rollout", main)
+    logs.run_blocking("rollout", main)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
+import grpc
 import grpc.aio
 
 from sluice.sample import SampleGroup
@@ -15,75 +17,107 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 
+T = TypeVar("T")
+
 CALL_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 """How long a worker waits for a buffer that is away before it gives up and is restarted."""
 
-_REOPEN_SECONDS = 0.5
+_REOPEN_SECONDS = (0.2, 10.0)
+_NEVER = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+"""Sending the same again cannot help. (RESOURCE_EXHAUSTED can: a full buffer has room after the next checkpoint.)"""
 
 
 class BufferClient:
-    """Follows the buffer to its new address when it was restarted elsewhere."""
+    """Follows the buffer to its new address when it was restarted elsewhere.
+
+    Its address is looked up when there is none that works: with the one it knows a worker goes on without rendezvous.
+    """
 
     def __init__(self, rendezvous: str, caller: pb.Caller) -> None:
         self._rendezvous = rendezvous
         self._caller = caller
-        self._channel: grpc.aio.Channel | None = None
-        self._address = ""
-        self.stub: buffer_pb2_grpc.BufferStub | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stub: buffer_pb2_grpc.BufferStub | None = None
 
-    async def connect(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Find the buffer; a new channel only where its address has changed."""
-        member = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[0]
-        if member.address != self._address:
-            await self.close()
-            self._address = member.address
-            self._channel = rpc.channel(member.address)
-            self.stub = buffer_pb2_grpc.BufferStub(self._channel)
+    async def stub(self, seconds: float = PATIENCE_SECONDS) -> buffer_pb2_grpc.BufferStub:
+        """The buffer as far as it is known; else it is looked up."""
+        if self._stub is None:
+            address = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[0].address
+            # An older channel stays open: closing it would cancel calls that are just finding out that it is dead.
+            channel = self._channels.setdefault(address, rpc.channel(address))
+            self._stub = buffer_pb2_grpc.BufferStub(channel)
+        return self._stub
+
+    def lost(self, stub: buffer_pb2_grpc.BufferStub) -> None:
+        """A call broke: the buffer may have moved."""
+        if self._stub is stub:
+            self._stub = None
 
     async def close(self) -> None:
-        if self._channel:
-            await self._channel.close()
-            self._channel, self._address = None, ""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels, self._stub = {}, None
 
     async def lease(self, max_groups: int, version: int, wait_seconds: float) -> pb.LeasePromptsResponse:
         request = pb.LeasePromptsRequest(
             worker=self._caller, max_groups=max_groups, version=version, wait_seconds=wait_seconds
         )
+        timeout = wait_seconds + CALL_SECONDS
 
         async def call() -> pb.LeasePromptsResponse:
-            await self.connect()
-            assert self.stub
-            answer: pb.LeasePromptsResponse = await self.stub.LeasePrompts(
-                request, metadata=rpc.metadata(), timeout=wait_seconds + CALL_SECONDS
-            )
+            stub = await self.stub()
+            try:
+                answer: pb.LeasePromptsResponse = await stub.LeasePrompts(
+                    request, metadata=rpc.metadata(), timeout=timeout
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    self.lost(stub)
+                    raise
+                logs.get().warning("the buffer is full", details=error.details())
+                await asyncio.sleep(_REOPEN_SECONDS[1])
+                return pb.LeasePromptsResponse()
             return answer
 
         return await rpc.retrying(call, what="LeasePrompts at the buffer", seconds=PATIENCE_SECONDS)
 
     async def heartbeat(self, leases: list[pb.Lease]) -> list[pb.Lease]:
         """Extend leases; answers those to drop. A buffer that is away is no news: it extends them when it is back."""
+        request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
         try:
-            await self.connect(seconds=CALL_SECONDS)
-            assert self.stub
-            request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
-            answer = await self.stub.Heartbeat(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            stub = await self.stub(seconds=CALL_SECONDS)
+            try:
+                answer = await stub.Heartbeat(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                self.lost(stub)
+                logs.get().warning("heartbeat failed", code=error.code().name, details=error.details())
+                return []
             return list(answer.drop)
-        except (grpc.aio.AioRpcError, rpc.DeadlineError) as error:
-            logs.get().warning("heartbeat failed", error=str(error).splitlines()[0])
+        except (rpc.DeadlineError, rpc.RefusedError) as error:
+            logs.get().warning("heartbeat failed", error=str(error))
             return []
 
-    async def submit_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.SubmitResponse]:
-        await self.connect()
-        assert self.stub
-        async for answer in self.stub.Submit(chunks, metadata=rpc.metadata()):
-            yield answer
+    def submit_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.SubmitResponse]:
+        return self._stream(lambda stub: stub.Submit(chunks, metadata=rpc.metadata()))
 
-    async def return_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.ReturnResponse]:
-        await self.connect()
-        assert self.stub
-        async for answer in self.stub.Return(chunks, metadata=rpc.metadata()):
-            yield answer
+    def return_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.ReturnResponse]:
+        return self._stream(lambda stub: stub.Return(chunks, metadata=rpc.metadata()))
+
+    async def _stream(self, open_: Callable[[buffer_pb2_grpc.BufferStub], AsyncIterator[T]]) -> AsyncIterator[T]:
+        stub = await self.stub()
+        try:
+            async for answer in open_(stub):
+                yield answer
+        except grpc.aio.AioRpcError:
+            self.lost(stub)
+            raise
 
 
 Answer = pb.SubmitResponse | pb.ReturnResponse
@@ -104,24 +138,32 @@ class Outbox:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._unanswered[key] = (codec.group_to_message(group).SerializeToString(), future)
         self._queue.put_nowait(key)
-        return await future
+        try:
+            return await future
+        finally:  # whoever is cancelled waits no more, and nothing is sent for it
+            self._unanswered.pop(key, None)
 
     async def run(self) -> None:
-        """Keep the stream open; runs until it is cancelled."""
+        """Keep the stream open; runs until it is cancelled. RefusedError where the buffer will never take it."""
+        pause = _REOPEN_SECONDS[0]
         while True:
             self._queue = asyncio.Queue()
             for key in self._unanswered:
                 self._queue.put_nowait(key)
             try:
                 async for answer in self._open(self._chunks(self._queue)):
+                    pause = _REOPEN_SECONDS[0]
                     _, future = self._unanswered.pop(answer.key, (b"", None))
                     if future and not future.done():
                         future.set_result(answer)
             except grpc.aio.AioRpcError as error:
+                if error.code() in _NEVER:
+                    raise rpc.RefusedError(f"the buffer: {error.code().name}: {error.details()}") from error
                 logs.get().warning("stream to the buffer broke", code=error.code().name, details=error.details())
             except rpc.DeadlineError as error:
                 logs.get().warning("the buffer is away", error=str(error))
-            await asyncio.sleep(_REOPEN_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _REOPEN_SECONDS[1])
 
     async def _chunks(self, queue: asyncio.Queue[int]) -> AsyncIterator[common.Chunk]:
         while True:

@@ -1,13 +1,14 @@
 """The SGLang server beside this worker, over HTTP, unmodified.
 
 Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
-before, it tells only the version at its end. There we stream: each event carries the tokens that it adds and the version
-at that moment, and since no token is made while weights change, that gives the same spans.
+before, it tells only the version at its end. There we stream: each event carries all tokens so far and the version at
+that moment, and since no token is made while weights change, that gives the same spans.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -48,6 +49,7 @@ class Engine:
         self.url = url.rstrip("/")
         self._request_timeout = request_timeout
         self._session: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
         self.has_spans = True
         self.info: dict[str, Any] = {}
 
@@ -57,6 +59,7 @@ class Engine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._aborts)
         if self._session:
             await self._session.close()
 
@@ -105,16 +108,27 @@ class Engine:
                     await self._refuse(answer)
                 if self.has_spans:
                     return _generation(await answer.json())
-                return await _streamed(_events(answer))
+                return await streamed(events(answer.content.iter_any()))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}: {type(error).__name__} {error}") from error
+        except asyncio.CancelledError:  # nobody wants it any more, but the engine would go on for seconds
+            self._aborts.add(abort := asyncio.create_task(self._try_abort(rid)))
+            abort.add_done_callback(self._aborts.discard)
+            raise
+
+    async def _try_abort(self, rid: str) -> None:
+        with contextlib.suppress(EngineError):
+            await self.abort(rid)
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. They answer with what they have."""
         body = {"rid": rid} if rid else {"abort_all": True}
         timeout = aiohttp.ClientTimeout(total=10.0)
-        async with self.session.post(self.url + "/abort_request", json=body, timeout=timeout) as answer:
-            await answer.read()
+        try:
+            async with self.session.post(self.url + "/abort_request", json=body, timeout=timeout) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"engine {self.url}/abort_request: {type(error).__name__} {error}") from error
 
     async def _refuse(self, answer: aiohttp.ClientResponse) -> None:
         text = await answer.text()
@@ -158,12 +172,12 @@ def _finished(meta: dict[str, Any], tokens: list[int], log_probs: list[float], s
     return Generation(tokens, log_probs, spans, finish["type"], matched if isinstance(matched, str) else None)
 
 
-async def _streamed(events: AsyncIterator[dict[str, Any]]) -> Generation:
+async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
     """Put a stream together. Each event holds all tokens so far; those it adds were made under its version."""
     spans: list[WeightSpan] = []
     entries: list[Any] = []
     meta: dict[str, Any] = {"finish_reason": None}
-    async for event in events:
+    async for event in arriving:
         meta = event["meta_info"]
         seen, entries = len(entries), meta["output_token_logprobs"]
         if len(entries) > seen:
@@ -171,12 +185,17 @@ async def _streamed(events: AsyncIterator[dict[str, Any]]) -> Generation:
     return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events."""
-    async for line in answer.content:
-        text = line.strip()
-        if text.startswith(b"data:") and text != b"data: [DONE]":
-            event: dict[str, Any] = json.loads(text[5:])
-            if "error" in event:
-                raise EngineError(f"engine: {event['error']}")
-            yield event
+async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of server-sent events, however large: one holds all tokens of a response (aiohttp limits its lines)."""
+    rest: list[bytes] = []
+    async for piece in pieces:
+        *lines, last = piece.split(b"\n")
+        for line in lines:
+            text = b"".join([*rest, line]).strip()
+            rest = []
+            if text.startswith(b"data:") and text != b"data: [DONE]":
+                event: dict[str, Any] = json.loads(text[5:])
+                if "error" in event:
+                    raise EngineError(f"engine: {event['error']}")
+                yield event
+        rest.append(last)

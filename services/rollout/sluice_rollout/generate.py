@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
 from sluice.sample import Sample, SampleStatus
-from sluice_rollout.engine import Engine, PromptRefusedError
+from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
 
 _PAUSE_AFTER_ABORT_SECONDS = 0.2
 
@@ -57,6 +57,10 @@ class Generator:
             except PromptRefusedError as error:
                 sample.fail(str(error))
                 return
+            except EngineError:
+                if not self.draining.is_set():
+                    raise
+                return  # the pod ends, and its engine was the first: what the sample had before goes back
         sample.append(made.tokens, made.log_probs, made.spans)
         if made.finish == "stop":
             sample.status = SampleStatus.COMPLETED

@@ -21,14 +21,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import (
-    Backend,
-    PrefixStore,
-    _new_process_group_helper,
-    _unregister_process_group,
-    _world,
-)
+from torch._C._distributed_c10d import TCPStore, _unregister_process_group
+from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
 from sluice.environment import free_port
 from sluice_trainer.weights.buckets import Bucket
