@@ -23,11 +23,10 @@ from typing import Any, Self
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import gpus, ports, processes, rundir, services, volumes
-from sluice_operator.cluster.inherited import inherited_env, sglang_cpu_shims
+from sluice_operator.cluster.inherited import inherited_env
 from sluice_operator.cluster.localpod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
 from sluice_operator.cluster.supervisor import become_subreaper
 from sluice_operator.cluster.translate import LOOPBACK, Command, Place, PodError, commands
-from sluice_operator.plan.engine import SHIMS_ENV
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 _CLOSE_DEADLINE = 15.0
@@ -192,7 +191,7 @@ class LocalCluster:
         found = volumes.prepare(pod.manifest, self.run_dir, pod_dir, self._volumes, self._state.objects)
         named_ports = services.pod_ports(pod.manifest, self._state.objects.values(), self._taken_ports())
         pod.ports = set(named_ports.values())
-        overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK, SHIMS_ENV: sglang_cpu_shims()}
+        overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         place = Place(found, named_ports, overrides, self._state.objects)
         ready = commands(pod.manifest, place, inherited_env() | self._env)
         pod.started = now_text()

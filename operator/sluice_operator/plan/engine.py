@@ -10,13 +10,11 @@ from sluice_operator.plan import names
 from sluice_operator.plan.objects import model_path
 
 COMMAND = ["python3", "-m", "sglang.launch_server"]
-SHIMS_ENV = "SLUICE_SGLANG_CPU_SHIMS"
-SHIMS_DIR = "/opt/sluice/sglang_cpu"
-"""Where the rollout image keeps what SGLang needs to run on CPU; a laptop's cluster puts its own directory here."""
-
+ENV = {
+    # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
 CPU_ENV = {
-    SHIMS_ENV: SHIMS_DIR,
-    "PYTHONPATH": f"$({SHIMS_ENV})",
     "SGLANG_USE_CPU_ENGINE": "1",
     "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
 }

@@ -8,7 +8,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice_operator.plan import names, volumes
 from sluice_operator.plan.constants import GRACE
-from sluice_operator.plan.engine import COMMAND, CPU_ENV, engine_args
+from sluice_operator.plan.engine import COMMAND, CPU_ENV, ENV, engine_args
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Images, KubeObject
 
@@ -102,8 +102,8 @@ def _rollout(
     """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not get the token."""
     head = names.pod_name(job, "rollout", gang.replica, attempt, 0) if gang.size > 1 else None
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
-    cpu = CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {}
-    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(cpu)
+    settings = ENV | (CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {})
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(settings)
     mounts = volumes.mounts(job, "rollout")
     engine = _container("engine", images.rollout, COMMAND, env, ports, mounts)
     engine["args"] = engine_args(job, head)

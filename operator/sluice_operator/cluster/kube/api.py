@@ -1,0 +1,147 @@
+"""Requests to an API server in plain dicts, and the one place where its errors become types.
+
+The client's generated models are not used: importing them costs more memory than everything else of the operator, and a
+server that is newer than them would lose fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.incluster_config import load_incluster_config
+from kubernetes.aio.config.kube_config import load_kube_config
+
+from sluice_operator.cluster import errors
+from sluice_operator.plan.model import KubeObject
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+FIELD_MANAGER = "sluice"
+CALL_SECONDS = 20.0
+CONNECTIONS = 32
+PAGE = 500
+
+Observer = Callable[[str, int], None]
+"""Told about each request: method and HTTP code; code 0: no answer."""
+
+
+class Api:
+    """Use as `async with await Api.connect() as api`."""
+
+    def __init__(self, configuration: Any, observer: Observer | None = None) -> None:
+        configuration.connection_pool_maxsize = CONNECTIONS
+        self._client: Any = ApiClient(configuration)
+        self._client.user_agent = "sluice-operator"
+        self._host = str(configuration.host)
+        self._observer = observer or (lambda method, code: None)
+
+    @classmethod
+    async def connect(cls, observer: Observer | None = None) -> Self:
+        """In a pod with its service account, elsewhere with KUBECONFIG."""
+        configuration: Any = Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+            load_incluster_config(client_configuration=configuration)
+        else:
+            await load_kube_config(client_configuration=configuration, persist_config=False)
+        return cls(configuration, observer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def get(self, path: str, query: Mapping[str, Any] | None = None, accept: str = "") -> KubeObject:
+        return await self._request("GET", path, query=query, accept=accept)
+
+    async def create(self, path: str, body: KubeObject) -> KubeObject:
+        return await self._request("POST", path, body, {"fieldManager": FIELD_MANAGER})
+
+    async def apply(self, path: str, body: KubeObject) -> KubeObject:
+        """Server-side apply. Only for objects that are known to be ours: conflicts are decided for us."""
+        return await self._request("PATCH", path, body, {"fieldManager": FIELD_MANAGER, "force": "true"}, APPLY)
+
+    async def merge(self, path: str, body: KubeObject) -> KubeObject:
+        return await self._request("PATCH", path, body, {"fieldManager": FIELD_MANAGER}, MERGE)
+
+    async def replace(self, path: str, body: KubeObject) -> KubeObject:
+        return await self._request("PUT", path, body, {"fieldManager": FIELD_MANAGER})
+
+    async def delete(self, path: str, options: KubeObject) -> KubeObject:
+        return await self._request("DELETE", path, options)
+
+    async def list_metadata(self, path: str, selector: str = "") -> tuple[list[KubeObject], int]:
+        """All objects' metadata, and the version of the list."""
+        found: list[KubeObject] = []
+        query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self.get(path, query, METADATA_LIST)
+            found += page["items"]
+            following = page["metadata"].get("continue")
+            if not following:
+                return found, int(page["metadata"]["resourceVersion"])
+            query["continue"] = following
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: KubeObject | None = None,
+        query: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        accept: str = "",
+    ) -> KubeObject:
+        headers = {"Accept": accept or "application/json", "Content-Type": content, **self._client.default_headers}
+        url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+                response = await self._client.rest_client.request(method, url, headers=headers, body=body)
+                text = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._observer(method, 0)
+            raise errors.UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+        self._observer(method, response.status)
+        if response.status >= 400:
+            raise error_of(response.status, text, response.headers, f"{method} {path}")
+        found: KubeObject = json.loads(text)
+        return found
+
+
+def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) -> errors.ApiError:
+    """The typed error of an answer. Proxies answer with pages instead of a Status object."""
+    try:
+        answer = json.loads(text)
+        reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
+        retry = (answer.get("details") or {}).get("retryAfterSeconds")
+    except (ValueError, AttributeError):
+        reason, message, retry = "", text[:200].decode(errors="replace"), None
+    delay = float(headers["Retry-After"]) if headers.get("Retry-After", "").isdigit() else retry
+    return _type(status, reason)(message or f"{what}: HTTP {status}", status, delay)
+
+
+def _type(status: int, reason: str) -> type[errors.ApiError]:
+    if status == 409 and reason == "AlreadyExists":
+        return errors.AlreadyExistsError
+    if status >= 500:
+        return errors.UnavailableError
+    types = {
+        400: errors.InvalidError,
+        401: errors.ForbiddenError,
+        403: errors.ForbiddenError,
+        404: errors.NotFoundError,
+        409: errors.ConflictError,
+        410: errors.GoneError,
+        422: errors.InvalidError,
+        429: errors.ThrottledError,
+    }
+    return types.get(status, errors.ApiError)

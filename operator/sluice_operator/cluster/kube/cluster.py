@@ -1,0 +1,324 @@
+"""KubeCluster: the Cluster protocol on an API server.
+
+Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at once;
+so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a job owns
+besides pods, is read when the job is first seen, and again from time to time.
+
+Every write may be repeated and may be raced by another operator: names are deterministic, creations that find their
+object there are done, deletions name the uid they mean, and the status carries the version that it was planned from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from sluice.api import API_VERSION, KIND, RLJob, RLJobStatus, manifest
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.patch import merge_patch
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.store import Key, Store, owner_uid, uid, version
+from sluice_operator.plan import clock, names
+from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
+from sluice_operator.plan.objects import supporting_objects
+
+REREAD_SECONDS = 300.0
+EVENT_NOTE_LIMIT = 1024
+REPORTER = "sluice.dev/operator"
+POD_SELECTOR = names.LABEL_JOB
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Owned:
+    """What one job owns besides pods, and when that was read."""
+
+    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
+    read: float = 0.0
+
+
+class KubeCluster:
+    """identity: this process, as events name it."""
+
+    def __init__(self, api: Api, identity: str) -> None:
+        self.api, self.identity = api, identity
+        self.jobs = Store(job_key)
+        self.pods = Store(pod_key)
+        self._owned: dict[str, _Owned] = {}
+
+    # -- Cluster ------------------------------------------------------------------------------------------------------
+
+    async def observe(self, job: RLJob) -> Observed:
+        objects = await self._read_owned(job)
+        self._check_fresh(job)
+        pods = [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
+        return Observed(tuple(pods), objects, job.status)
+
+    async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
+        self._check_fresh(job)
+        stored = self.stored(_key(job))
+        if stored is not None:
+            await self.store_status(stored, status)
+
+    async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
+        """What pods need comes before the pods. A gang's pods are created side by side."""
+        await _all([self._apply_owned(job, found) for found in objects if found["kind"] != "Pod"])
+        await _all([self._create_pod(job, found) for found in objects if found["kind"] == "Pod"])
+
+    async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
+        await _all([self._delete(job, deletion) for deletion in deletions])
+
+    async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
+        stored = self.stored(_key(job))
+        if stored is not None:
+            await self.tell(stored, events)
+
+    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
+        """The end of the log as the kubelet put it into the container's status: no right to read logs is needed."""
+        for key in self.pods.keys():
+            for found in self.pods.of(key):
+                if found["metadata"]["name"] == pod:
+                    return "\n".join(_last_words(found, container).splitlines()[-lines:])
+        return ""
+
+    # -- jobs as they are stored ----------------------------------------------------------------------------------------
+
+    def stored(self, key: Key) -> KubeObject | None:
+        return self.jobs.newest(key)
+
+    def keys(self) -> list[Key]:
+        return list(self.jobs.keys())
+
+    async def config(self, stored: KubeObject) -> KubeObject | None:
+        """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
+        owned = self._owned.get(uid(stored))
+        key = ("ConfigMap", f"{stored['metadata']['name']}-config")
+        if owned is not None:
+            return owned.objects.get(key)
+        found = await self._get(*key, stored["metadata"]["namespace"])
+        return found if found is not None and owner_uid(found) == uid(stored) else None
+
+    def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
+        """What was last read of the job's objects besides pods."""
+        found = self._owned.get(uid(stored))
+        return found.objects if found else {}
+
+    async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:
+        """Write the status of the version that we read; nothing where it is equal.
+
+        A version that somebody else made meanwhile is refused by the server: that fences a leader who does not know
+        yet that he was replaced.
+        """
+        patch = merge_patch(stored.get("status") or {}, manifest(status))
+        if not patch:
+            return
+        namespace, name = _place(stored)
+        body = {"metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]}, "status": patch}
+        try:
+            self.jobs.put(await self.api.merge(path("RLJob", namespace, name, "status"), body))
+        except errors.ConflictError:
+            await self._reread_job(stored)
+            raise
+        except errors.NotFoundError:
+            self.forget(stored)
+
+    async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
+        """Events are for people: one that is refused must not stop a job."""
+        namespace, name = _place(stored)
+        for number, event in enumerate(events):
+            now = datetime.now(UTC)
+            body = {
+                "apiVersion": "events.k8s.io/v1",
+                "kind": "Event",
+                "metadata": {"name": f"{name}.{time.time_ns() + number:x}", "namespace": namespace},
+                "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                "reportingController": REPORTER,
+                "reportingInstance": self.identity,
+                "action": "Reconcile",
+                "type": event.type,
+                "reason": event.reason,
+                "note": event.message[:EVENT_NOTE_LIMIT],
+                "regarding": {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "namespace": namespace,
+                    "name": name,
+                    "uid": uid(stored),
+                },
+            }
+            try:
+                await self.api.create(collection("Event", namespace), body)
+            except errors.ApiError as error:
+                log.warning("event refused", reason=event.reason, error=str(error))
+
+    def forget(self, stored: KubeObject) -> None:
+        """The job is gone."""
+        self.jobs.bury(stored)
+        self._owned.pop(uid(stored), None)
+
+    async def resync(self, namespaces: Sequence[str | None]) -> list[Key]:
+        """Compare with the server's own lists; the jobs that lost something.
+
+        A watch that was away for too long starts anew with what there is, and never says what has gone meanwhile.
+        """
+        lost: list[KubeObject] = []
+        for namespace in namespaces:
+            for store, kind, selector in ((self.jobs, "RLJob", ""), (self.pods, "Pod", POD_SELECTOR)):
+                listed, at = await self.api.list_metadata(collection(kind, namespace), selector)
+                lost += store.sweep({uid(found) for found in listed}, at, namespace)
+        return [key for found in lost if (key := job_key(found) if _is_job(found) else pod_key(found))]
+
+    # -- what a job owns ----------------------------------------------------------------------------------------------
+
+    async def _read_owned(self, job: RLJob) -> Mapping[tuple[str, str], KubeObject]:
+        owned = self._owned.setdefault(job.metadata.uid, _Owned())
+        if owned.read and time.monotonic() - owned.read < REREAD_SECONDS:
+            return dict(owned.objects)
+        wanted = [(found["kind"], found["metadata"]["name"]) for found in supporting_objects(job)]
+        answers = await asyncio.gather(*(self._get(kind, name, job.metadata.namespace) for kind, name in wanted))
+        present = {key: found for key, found in zip(wanted, answers, strict=True) if found is not None}
+        for (kind, name), found in present.items():
+            _check_owner(job, kind, name, found)
+        owned.objects, owned.read = present, time.monotonic()
+        return dict(present)
+
+    async def _get(self, kind: str, name: str, namespace: str) -> KubeObject | None:
+        try:
+            return _lean(await self.api.get(path(kind, namespace, name)))
+        except errors.NotFoundError:
+            return None
+
+    async def _apply_owned(self, job: RLJob, found: KubeObject) -> None:
+        """By server-side apply; but a Secret is created, so that of two operators' random tokens only one ever is."""
+        kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
+        try:
+            if kind == "Secret":
+                stored = await self.api.create(collection(kind, namespace), found)
+            else:
+                stored = await self.api.apply(path(kind, namespace, name), found)
+        except errors.AlreadyExistsError:
+            stored = await self.api.get(path(kind, namespace, name))
+            _check_owner(job, kind, name, stored)
+        self._owned.setdefault(job.metadata.uid, _Owned()).objects[kind, name] = _lean(stored)
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    async def _create_pod(self, job: RLJob, found: KubeObject) -> None:
+        name, namespace = found["metadata"]["name"], job.metadata.namespace
+        try:
+            stored = await self.api.create(collection("Pod", namespace), found)
+        except errors.AlreadyExistsError:
+            stored = await self.api.get(path("Pod", namespace, name))
+            _check_owner(job, "Pod", name, stored)
+        self.pods.put(stored)
+
+    async def _delete(self, job: RLJob, deletion: Deletion) -> None:
+        if deletion.kind == "RLJob":
+            options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
+            with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
+                await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
+            return
+        own = [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
+        for pod in own:
+            if pod["metadata"]["name"] == deletion.name:
+                await self._delete_pod(pod, deletion.grace)
+
+    async def _delete_pod(self, pod: KubeObject, grace: int) -> None:
+        namespace, name = _place(pod)
+        options = {"gracePeriodSeconds": grace, "preconditions": {"uid": uid(pod)}}
+        try:
+            answer = await self.api.delete(path("Pod", namespace, name), options)
+        except (errors.NotFoundError, errors.ConflictError):  # gone, or gone and another one of its name
+            self.pods.bury(pod)
+            return
+        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+            self.pods.put(answer)
+        else:
+            self.pods.put(_terminating(pod, answer, grace))
+
+    # -- freshness ----------------------------------------------------------------------------------------------------
+
+    def _check_fresh(self, job: RLJob) -> None:
+        stored = self.stored(_key(job))
+        planned = (job.metadata.model_extra or {}).get("resourceVersion")
+        if stored is None or uid(stored) != job.metadata.uid or stored["metadata"]["resourceVersion"] != planned:
+            raise StaleError(f"RLJob {job.key} has changed")
+
+    async def _reread_job(self, stored: KubeObject) -> None:
+        namespace, name = _place(stored)
+        try:
+            found = await self.api.get(path("RLJob", namespace, name))
+        except errors.NotFoundError:
+            self.forget(stored)
+            return
+        if uid(found) != uid(stored):
+            self.forget(stored)
+        self.jobs.put(found)
+
+
+StaleError = errors.StaleError
+
+
+def job_key(found: KubeObject) -> Key | None:
+    return _place(found)
+
+
+def pod_key(found: KubeObject) -> Key | None:
+    job = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB)
+    return (found["metadata"]["namespace"], job) if job else None
+
+
+def _key(job: RLJob) -> Key:
+    return job.metadata.namespace, job.metadata.name
+
+
+def _place(found: KubeObject) -> Key:
+    return found["metadata"]["namespace"], found["metadata"]["name"]
+
+
+def _is_job(found: KubeObject) -> bool:
+    return found.get("kind") == KIND
+
+
+def _lean(found: KubeObject) -> KubeObject:
+    found["metadata"].pop("managedFields", None)
+    return found
+
+
+def _check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
+    if owner_uid(found) != job.metadata.uid:
+        owner = owner_uid(found)
+        whose = "a former owner, and is being deleted" if owner else "somebody else; delete or rename it, or the job"
+        raise errors.ForeignObjectError(f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}")
+
+
+def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:
+    """A pod whose deletion the server took and did at once: it counts as ending until a watch says that it is gone."""
+    moment = clock.text(datetime.now(UTC) + timedelta(seconds=grace))
+    newest = max(version(pod) + 1, version(answer) if "metadata" in answer else 0)
+    metadata = pod["metadata"] | {"deletionTimestamp": moment, "resourceVersion": str(newest)}
+    return {**pod, "metadata": metadata}
+
+
+def _last_words(pod: KubeObject, container: str) -> str:
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            if status["name"] == container and state.get("terminated"):
+                return str(state["terminated"].get("message") or "")
+    return ""
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Side by side, all to their end; then the first error, if there was one."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

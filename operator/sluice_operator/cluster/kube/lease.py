@@ -1,0 +1,129 @@
+"""Leader election: of several operators one works, the others watch and wait.
+
+The client's election decides; the lock is ours, because the client's loads the generated models, gives up where the API
+server cannot be reached for a moment, and never hands the lease over at a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
+
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.plan.model import KubeObject
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """lease: seconds after which a silent leader is replaced. He gives up himself after two thirds of it."""
+
+    lease: float = 15.0
+
+    @property
+    def renew_deadline(self) -> float:
+        return self.lease * 2 / 3
+
+    @property
+    def retry(self) -> float:
+        return max(1.0, self.lease * 2 / 15)
+
+
+class Lease(BaseLock):
+    """The lock as a coordination.k8s.io Lease, read and written as plain data."""
+
+    def __init__(self, api: Api, namespace: str, name: str, identity: str, timing: Timing) -> None:
+        super().__init__(name, namespace, identity)
+        self._api, self._timing = api, timing
+        self._stored: KubeObject | None = None
+
+    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
+        try:
+            async with asyncio.timeout(self._timing.retry * 2):
+                self._stored = await self._api.get(path("Lease", namespace, name))
+        except errors.NotFoundError as error:
+            return False, _client_error(404, str(error))
+        except (errors.ApiError, TimeoutError) as error:
+            return False, _client_error(getattr(error, "status", 0), str(error) or type(error).__name__)
+        spec = self._stored.get("spec") or {}
+        values = (spec.get(key) for key in ("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime"))
+        return True, LeaderElectionRecord(*(str(value) if value else None for value in values))
+
+    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        return await self._write(election_record.holder_identity or "")
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        return await self._write(updated_record.holder_identity or "")
+
+    async def release(self) -> None:
+        """Hand the lease over, so that nobody waits for it to run out. Only where it is ours."""
+        known, record = await self.get(self.name, self.namespace)
+        if known and record.holder_identity == self.identity:
+            await self._write("")
+
+    async def _write(self, holder: str) -> bool:
+        """The version that was read goes along: of two candidates the server takes one."""
+        try:
+            async with asyncio.timeout(self._timing.retry * 2):
+                if self._stored is None:
+                    body = self._body(holder, {}, None)
+                    self._stored = await self._api.create(collection("Lease", self.namespace), body)
+                else:
+                    body = self._body(holder, self._stored["spec"], self._stored["metadata"]["resourceVersion"])
+                    self._stored = await self._api.replace(path("Lease", self.namespace, self.name), body)
+        except (errors.ApiError, TimeoutError) as error:
+            self._stored = None
+            log.warning("lease not written", error=str(error) or type(error).__name__)
+            return False
+        return True
+
+    def _body(self, holder: str, spec: KubeObject, version: str | None) -> KubeObject:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        same = spec.get("holderIdentity") == holder
+        changes = int(spec.get("leaseTransitions") or 0) + int(bool(holder) and not same)
+        found: KubeObject = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": round(self._timing.lease),
+                "acquireTime": spec["acquireTime"] if same and spec.get("acquireTime") else now,
+                "renewTime": now,
+                "leaseTransitions": changes,
+            },
+        }
+        if version is not None:
+            found["metadata"]["resourceVersion"] = version
+        return found
+
+
+async def elect(lease: Lease, timing: Timing, lead: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Wait for the lease, then run `lead` for as long as it is held. Returns when the lease is lost."""
+
+    async def lost() -> None:
+        log.error("lost the lease", lease=lease.name)
+
+    config = Config(lease, round(timing.lease), timing.renew_deadline, timing.retry, lead, lost)
+    await LeaderElection(config).run()
+
+
+def _client_error(status: int, message: str) -> ApiException:
+    """As the election expects it: it creates the lease only where the body says 404."""
+    error = ApiException(status=status, reason=message)
+    error.body = json.dumps({"code": status})
+    return error

@@ -1,0 +1,96 @@
+"""Objects of one kind as this process knows them: the memory between a watch and the reconciler.
+
+Two sources fill it: watches, and the answers to this process's own writes. The newest version of an object wins, whoever
+brought it, so reads see our own writes although the watch lags behind. An object that is known to be gone never comes
+back: its uid is remembered for longer than any watch can lag.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Set
+
+from sluice_operator.plan.model import KubeObject
+
+Key = tuple[str, str]
+"""(namespace, name of the job)."""
+
+GRAVES_SECONDS = 600.0
+
+
+class Store:
+    """key_of: the job that an object belongs to; None: to none, and it is not kept."""
+
+    def __init__(self, key_of: Callable[[KubeObject], Key | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._key_of, self._clock = key_of, clock
+        self._objects: dict[Key, dict[str, KubeObject]] = defaultdict(dict)
+        self._graves: dict[str, float] = {}
+
+    def put(self, found: KubeObject) -> bool:
+        """Take an object, unless it is older than what is known. True: something changed."""
+        key, own = self._key_of(found), uid(found)
+        if key is None or own in self._graves:
+            return False
+        before = self._objects[key].get(own)
+        if before is not None and version(before) >= version(found):
+            return False
+        found["metadata"].pop("managedFields", None)
+        self._objects[key][own] = found
+        return True
+
+    def bury(self, found: KubeObject) -> bool:
+        """The object is gone for ever. True: it was known."""
+        self._graves[uid(found)] = self._clock()
+        self._forget_old_graves()
+        key = self._key_of(found)
+        if key is None or key not in self._objects:
+            return False
+        known = self._objects[key].pop(uid(found), None) is not None
+        if not self._objects[key]:
+            del self._objects[key]
+        return known
+
+    def of(self, key: Key) -> list[KubeObject]:
+        return list(self._objects.get(key, {}).values())
+
+    def newest(self, key: Key) -> KubeObject | None:
+        """Where one name has had several lives, the present one."""
+        return max(self.of(key), key=version, default=None)
+
+    def keys(self) -> Iterator[Key]:
+        yield from self._objects
+
+    def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:
+        """Bury what a list of version `at` lacks: objects that vanished while no watch was looking."""
+        lost = [
+            found
+            for key, objects in self._objects.items()
+            for found in objects.values()
+            if namespace in (None, key[0]) and version(found) <= at and uid(found) not in listed
+        ]
+        return [found for found in lost if self.bury(found)]
+
+    def _forget_old_graves(self) -> None:
+        """Graves are in the order of time."""
+        limit = self._clock() - GRAVES_SECONDS
+        while self._graves:
+            oldest = next(iter(self._graves))
+            if self._graves[oldest] > limit:
+                return
+            del self._graves[oldest]
+
+
+def uid(found: KubeObject) -> str:
+    return str(found["metadata"]["uid"])
+
+
+def version(found: KubeObject) -> int:
+    """Versions of one kind's objects can be compared (KEP-5504); they are numbers wherever etcd is behind the server."""
+    return int(found["metadata"].get("resourceVersion") or 0)
+
+
+def owner_uid(found: KubeObject) -> str:
+    """Uid of the object's controller; empty: it has none."""
+    owners = found["metadata"].get("ownerReferences") or []
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")

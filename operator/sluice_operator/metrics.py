@@ -1,0 +1,119 @@
+"""The operator's metrics, under the names that dashboards of controller-runtime and kube-state-metrics expect.
+
+A job's series live as long as the job. None has a pod in its labels: their number must not grow with a job's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sluice.api import RLJobStatus
+
+CONTROLLER = "rljob"
+_FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SLOW = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+_VALUES = ("True", "False", "Unknown")
+Key = tuple[str, str]
+
+
+class QueueMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def named(kind: type, name: str, text: str, **options: object) -> object:
+            return kind(f"workqueue_{name}", text, ["name"], registry=registry, **options).labels(CONTROLLER)
+
+        self.depth: Gauge = named(Gauge, "depth", "Keys that wait for a worker.")  # type: ignore[assignment]
+        self.adds: Counter = named(Counter, "adds", "Keys added.")  # type: ignore[assignment]
+        self.retries: Counter = named(Counter, "retries", "Keys that came back after a failure.")  # type: ignore[assignment]
+        self.queue_seconds: Histogram = named(  # type: ignore[assignment]
+            Histogram, "queue_duration_seconds", "How long keys waited.", buckets=_FAST
+        )
+        self.work_seconds: Histogram = named(  # type: ignore[assignment]
+            Histogram, "work_duration_seconds", "How long keys were worked on.", buckets=_FAST
+        )
+
+
+@dataclass
+class _Shown:
+    """Of one job: the label sets that it has, and what its counters have counted."""
+
+    conditions: dict[str, str] = field(default_factory=dict)
+    info: tuple[str, ...] = ()
+    restarts: dict[str, int] = field(default_factory=dict)
+    started: bool = False
+
+
+class OperatorMetrics:
+    """registry: where everything is registered, the queue's metrics too."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = found = registry or CollectorRegistry()
+        self.queue = QueueMetrics(found)
+        self.reconciles = Counter("controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found)
+        self.reconcile_errors = Counter(
+            "controller_runtime_reconcile_errors", "Passes that failed.", ["controller"], registry=found
+        )
+        self.reconcile_seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds", "A pass.", ["controller"], registry=found, buckets=_FAST
+        )
+        self.requests = Counter(
+            "rest_client_requests", "Requests to the API server.", ["method", "code"], registry=found
+        )
+        self.leading = Gauge("leader_election_master_status", "1: this replica works.", ["name"], registry=found)
+        self.info = Gauge("rljob_info", "Always 1.", ["namespace", "name", "uid", "engine", "transport"], registry=found)
+        self.condition = Gauge(
+            "rljob_status_condition", "1 for what holds.", ["namespace", "name", "condition", "status"], registry=found
+        )
+        self.restarts = Counter("rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=found)
+        self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=found)
+        self.time_to_running = Histogram(
+            "rljob_time_to_running_seconds", "From the job's start to Running.", registry=found, buckets=_SLOW
+        )
+        self._shown: dict[Key, _Shown] = {}
+
+    def request(self, method: str, code: int) -> None:
+        self.requests.labels(method, str(code or "error")).inc()
+
+    def show(self, key: Key, info: tuple[str, ...], status: RLJobStatus) -> None:
+        """info: uid, engine, transport."""
+        shown = self._shown.setdefault(key, _Shown())
+        if shown.info != info:
+            _without(shown.info, lambda: self.info.remove(*key, *shown.info))
+            self.info.labels(*key, *info).set(1)
+            shown.info = info
+        for condition in status.conditions:
+            shown.conditions[condition.type] = condition.status
+            for value in _VALUES:
+                self.condition.labels(*key, condition.type, value).set(int(value == condition.status))
+        for role in status.roles:
+            known = shown.restarts.setdefault(role.name, role.restarts)
+            self.restarts.labels(*key, role.name).inc(max(role.restarts - known, 0))
+            shown.restarts[role.name] = role.restarts
+        self.step.labels(*key).set(status.step or 0)
+
+    def started(self, key: Key, seconds: float) -> None:
+        """The job began to train, so many seconds after its start. Counted once in this process' life."""
+        shown = self._shown.setdefault(key, _Shown())
+        if not shown.started:
+            self.time_to_running.observe(seconds)
+            shown.started = True
+
+    def forget(self, key: Key) -> None:
+        shown = self._shown.pop(key, None)
+        if shown is None:
+            return
+        _without(shown.info, lambda: self.info.remove(*key, *shown.info))
+        for kind in shown.conditions:
+            for value in _VALUES:
+                self.condition.remove(*key, kind, value)
+        for role in shown.restarts:
+            self.restarts.remove(*key, role)
+        if shown.info:
+            self.step.remove(*key)
+
+
+def _without(info: tuple[str, ...], remove: Callable[[], None]) -> None:
+    if info:
+        remove()

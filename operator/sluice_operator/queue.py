@@ -1,0 +1,120 @@
+"""A work queue, as client-go has one: keys, not events.
+
+A key that is added many times before it is worked on is worked on once; a key that is added while it is worked on is
+worked on once more, after that; no key is ever worked on by two workers. Failures come back after a delay that doubles
+with each one in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from sluice_operator.metrics import QueueMetrics
+
+K = TypeVar("K", bound=Hashable)
+BASE_SECONDS = 0.1
+MAX_SECONDS = 300.0
+
+
+class WorkQueue(Generic[K]):
+    """All methods are for one event loop."""
+
+    def __init__(self, metrics: QueueMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._clock = metrics, clock
+        self._ready: deque[K] = deque()
+        self._dirty: dict[K, float] = {}  # waits to be worked on: since when
+        self._working: dict[K, float] = {}  # is being worked on: since when
+        self._failures: dict[K, int] = {}
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._count = itertools.count()
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, key: K) -> None:
+        self._due.pop(key, None)
+        if key in self._dirty:
+            return
+        self._dirty[key] = self._clock()
+        self._metrics.adds.inc()
+        if key not in self._working:
+            self._push(key)
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Add later. Of several times for one key the earliest counts; an `add` in between makes them void."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        due = self._clock() + seconds
+        if key in self._dirty and key not in self._working or self._due.get(key, due + 1) <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, next(self._count), key))
+        self._wake.set()
+
+    def retry(self, key: K, at_least: float = 0.0) -> float:
+        """Add after a back-off; the seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        self._metrics.retries.inc()
+        delay = max(at_least, min(BASE_SECONDS * 2 ** min(failures, 32), MAX_SECONDS))
+        self.add_after(key, delay)
+        return delay
+
+    def succeeded(self, key: K) -> None:
+        """The next failure is a first one again."""
+        self._failures.pop(key, None)
+
+    def forget(self, key: K) -> None:
+        """The key's object is gone."""
+        self._failures.pop(key, None)
+        self._due.pop(key, None)
+
+    async def get(self) -> K:
+        """Wait for a key and take it. `done` must follow."""
+        while True:
+            self._promote()
+            if self._ready:
+                break
+            self._wake.clear()
+            await self._sleep()
+        key = self._ready.popleft()
+        now = self._clock()
+        self._metrics.depth.set(len(self._ready))
+        self._metrics.queue_seconds.observe(now - self._dirty.pop(key))
+        self._working[key] = now
+        return key
+
+    def done(self, key: K) -> None:
+        self._metrics.work_seconds.observe(self._clock() - self._working.pop(key))
+        if key in self._dirty:
+            self._push(key)
+
+    def _push(self, key: K) -> None:
+        self._ready.append(key)
+        self._metrics.depth.set(len(self._ready))
+        self._wake.set()
+
+    def _promote(self) -> None:
+        now = self._clock()
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                self.add(key)
+
+    async def _sleep(self) -> None:
+        """Until something is added, or the next delayed key is due."""
+        timeout = max(self._heap[0][0] - self._clock(), 0.0) if self._heap else None
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            return
