@@ -71,6 +71,19 @@ class EngineControl:
         """True where flushing the prefix cache inside the update is safe, whatever is running."""
         return pause_mode == "abort" or (pause_mode == "retract" and bool(self.has_session))
 
+    async def try_flush(self) -> None:
+        """Empty the prefix cache, whose entries were computed with the old weights.
+
+        Outside of an update this is safe: a server with running requests refuses, and then old entries stay, as the
+        pause mode says. Where nothing is running, as in synchronous training, no old entry may survive an update.
+        """
+        url = f"http://{self.address}/flush_cache"
+        try:
+            async with self.session.post(url, timeout=aiohttp.ClientTimeout(total=self.timeout)) as answer:
+                await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise EngineRefusedError(f"/flush_cache: {type(error).__name__} {error}") from error
+
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
     ) -> None:

@@ -105,6 +105,8 @@ class Publisher:
     async def _verify(self, peer: Peer) -> None:
         if self._sync.transport != "disk":
             await peer.control.end()
+        if not peer.control.may_flush(self._sync.pause_mode):
+            await peer.control.try_flush()
         if not self._sync.verify:
             return
         served, expected = await peer.control.version(), str(self._update().version)
@@ -135,7 +137,7 @@ class Publisher:
             async with asyncio.timeout(self._sync.timeout_seconds):
                 await action(peer)
         except _FAILURES as failure:
-            error = f"{name}: {failure or f'not done after {self._sync.timeout_seconds:g} s'}"
+            error = f"{name}: {str(failure) or f'not done after {self._sync.timeout_seconds:g} s'}"
         if error or report:
             go_on = await self._report(update.version, phase, peer, error, time.monotonic() - started)
             if not go_on:
