@@ -11,6 +11,8 @@ from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
 
 DEFAULT_CONTEXT = 32768
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
+"""Without any of them transformers makes an empty tokenizer, and says nothing."""
 
 
 class PromptTooLongError(Exception):
@@ -23,6 +25,8 @@ class PromptEncoder:
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
         from transformers import AutoTokenizer
 
+        if not any(next(model_dir.glob(pattern), None) for pattern in _TOKENIZER_FILES):
+            raise ConfigurationError(f"spec.model.path: {model_dir} has no tokenizer")
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
                 model_dir, trust_remote_code=spec.model.trust_remote_code, local_files_only=True

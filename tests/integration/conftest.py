@@ -1,0 +1,46 @@
+"""What several rooms' tests share: one SGLang server for the whole session, started when the first test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engines import Sglang, save_model
+from tests.integration.house import Rendezvous
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("served") / "model", seed=1)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shape with other weights."""
+    return save_model(tmp_path_factory.mktemp("other") / "model", seed=2)
+
+
+@pytest.fixture(scope="session")
+def _sglang(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    server = Sglang(model, tmp_path_factory.mktemp("sglang") / "log")
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def sglang(_sglang: Sglang) -> Sglang:
+    """The server with the weights of `model`, as version 0."""
+    _sglang.reset()
+    return _sglang
+
+
+@pytest.fixture
+async def rendezvous() -> AsyncIterator[Rendezvous]:
+    """A rendezvous service in this process, on a free port of the loopback."""
+    async with Rendezvous() as service:
+        yield service

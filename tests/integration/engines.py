@@ -1,0 +1,171 @@
+"""A real SGLang server on CPU, the tiny model that it serves, and transformers as the judge of its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sluice.environment import free_port
+
+WORDS = 2040
+CONTEXT = 4096
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
+    "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_READY_SECONDS = 150.0
+
+
+def save_model(directory: Path, seed: int) -> Path:
+    """Qwen3-shaped, float32, random weights, and a tokenizer of 2048 words (`w0000` ...). No word ends a response."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    words = ["<pad>", "<bos>", "<c>", "<user>", "<assistant>", "<unused>", "<a>", "<b>"]
+    vocabulary = {word: i for i, word in enumerate([*words, *(f"w{i:04d}" for i in range(WORDS))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(directory)
+    config = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"], vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, dtype="float32",
+        max_position_embeddings=CONTEXT, initializer_range=0.1, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@cache
+def _load(directory: Path) -> Any:
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+
+
+def log_probs(directory: Path, tokens: Iterable[int], response: int, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the last `response` tokens, by transformers."""
+    import torch
+
+    ids = torch.tensor([list(tokens)])
+    with torch.no_grad():
+        logits = _load(directory)(ids).logits[0, -response - 1 : -1] / temperature
+    found: list[float] = logits.log_softmax(-1).gather(1, ids[0, -response:, None])[:, 0].tolist()
+    return found
+
+
+def tensors(directory: Path) -> list[tuple[str, Any]]:
+    """The checkpoint's tensors by their Hugging Face names."""
+    from safetensors.torch import load_file
+
+    return sorted(load_file(directory / "model.safetensors").items())
+
+
+def distance(found: Iterable[float], expected: Iterable[float]) -> float:
+    pairs = list(zip(found, expected, strict=True))
+    assert pairs
+    return max(abs(a - b) for a, b in pairs)
+
+
+def call(url: str, body: Any = None, timeout: float = 60.0) -> tuple[int, Any]:
+    """(status, answer) of a GET, or of a POST where there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            status, text = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read()
+    return status, json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """What `condition` returns as soon as it is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def dies_with_us() -> None:
+    """In a child, before exec: the kernel kills it when this process ends, however it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Sglang:
+    """`python -m sglang.launch_server` on CPU, with all its processes in a session of their own."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self.model, self.log, self.port = model, log, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.address = f"127.0.0.1:{self.port}"
+        environment = {
+            **os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        }  # fmt: skip
+        command = (
+            f"{sys.executable} -m sglang.launch_server --model-path {model} --host 127.0.0.1 --port {self.port} "
+            "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 32768 "
+            "--sleep-on-idle --skip-server-warmup"
+        )
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command.split(), env=environment, stdout=output, stderr=output,
+                start_new_session=True, preexec_fn=dies_with_us,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"SGLang ended:\n{self.log.read_text()[-3000:]}"
+            try:
+                return call(self.url + "/health", timeout=5)[0] == 200
+            except OSError:
+                return False
+
+        until(ready, _READY_SECONDS, "SGLang is ready")
+
+    def reset(self, version: str = "0") -> None:
+        """Idle, not paused, no update open, the first weights, under this name."""
+        call(self.url + "/abort_request", {"abort_all": True})
+        call(self.url + "/continue_generation", {})
+        call(self.url + "/end_weight_update", {})
+        body = {"model_path": str(self.model), "weight_version": version, "flush_cache": True}
+        status, answer = call(self.url + "/update_weights_from_disk", body)
+        assert status == 200, answer
+
+    def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def load(self, name: str) -> int:
+        """num_running_reqs, num_used_tokens, ... as the scheduler sees them now."""
+        return sum(int(rank[name]) for rank in call(self.url + "/v1/loads")[1]["loads"])
+
+    async def generated(self, tokens: int) -> None:
+        """Wait until running requests hold so many tokens."""
+        await asyncio.to_thread(until, lambda: self.load("num_used_tokens") >= tokens, 20.0, f"{tokens} tokens")
+
+    async def idle(self, seconds: float) -> None:
+        await asyncio.to_thread(until, lambda: self.load("num_running_reqs") == 0, seconds, "the engine is idle")
+
+    def kill(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        self.process.wait(20)

@@ -1,0 +1,198 @@
+"""The service over real gRPC: who is there, who is told what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from sluice.wire import membership, rpc
+from sluice.wire.membership import Membership
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from tests.integration.house import DEADLINE, Rendezvous, engine_member, error_of, eventually
+
+
+def engine(rendezvous: Rendezvous, name: str = "rollout-0", attempt: int = 1) -> Membership:
+    """A worker's membership: it tells what it was last told to hold."""
+
+    def hello() -> pb.Member:
+        latest = member.latest
+        return engine_member(name, attempt=attempt, version=latest.version if latest and latest.admitted else -1)
+
+    member = Membership(rendezvous.address, hello, lambda: pb.Heartbeat(state="idle", gauges={"leases": 3}))
+    return member
+
+
+async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous) as member:
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        [found] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        assert (found.name, found.address) == ("rollout-0", "127.0.0.1:1")
+        async with asyncio.timeout(DEADLINE):
+            while (entry := (await rendezvous.ledger())["rollout-0"]).state != "idle":
+                await asyncio.sleep(0.02)
+        assert dict(entry.gauges) == {"leases": 3}
+    async with asyncio.timeout(DEADLINE):
+        while await rendezvous.ledger():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_member_that_is_told_at_once_what_changes(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous) as member:
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        assert not member.latest.admitted
+        await rendezvous.serve(0)
+        await eventually(member, lambda: member.latest.admitted, seconds=1)
+        for version in range(1, 201):
+            await rendezvous.serve(version)
+        await eventually(member, lambda: member.latest.version == 200, seconds=1)
+        assert member.latest.epoch == (await rendezvous.stub.GetLedger(pb.GetLedgerRequest())).epoch
+
+
+async def test_two_tasks_that_wait_for_news_take_none_from_each_other(rendezvous: Rendezvous) -> None:
+    heard: dict[str, int] = {}
+
+    async def listen(member: Membership, name: str, pause: float) -> None:
+        seen = 0
+        while True:
+            seen = await member.news(seen)
+            await asyncio.sleep(pause)  # busy with what it heard, while more comes
+            heard[name] = member.latest.version if member.latest else -1
+
+    async with engine(rendezvous) as member:
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        listeners = [asyncio.create_task(listen(member, name, pause)) for name, pause in (("fast", 0), ("slow", 0.05))]
+        for version in range(50):
+            await rendezvous.serve(version)
+        async with asyncio.timeout(1):
+            while heard != {"fast": 49, "slow": 49}:
+                await asyncio.sleep(0.01)
+        for listener in listeners:
+            listener.cancel()
+
+
+async def test_a_dropped_engine_is_told_why_and_comes_back(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous) as member:
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        plan = await rendezvous.stub.BeginUpdate(pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=1))
+        assert not await rendezvous.report(plan.engines[0], 1, error="transfer: it hangs")
+        await eventually(member, lambda: member.latest.dropped == "transfer: it hangs", seconds=1)
+        assert not await rendezvous.report(plan.engines[0], 1)  # an answer of the old communicator comes too late
+        assert not member.latest.admitted
+        await rendezvous.serve(1)
+        await eventually(member, lambda: member.latest.admitted and not member.latest.dropped, seconds=1)
+
+
+async def test_after_a_restart_members_come_back_by_themselves_with_what_they_hold(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous) as member:
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        await rendezvous.serve(7)
+        await eventually(member, lambda: member.latest.version == 7)
+        generation = (await rendezvous.ledger())["rollout-0"].generation
+        await rendezvous.stop()
+        await eventually(member, lambda: not member.connected.is_set())
+        await rendezvous.start()
+        await asyncio.wait_for(member.connected.wait(), DEADLINE)
+        [found] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        assert (found.name, found.version) == ("rollout-0", 7)
+        assert member.latest.admitted
+        assert (await rendezvous.ledger())["rollout-0"].generation > generation
+
+
+async def test_who_is_silent_is_dropped_and_may_come_back() -> None:
+    async with Rendezvous(member_timeout=1.0) as rendezvous:
+        silent = asyncio.Event()
+
+        async def messages() -> AsyncIterator[pb.MemberMessage]:
+            yield pb.MemberMessage(hello=engine_member())
+            await silent.wait()
+
+        started = time.monotonic()
+        answers = [answer async for answer in rendezvous.stub.Join(messages(), timeout=DEADLINE)]
+        assert 0.9 < time.monotonic() - started < 4
+        assert answers[0].heartbeat_seconds > 0
+        assert await rendezvous.ledger() == {}
+        async with engine(rendezvous) as member:
+            await asyncio.wait_for(member.connected.wait(), DEADLINE)
+            assert "rollout-0" in await rendezvous.ledger()
+
+
+async def test_the_address_book_answers_as_soon_as_they_are_there(rendezvous: Rendezvous) -> None:
+    waiting = asyncio.create_task(membership.find(rendezvous.address, "rollout", seconds=DEADLINE, at_least=2))
+    async with engine(rendezvous) as first:
+        await asyncio.wait_for(first.connected.wait(), DEADLINE)
+        assert not waiting.done()
+        started = time.monotonic()
+        async with engine(rendezvous, "rollout-1"):
+            assert [member.name for member in await waiting] == ["rollout-0", "rollout-1"]
+        assert time.monotonic() - started < 1
+
+
+async def test_who_is_missing_is_named_after_the_deadline(rendezvous: Rendezvous) -> None:
+    message = r"waited 1 s for 1 member\(s\) of role buffer at the rendezvous: 0 came"
+    with pytest.raises(rpc.DeadlineError, match=message):
+        await membership.find(rendezvous.address, "buffer", seconds=1)
+
+
+async def test_a_rendezvous_that_is_away_is_named_after_the_deadline(rendezvous: Rendezvous) -> None:
+    await rendezvous.stop()
+    with pytest.raises(rpc.DeadlineError, match=f"rendezvous at {rendezvous.address}: no answer for 1 s"):
+        await membership.find(rendezvous.address, "buffer", seconds=1)
+    await rendezvous.start()
+
+
+async def test_older_attempts_are_refused(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous, attempt=2) as newer:
+        await asyncio.wait_for(newer.connected.wait(), DEADLINE)
+        async with engine(rendezvous, attempt=1) as older:
+            await eventually(older, lambda: older.refused)
+            assert older.refused == "refused by the rendezvous: rollout-0: attempt 1 was replaced by attempt 2"
+        assert (await rendezvous.ledger())["rollout-0"].member.attempt == 2
+    await rendezvous.serve(1, attempt=3)
+    for call in (
+        rendezvous.stub.BeginUpdate(pb.BeginUpdateRequest(source="trainer-0", attempt=2, version=2)),
+        rendezvous.stub.ReportPhase(pb.PhaseReport(source="trainer-0", attempt=2, engine="rollout-0")),
+    ):
+        assert await error_of(call) == (
+            grpc.StatusCode.FAILED_PRECONDITION, "trainer-0: attempt 2 was replaced by attempt 3",
+        )  # fmt: skip
+
+
+async def test_a_newer_attempt_takes_the_place_of_one_that_is_still_connected(rendezvous: Rendezvous) -> None:
+    async with engine(rendezvous, attempt=1) as older:
+        await asyncio.wait_for(older.connected.wait(), DEADLINE)
+        async with engine(rendezvous, attempt=2) as newer:
+            await asyncio.wait_for(newer.connected.wait(), DEADLINE)
+            await eventually(older, lambda: older.refused)
+            assert (await rendezvous.ledger())["rollout-0"].member.attempt == 2
+
+
+async def test_every_call_needs_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Rendezvous(token="right") as rendezvous:
+        expected = (grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
+        for given in ((), rpc.metadata("wrong")):
+            assert await error_of(rendezvous.stub.GetLedger(pb.GetLedgerRequest(), metadata=given)) == expected
+        assert await rendezvous.ledger() == {}
+        monkeypatch.setenv("SLUICE_TOKEN", "wrong")
+        async with engine(rendezvous) as member:
+            await eventually(member, lambda: member.refused)
+            assert member.refused == "refused by the rendezvous: the call does not carry this job's token"
+        with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED"):
+            await membership.find(rendezvous.address, "rollout", seconds=5)
+        monkeypatch.setenv("SLUICE_TOKEN", "right")
+        async with engine(rendezvous) as member:
+            await asyncio.wait_for(member.connected.wait(), DEADLINE)
+
+
+async def test_a_stream_that_does_not_say_hello_is_refused(rendezvous: Rendezvous) -> None:
+    async def messages() -> AsyncIterator[pb.MemberMessage]:
+        yield pb.MemberMessage(heartbeat=pb.Heartbeat())
+
+    async def join() -> None:
+        async for _ in rendezvous.stub.Join(messages()):
+            pass
+
+    assert await error_of(join()) == (grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")

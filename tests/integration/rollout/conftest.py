@@ -1,0 +1,55 @@
+"""What every test of the rollout worker starts with. The buffer's own tools start the buffer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_rollout.engine import Engine
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "buffer"))
+
+from tests.integration.engines import Sglang
+from tests.integration.house import Rendezvous
+from tests.integration.rollout.pods import House, Pod, job
+
+
+@pytest.fixture
+async def engine(sglang: Sglang) -> AsyncIterator[Engine]:
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        yield engine
+
+
+@pytest.fixture
+async def house(tmp_path: Path, model: Path, rendezvous: Rendezvous) -> AsyncIterator[Callable[..., House]]:
+    """Makes houses: a job (its changes as `rollout__batchSize=1`), its buffer, its rendezvous."""
+    made: list[House] = []
+
+    def make(**changes: Any) -> House:
+        made.append(House(job(tmp_path, model, **changes), tmp_path, rendezvous))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.buffer.process:
+            one.buffer.process.kill()
+            one.buffer.process.wait(10)
+
+
+@pytest.fixture
+def pod() -> Iterator[Callable[..., Pod]]:
+    """Starts `python -m sluice_rollout`; all are killed at the end."""
+    made: list[Pod] = []
+
+    def make(house: House, engine_url: str, **environment: str) -> Pod:
+        made.append(Pod(house, engine_url, **environment))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()

@@ -1,0 +1,131 @@
+"""A worker as its pod runs it: in this process or in its own, with a real buffer and a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from buffer_tools import Client, Server, make_job
+
+from sluice.api import RLJob
+from sluice.rewards.judge import Judge
+from sluice.wire.membership import Membership
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout import filters
+from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.engine import Engine
+from sluice_rollout.generate import Generator
+from sluice_rollout.group import GroupMaker
+from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.worker import Worker
+from tests.integration.engines import dies_with_us
+from tests.integration.house import DEADLINE, Rendezvous, engine_member
+
+
+def job(directory: Path, model: Path, **changes: Any) -> RLJob:
+    """Short responses, four groups of two a step."""
+    base = {
+        "model__path": str(model), "rollout__sampling__maxResponseTokens": 12, "rollout__concurrency": 8,
+        "reward__type": "contains",
+    }  # fmt: skip
+    return make_job(directory, **{**base, **changes})
+
+
+class House:
+    """One job's buffer (a process) and rendezvous (here)."""
+
+    def __init__(self, job: RLJob, directory: Path, rendezvous: Rendezvous) -> None:
+        self.job, self.directory, self.rendezvous = job, directory, rendezvous
+        self.buffer = Server(job, directory, SLUICE_RENDEZVOUS=rendezvous.address)
+
+    async def start_buffer(self) -> Client:
+        return Client(await asyncio.to_thread(self.buffer.start))
+
+    @asynccontextmanager
+    async def worker(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Membership]]:
+        """A worker that is joined; who asks for it runs it. `changes` as the Worker's fields."""
+        spec = self.job.spec
+        encoder = PromptEncoder(spec, Path(spec.model.path))
+        membership = Membership(self.rendezvous.address, lambda: engine_member(address=engine.url[7:]))
+        buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
+        generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
+        make = GroupMaker(spec, encoder, generator, Judge(spec.reward), membership)
+        fields = {
+            "spec": spec, "engine": engine, "make": make, "keep": filters.load(spec.rollout.dynamic_filter),
+            "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
+            "returns": Outbox(buffer.return_stream),
+        }  # fmt: skip
+        async with membership:
+            yield Worker(**{**fields, **changes}), membership
+        await buffer.close()
+        await make.judge.close()
+
+    @asynccontextmanager
+    async def working(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:
+        """A worker at work on version 0, and what ends it (answers once it has given everything back)."""
+        async with self.worker(engine, **changes) as (worker, membership):
+            stop = asyncio.Event()
+            running = asyncio.create_task(worker.run(stop))
+
+            async def end() -> None:
+                stop.set()
+                await asyncio.wait_for(running, 30)
+
+            async with asyncio.timeout(10):
+                await membership.connected.wait()
+            await self.rendezvous.serve(0)
+            try:
+                yield worker, end
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+class Pod:
+    """`python -m sluice_rollout`."""
+
+    def __init__(self, house: House, engine_url: str, **environment: str) -> None:
+        job_file = house.directory / "rollout.json"
+        job_file.write_text(house.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True))
+        variables = {
+            **os.environ, "SLUICE_JOB_FILE": str(job_file), "SLUICE_RENDEZVOUS": house.rendezvous.address,
+            "SLUICE_ENGINE_URL": engine_url, "OMP_NUM_THREADS": "1", **environment,
+        }  # fmt: skip
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sluice_rollout"], env=variables, stderr=subprocess.PIPE, text=True,
+            preexec_fn=dies_with_us,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        self.lines.extend(self.process.stderr)
+
+    async def end(self, seconds: float, number: int = 0) -> int:
+        """Its exit code, after a signal if one is given; it must end in time."""
+        if number:
+            self.process.send_signal(number)
+        code = await asyncio.to_thread(self.process.wait, seconds)
+        await asyncio.to_thread(self._reader.join, 10.0)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+
+async def leases(worker: Worker, count: int) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while len(worker.work) < count:
+            await asyncio.sleep(0.01)

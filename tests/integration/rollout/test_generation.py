@@ -1,0 +1,180 @@
+"""Requests at the real engine: their tokens, log-probabilities, weight versions and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from sluice.api import Sampling
+from sluice.sample import Sample, SampleStatus, WeightSpan
+from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
+from sluice_rollout.generate import Generator, sampling_params
+from sluice_rollout.group import mask_off_policy
+from tests.integration.engines import CONTEXT, Sglang, call, distance, log_probs
+
+PROMPT = [10, 11, 12, 13]
+LONG = {"max_new_tokens": 3000, "ignore_eos": True}
+EXACT = 1e-4
+
+
+def generator(engine: Engine, model: Path) -> Generator:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return Generator(engine, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), asyncio.Semaphore(8))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_log_probs_are_those_of_the_scaled_distribution(engine: Engine, model: Path, temperature: float) -> None:
+    made = await engine.generate("one", PROMPT, {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature})
+    assert (made.finish, len(made.tokens), made.spans) == ("length", 40, [WeightSpan(0, 0, 40)])
+    assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature)) < EXACT
+    assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature + 0.3)) > 100 * EXACT
+
+
+async def test_an_end_token_is_a_stop(engine: Engine) -> None:
+    greedy = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
+    tokens = (await engine.generate("one", PROMPT, greedy)).tokens
+    end = tokens[2]
+    made = await engine.generate("two", PROMPT, {"max_new_tokens": 5, "temperature": 0, "stop_token_ids": [end]})
+    assert (made.finish, made.tokens, made.matched_stop) == ("stop", tokens[: tokens.index(end) + 1], None)
+
+
+async def test_streaming_gives_what_one_answer_gives(engine: Engine) -> None:
+    params = {"max_new_tokens": 60, "ignore_eos": True, "temperature": 0}
+    whole = await engine.generate("whole", PROMPT, params)
+    engine.has_spans = False
+    streamed = await engine.generate("streamed", PROMPT, params)
+    assert (streamed.tokens, streamed.finish) == (whole.tokens, whole.finish)
+    assert distance(streamed.log_probs, whole.log_probs) < EXACT
+    sample = Sample(0)
+    sample.append_prompt(PROMPT)
+    sample.append(streamed.tokens, streamed.log_probs, streamed.spans)
+    assert sample.weight_versions == whole.spans
+
+
+@pytest.mark.parametrize("spans", [True, False])
+async def test_an_aborted_request_answers_what_it_has(engine: Engine, sglang: Sglang, spans: bool) -> None:
+    engine.has_spans = spans
+    running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
+    await sglang.generated(50)
+    await engine.abort("long")
+    made = await running
+    assert made.finish == "abort"
+    assert 40 < len(made.tokens) < LONG["max_new_tokens"]
+    assert len(made.log_probs) == len(made.tokens) == made.spans[-1].end
+
+
+async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Engine, sglang: Sglang) -> None:
+    running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
+    await sglang.generated(50)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    await sglang.idle(1.5)  # the engine itself looks every 4 s; the request would run for as long
+
+
+async def test_a_prompt_beyond_the_context_is_refused(engine: Engine, model: Path) -> None:
+    with pytest.raises(PromptRefusedError, match=f"longer than the model's context length \\({CONTEXT} tokens\\)"):
+        await engine.generate("one", [10] * (CONTEXT + 10), {"max_new_tokens": 1})
+    sample = await generator(engine, model)([10] * (CONTEXT + 10), Sample(0), {"max_new_tokens": 1})
+    assert sample.status is SampleStatus.FAILED
+    assert "context length" in sample.error
+
+
+async def test_an_engine_that_is_not_there() -> None:
+    async with Engine("http://127.0.0.1:9") as nobody:
+        with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
+            await nobody.generate("one", PROMPT, LONG)
+        with pytest.raises(EngineError, match="abort_request"):
+            await nobody.abort()
+        with pytest.raises(EngineError, match="was not ready after 0 s: /health"):
+            await nobody.wait_ready(0.1)
+
+
+async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Engine, model: Path) -> None:
+    generate = generator(engine, model)
+    greedy = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+    words = (await generate(PROMPT, Sample(0), greedy)).response.split()
+    stop = words[-1]
+    params = sampling_params(Sampling(stop=[stop], max_response_tokens=50)) | {"temperature": 0}
+    sample = await generate(PROMPT, Sample(1), params)
+    kept = words[: words.index(stop)]
+    assert sample.status is SampleStatus.COMPLETED
+    assert sample.response.split() == kept
+    assert sample.response_length == len(kept) + 1
+
+
+async def test_a_drained_sample_is_continued_as_one_sequence(engine: Engine, model: Path, sglang: Sglang) -> None:
+    params = {"max_new_tokens": 600, "ignore_eos": True, "temperature": 0.9}
+    first = generator(engine, model)
+    running = asyncio.create_task(first(PROMPT, Sample(0), params))
+    await sglang.generated(40)
+    first.draining.set()
+    await engine.abort()
+    sample = await running
+    partial = sample.response_length
+    assert sample.status is SampleStatus.ABORTED
+    assert 30 < partial < 600
+    await generator(engine, model)(PROMPT, sample, params)
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 600)
+    assert sample.weight_versions == [WeightSpan(0, 0, 600)]
+    expected = log_probs(model, sample.tokens.tolist(), 600, 0.9)
+    assert distance(sample.rollout_log_probs.tolist(), expected) < EXACT
+
+
+async def test_nothing_is_sent_while_draining(engine: Engine, model: Path) -> None:
+    drained = generator(engine, model)
+    drained.draining.set()
+    sample = await drained(PROMPT, Sample(0), LONG)
+    assert (sample.status, sample.response_length, sample.prompt_length) == (SampleStatus.ABORTED, 0, len(PROMPT))
+
+
+async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(model: Path) -> None:
+    async with Engine("http://127.0.0.1:9") as nobody:
+        drained = generator(nobody, model)
+        running = asyncio.create_task(drained(PROMPT, Sample(0), LONG))
+        await asyncio.sleep(0)  # the request is on its way
+        drained.draining.set()
+        assert (await running).status is SampleStatus.ABORTED
+
+
+@pytest.fixture
+def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
+    """Pause, bring the other weights as version 1, continue: what a trainer does to an engine."""
+
+    def run(mode: str) -> None:
+        assert call(sglang.url + "/pause_generation", {"mode": mode})[0] == 200
+        body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": True}
+        status, answer = call(sglang.url + "/update_weights_from_disk", body)
+        assert status == 200, answer
+        assert call(sglang.url + "/continue_generation", {})[0] == 200
+
+    return run
+
+
+@pytest.mark.parametrize(("mode", "spans"), [("retract", True), ("retract", False), ("abort", True)])
+async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
+    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str, spans: bool
+) -> None:
+    engine.has_spans = spans
+    params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
+    running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))
+    await sglang.generated(40)
+    await asyncio.to_thread(update, mode)
+    sample = await running
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 900)
+    assert [span.version for span in sample.weight_versions] == [0, 1]
+    at = sample.weight_versions[0].end
+    assert 30 < at < 900
+    found, tokens = sample.rollout_log_probs.tolist(), sample.tokens.tolist()
+    old, new = (log_probs(directory, tokens, 900) for directory in (model, other_model))
+    assert distance(found[:at], old[:at]) < EXACT
+    assert distance(found[at:], new[at:]) < EXACT
+    assert distance(found[:at], new[:at]) > 100 * EXACT
+    assert distance(found[at:], old[at:]) > 100 * EXACT
+    mask_off_policy(sample)
+    assert sample.loss_mask.tolist() == [0] * at + [1] * (900 - at)

@@ -1,0 +1,83 @@
+"""Prompts -> token ids, with a real tokenizer and its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJob
+from sluice.environment import ConfigurationError
+from sluice.sample import Prompt
+from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
+from tests.integration.engines import CONTEXT
+
+WORD = 8  # id of w0000
+USER, ASSISTANT = 3, 4
+Make = Callable[..., PromptEncoder]
+
+
+@pytest.fixture
+def encoder(model: Path) -> Make:
+    def make(directory: Path = model, **data: Any) -> PromptEncoder:
+        sources = [{"path": "/data/plain.jsonl"}, {"path": "/data/chat.jsonl", "applyChatTemplate": True}]
+        spec = {
+            "model": {"path": str(directory)}, "data": {"prompts": sources, **data}, "reward": {"type": "f1"},
+            "trainer": {"steps": 1}, "rollout": {"sampling": {"maxResponseTokens": 96}},
+        }  # fmt: skip
+        return PromptEncoder(RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec}).spec, directory)
+
+    return make
+
+
+def test_plain_text(encoder: Make) -> None:
+    assert encoder().encode(Prompt(0, "w0001 w0000", dataset="plain")) == [WORD + 1, WORD]
+
+
+def test_plain_text_of_a_chat_source_is_a_users_message(encoder: Make) -> None:
+    assert encoder().encode(Prompt(0, "w0001", dataset="chat")) == [USER, WORD + 1, ASSISTANT]
+
+
+def test_messages_always_go_through_the_template(encoder: Make) -> None:
+    messages = [{"role": "user", "content": "w0002"}, {"role": "assistant", "content": "w0003"}]
+    expected = [USER, WORD + 2, ASSISTANT, WORD + 3, ASSISTANT]
+    assert encoder().encode(Prompt(0, messages, dataset="plain")) == expected
+
+
+def test_the_template_is_told_of_tools(encoder: Make) -> None:
+    prompt = Prompt(0, "w0001", tools=[{"name": "w0009"}], dataset="chat")
+    assert encoder().encode(prompt) == [USER, WORD + 1, WORD + 9, ASSISTANT]
+
+
+def test_a_prompt_that_leaves_no_room_for_its_response_is_too_long(encoder: Make) -> None:
+    longest = CONTEXT - 96
+    assert len(encoder().encode(Prompt(0, "w0001 " * longest))) == longest
+    message = rf"plain row 7: the prompt has {longest + 1} tokens, at most {longest} fit"
+    with pytest.raises(PromptTooLongError, match=message):
+        encoder().encode(Prompt(0, "w0001 " * (longest + 1), dataset="plain", row=7))
+
+
+def test_the_jobs_own_limit_goes_before(encoder: Make) -> None:
+    assert len(encoder(maxPromptTokens=2).encode(Prompt(0, "w0001 w0002"))) == 2
+    with pytest.raises(PromptTooLongError, match="has 3 tokens, at most 2 fit"):
+        encoder(maxPromptTokens=2).encode(Prompt(0, "w0001 w0002 w0003"))
+
+
+def test_special_tokens_are_left_out_of_the_text(encoder: Make) -> None:
+    assert encoder().decode([WORD, 1, WORD + 1]).split() == ["w0000", "w0001"]
+
+
+def test_a_directory_without_a_tokenizer_is_a_configuration_error(encoder: Make, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    with pytest.raises(ConfigurationError, match=f"spec.model.path: {tmp_path} has no tokenizer"):
+        encoder(tmp_path)
+
+
+def test_a_directory_without_a_config_is_a_configuration_error(encoder: Make, model: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    with pytest.raises(ConfigurationError, match=r"spec\.model\.path: .*config\.json"):
+        encoder(tmp_path)

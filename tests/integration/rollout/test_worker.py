@@ -1,0 +1,256 @@
+"""The worker between a real engine, a real buffer and a real rendezvous."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
+from sluice.wire import codec, rpc
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.buffer import Outbox
+from sluice_rollout.engine import Engine
+from sluice_rollout.worker import WorkerError
+from tests.integration.engines import Sglang, call, distance, log_probs
+from tests.integration.house import DEADLINE, Rendezvous
+from tests.integration.rollout.pods import House, leases
+
+READY = pb.TakeBatchResponse.STATE_READY
+LONG = {"rollout__sampling__maxResponseTokens": 3000}
+
+
+async def test_samples_travel_from_lease_to_batch(
+    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path, rendezvous: Rendezvous
+) -> None:
+    one = house()
+    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+        assert [g.group_id for g in groups] == [0, 1, 2, 3]
+        for group, sample in ((g, s) for g in groups for s in g.samples):
+            sample.check()
+            assert sample.status in (SampleStatus.TRUNCATED, SampleStatus.COMPLETED)
+            assert sample.reward == float(group.prompt.label in sample.response)
+            assert sample.weight_versions == [WeightSpan(0, 0, sample.response_length)]
+            expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
+            assert distance(sample.rollout_log_probs.tolist(), expected) < 1e-4
+        assert worker.make.finished_samples == 8
+        await client.commit(1)
+        call(sglang.url + "/update_weight_version", {"new_version": "1"})
+        started = time.monotonic()
+        await rendezvous.serve(1)
+        assert (await client.take(2, wait=DEADLINE)).state == READY
+        assert time.monotonic() - started < 5
+        await end()
+        stats = await client.stats()
+        assert (stats.leases, stats.counters["groups_lost"]) == (0, 0)
+
+
+async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
+    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path
+) -> None:
+    one = house(**LONG)
+    async with await one.start_buffer() as client:
+        async with one.working(engine) as (worker, end):
+            await leases(worker, 4)
+            await sglang.generated(8 * 30)
+            await end()
+            assert not worker.work
+        stats = await client.stats()
+        assert (stats.leases, stats.returned) == (0, 4)
+        again = (await client.lease("rollout-1", count=4)).groups
+        partial = [codec.sample_from_message(s) for g in again for s in g.partial]
+        assert len(partial) == 8
+        assert {s.status for s in partial} <= {SampleStatus.ABORTED, SampleStatus.COMPLETED}
+        for sample in partial:
+            assert sample.response_length >= 10
+            expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
+            assert distance(sample.rollout_log_probs.tolist(), expected) < 1e-4
+
+
+async def test_a_returned_sample_goes_on_where_it_stopped(
+    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path
+) -> None:
+    one = house(rollout__sampling__maxResponseTokens=400, rollout__batchSize=1)
+    async with await one.start_buffer() as client:
+        async with one.working(engine) as (_, end):
+            await sglang.generated(2 * 30)
+            await end()
+        [given] = (await client.lease("rollout-1")).groups
+        partial = [codec.sample_from_message(s) for s in given.partial]
+        group = SampleGroup(codec.prompt_from_message(given.prompt), partial)
+        await client.give_back([codec.group_to_message(group)])
+        async with one.working(engine):
+            assert (await client.take(1, wait=DEADLINE)).state == READY
+        [group] = [codec.group_from_message(g) for g in await client.shard(1)]
+    for before, after in zip(partial, group.samples, strict=True):
+        assert after.tokens.tolist()[: len(before.tokens)] == before.tokens.tolist()
+        expected = log_probs(model, after.tokens.tolist(), after.response_length)
+        assert distance(after.rollout_log_probs.tolist(), expected) < 1e-4
+
+
+async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House], engine: Engine) -> None:
+    one = house(**LONG)
+    async with await one.start_buffer(), one.working(engine) as (worker, end):
+        await leases(worker, 4)
+        first = one.buffer.address
+        await asyncio.to_thread(one.buffer.end, 9)
+        async with await one.start_buffer() as client:
+            assert one.buffer.address != first
+            started = time.monotonic()
+            await end()
+            assert time.monotonic() - started < 15
+            stats = await client.stats()
+            assert (stats.leases, stats.returned) == (0, 4)
+
+
+async def test_work_goes_on_without_a_rendezvous(
+    house: Callable[..., House], engine: Engine, rendezvous: Rendezvous
+) -> None:
+    one = house(rollout__maxStaleness=2, rollout__mode="async", trainer__steps=3)
+    async with await one.start_buffer() as client, one.working(engine):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        await rendezvous.stop()
+        await client.commit(1)
+        assert (await client.take(2, wait=DEADLINE)).state == READY
+        await rendezvous.start()
+
+
+async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., House], engine: Engine) -> None:
+    one = house(**LONG)
+    async with await one.start_buffer(), one.working(engine, drain_seconds=2.0) as (worker, end):
+        await leases(worker, 4)
+        await asyncio.to_thread(one.buffer.end, 9)
+        started = time.monotonic()
+        await end()
+        assert time.monotonic() - started < 10
+
+
+async def test_short_leases_are_kept(house: Callable[..., House], engine: Engine) -> None:
+    one = house(**LONG, buffer__leaseSeconds=1.5)
+    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+        await leases(worker, 4)
+        await asyncio.sleep(3.0)  # two lives of a lease
+        stats = await client.stats()
+        assert (stats.leases + stats.depth, stats.counters["leases_expired"]) == (4, 0)
+        await end()
+
+
+async def test_a_group_that_the_buffer_gave_to_another_ends_here(house: Callable[..., House], engine: Engine) -> None:
+    one = house(**LONG, buffer__leaseSeconds=1.5)
+    async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+        await leases(worker, 4)
+        work = next(iter(worker.work.values()))
+        given = codec.group_to_message(SampleGroup(work.prompt, []))
+        [answer] = (await client.give_back([given])).values()
+        assert answer.accepted
+        assert work.task
+        await asyncio.wait([work.task], timeout=DEADLINE)
+        assert work.task.cancelled()
+
+
+async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
+    house: Callable[..., House], engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def judge(samples):\n    assert len(samples) == 2\n    return [float(i) for i in range(len(samples))]\n"
+    )
+    reward = {"function": f"{tmp_path}/mine.py:judge", "group": True}
+    one = house(reward=reward, rollout__sampling={"maxResponseTokens": 3000, "stop": ["w001"]})
+    async with await one.start_buffer() as client:
+        async with one.working(engine) as (worker, end):
+            async with asyncio.timeout(DEADLINE):  # one word in two hundred is a stop: some samples wait for others
+                while not worker.make.finished_samples:
+                    await asyncio.sleep(0.01)
+            await end()
+        assert (await client.stats()).returned + (await client.stats()).depth == 4
+        again = (await client.lease("rollout-1", count=4)).groups
+        assert all(not sample.error for group in again for sample in group.partial)
+
+
+async def test_a_filter_of_the_users_own_drops_groups(
+    house: Callable[..., House], engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text("def odd(group):\n    return group.group_id % 2 == 1\n")
+    one = house(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
+    async with await one.start_buffer() as client, one.working(engine):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        groups = await client.shard(1)
+        assert [g.prompt.group_id % 2 for g in groups] == [1] * 4
+
+
+async def test_an_engine_that_dies_ends_the_worker_at_once(house: Callable[..., House], sglang: Sglang) -> None:
+    one = house(**LONG)
+    open_: list[asyncio.StreamWriter] = []
+    proxy = await asyncio.start_server(_relay(sglang.port, open_), "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    async with Engine(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
+        await engine.wait_ready(10)
+        async with one.worker(engine) as (worker, membership):
+            running = asyncio.create_task(worker.run(asyncio.Event()))
+            await asyncio.wait_for(membership.connected.wait(), 10)
+            await one.rendezvous.serve(0)
+            await leases(worker, 4)
+            await sglang.generated(8 * 10)
+            proxy.close()
+            for writer in open_:
+                writer.transport.abort()
+            with pytest.raises(WorkerError, match=f"engine http://127.0.0.1:{port}"):
+                await asyncio.wait_for(running, 5)
+
+
+def _relay(port: int, open_: list[asyncio.StreamWriter]) -> Any:
+    """An engine whose machine can be taken away: bytes to and from the real one."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_there = await asyncio.open_connection("127.0.0.1", port)
+        open_.extend([writer, to_there])
+        await asyncio.gather(copy(reader, to_there), copy(there, writer), return_exceptions=True)
+
+    return relay
+
+
+class FullBuffer:
+    """The stream of a buffer that answers with this status, until it is cured."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.code, self.opened, self.cured = code, 0, False
+
+    async def __call__(self, chunks: AsyncIterator[Any]) -> AsyncIterator[pb.SubmitResponse]:
+        self.opened += 1
+        async for chunk in chunks:
+            if not self.cured:
+                raise grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), grpc.aio.Metadata(), "no room for group 3")
+            if chunk.last:
+                yield pb.SubmitResponse(key=chunk.key, outcome=pb.SubmitResponse.OUTCOME_STORED)
+
+
+async def test_a_full_buffer_is_asked_ever_more_rarely_until_it_has_room() -> None:
+    full = FullBuffer(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    outbox = Outbox(full)
+    running = asyncio.create_task(outbox.run())
+    sent = asyncio.create_task(outbox.send(SampleGroup(Prompt(3, "x"))))
+    await asyncio.sleep(2.0)
+    assert 2 <= full.opened <= 5
+    full.cured = True
+    assert (await asyncio.wait_for(sent, 10)).outcome == pb.SubmitResponse.OUTCOME_STORED
+    running.cancel()
+
+
+async def test_a_buffer_that_will_never_take_it_ends_the_worker() -> None:
+    outbox = Outbox(FullBuffer(grpc.StatusCode.UNAUTHENTICATED))
+    sent = asyncio.create_task(outbox.send(SampleGroup(Prompt(3, "x"))))
+    with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED: no room for group 3"):
+        await asyncio.wait_for(outbox.run(), 5)
+    sent.cancel()

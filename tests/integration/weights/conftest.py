@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from sluice.api import WeightSync
+from sluice.wire.membership import Membership
+from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.transport import Collective, Transport
+from tests.integration.engines import dies_with_us
+from tests.integration.house import Rendezvous, engine_member
+from tests.integration.weights.tools import Joined
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT = 4.0
+
+
+class FakeEngine:
+    """An engine without a model, in a process of its own."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.weights.fake_engine"], cwd=ROOT,
+            stdout=subprocess.PIPE, text=True, preexec_fn=dies_with_us,
+        )  # fmt: skip
+        assert self.process.stdout
+        self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
+        self.url = f"http://{self.address}"
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(10)
+
+
+@pytest.fixture
+def fake_engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.kill()
+
+
+@pytest.fixture
+async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
+    """Joins an engine at the rendezvous, as the worker beside it does."""
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str, address: str) -> Joined:
+            membership = Membership(rendezvous.address, lambda: engine_member(name, address))
+            await stack.enter_async_context(membership)
+            await membership.connected.wait()
+            return Joined(name, membership)
+
+        yield make
+
+
+@pytest.fixture
+async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publisher]]:
+    """Makes publishers: over gloo, unless another transport is given; `sync` as WeightSync's fields."""
+    made: list[Publisher] = []
+
+    def make(transport: Transport | None = None, /, attempt: int = 1, **sync: object) -> Publisher:
+        settings = WeightSync.model_validate({"transport": "gloo", "timeoutSeconds": TIMEOUT, **sync})
+        transport = transport or Collective("gloo", "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
+        made.append(Publisher(rendezvous.stub, ("trainer-0", attempt), settings, transport))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()

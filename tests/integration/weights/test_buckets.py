@@ -1,0 +1,53 @@
+"""Buckets hold the tensors' own bytes, whatever their types and sizes."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_trainer.weights.buckets import buckets
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.bool]
+Tensors = list[tuple[str, torch.Tensor]]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensors:
+    made = []
+    for number in range(draw(st.integers(1, 8))):
+        shape = draw(st.lists(st.integers(0, 9), max_size=3))
+        values = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 - 3
+        transposed = values.t() if len(shape) == 2 else values  # not contiguous
+        made.append((f"layer.{number}.weight", transposed.to(draw(st.sampled_from(DTYPES)))))
+    return made
+
+
+@given(tensors(), st.integers(1, 600))
+def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> None:
+    made = list(buckets(given_, limit))
+    back = [pair for bucket in made for pair in bucket.tensors()]
+    assert [name for name, _ in back] == [name for name, _ in given_]
+    for (_, found), (_, expected) in zip(back, given_, strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+@given(tensors(), st.integers(1, 600))
+def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given_: Tensors, limit: int) -> None:
+    made = list(buckets(given_, limit))
+    assert [bucket.last for bucket in made] == [False] * (len(made) - 1) + [True]
+    for bucket in made:
+        assert bucket.data.dtype == torch.uint8
+        assert bucket.data.nbytes == sum(t.nbytes for _, t in bucket.tensors())
+        assert bucket.data.nbytes <= limit or sum(1 for _, t in bucket.tensors() if t.nbytes) == 1
+
+
+def test_what_the_engine_is_told() -> None:
+    [bucket] = buckets([("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100)
+    assert (bucket.names, bucket.dtypes, bucket.shapes) == (("a", "b"), ("bfloat16", "float32"), ((2, 3), ()))
+
+
+def test_a_model_without_tensors_still_ends() -> None:
+    [bucket] = buckets([], 100)
+    assert (bucket.names, bucket.data.nbytes, bucket.last) == ((), 0, True)

@@ -1,0 +1,239 @@
+"""Weight updates: the real sender, over gloo and over a directory, into the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import _world
+
+from sluice.wire import rpc
+from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.transport import Collective, Disk
+from tests.integration.engines import Sglang, call, tensors
+from tests.integration.house import Rendezvous, eventually
+from tests.integration.weights.conftest import TIMEOUT, FakeEngine
+from tests.integration.weights.tools import BUCKET, publish, send, serves
+
+Make = Callable[..., Publisher]
+Join = Callable[..., Any]
+
+
+async def test_new_weights_arrive_and_the_engine_may_work(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+) -> None:
+    engine = await join("rollout-0", sglang.address)
+    assert await serves(sglang.url, model, 0)
+    update = await publish(publisher(), 5, other_model)
+    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume"}
+    assert await serves(sglang.url, other_model, 5)
+    assert not await serves(sglang.url, model, 5)
+    entry = (await rendezvous.ledger())["rollout-0"]
+    assert (entry.admitted, entry.member.version) == (True, 5)
+    await eventually(engine.membership, lambda: engine.membership.latest.admitted)
+    assert engine.membership.latest.version == 5
+
+
+async def test_the_second_update_uses_the_same_communicator(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    one, groups = publisher(), set(_world.pg_names)
+    await publish(one, 1, other_model)
+    first = set(_world.pg_names) - groups
+    generation = (await rendezvous.ledger())["rollout-0"].generation
+    await publish(one, 2, model)
+    assert set(_world.pg_names) - groups == first
+    assert len(first) == 1
+    assert (await rendezvous.ledger())["rollout-0"].generation == generation
+    assert await serves(sglang.url, model, 2)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "abort"])
+async def test_the_other_ways_to_pause(
+    sglang: Sglang, join: Join, publisher: Make, other_model: Path, mode: str
+) -> None:
+    await join("rollout-0", sglang.address)
+    update = await publish(publisher(pauseMode=mode), 3, other_model)
+    assert update.failed == {}
+    assert await serves(sglang.url, other_model, 3)
+
+
+async def test_joiners_alone_get_the_weights_that_others_have(
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path
+) -> None:
+    await join("rollout-1", fake_engine.address)
+    one = publisher()
+    await publish(one, 1, model)
+    before = call(fake_engine.url + "/received")[1]
+    assert await one.begin(1, joiners_only=True) == 0
+    await one.finish()
+    await join("rollout-0", sglang.address)
+    update = await publish(one, 1, model, joiners_only=True)
+    assert list(update.peers) == ["rollout-0"]
+    assert call(fake_engine.url + "/received")[1] == before
+    assert await serves(sglang.url, model, 1)
+    assert all(entry.admitted for entry in (await rendezvous.ledger()).values())
+
+
+async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_communicator(
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+) -> None:
+    engine = await join("rollout-0", sglang.address)
+    await join("rollout-1", fake_engine.address)
+    one = publisher()
+    assert await one.begin(1, joiners_only=False) == 2
+    generation = (await rendezvous.ledger())["rollout-0"].generation
+    assert call(sglang.url + "/end_weight_update", {})[0] == 200  # so that it refuses the first bucket, with HTTP 400
+    started = time.monotonic()
+    update = await send(one, other_model)
+    assert time.monotonic() - started < TIMEOUT / 2  # refused at once, not waited for
+    assert list(update.peers) == ["rollout-1"]
+    assert "must run between begin_weight_update() and end_weight_update()" in update.failed["rollout-0"]
+    await eventually(engine.membership, lambda: engine.membership.latest.dropped)
+    entry = (await rendezvous.ledger())["rollout-0"]
+    assert not entry.admitted
+    assert entry.generation > generation
+    update = await publish(one, 1, other_model, joiners_only=True)
+    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert await serves(sglang.url, other_model, 1)
+    await eventually(engine.membership, lambda: engine.membership.latest.admitted)
+    assert not engine.membership.latest.dropped
+
+
+async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
+    sglang: Sglang, join: Join, publisher: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    assert await publisher(attempt=1).begin(1, joiners_only=False) == 1
+    update = await publish(publisher(attempt=2), 1, other_model)
+    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert await serves(sglang.url, other_model, 1)
+
+
+async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await join("rollout-1", fake_engine.address)
+    one = publisher()
+    assert await one.begin(1, joiners_only=False) == 2
+    sglang.signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        update = await send(one, other_model)
+        assert TIMEOUT * 0.9 < time.monotonic() - started < TIMEOUT + 1.5
+    finally:
+        sglang.signal(signal.SIGCONT)
+    assert list(update.peers) == ["rollout-1"]
+    assert update.failed["rollout-0"] in (
+        "transfer: not done after 4 s",
+        "transfer: /update_weights_from_distributed: no answer after 4 s",
+    )
+    expected = sum(int(t.contiguous().view(-1).view(torch.uint8).sum()) for _, t in tensors(other_model))
+    received = call(fake_engine.url + "/received")[1]
+    assert (received["sum"], received["weight_version"]) == (expected, "1")
+    ledger = await rendezvous.ledger()
+    assert (ledger["rollout-0"].admitted, ledger["rollout-1"].admitted) == (False, True)
+    update = await publish(one, 2, other_model)  # and it lives: the next update takes it back
+    assert (sorted(update.peers), update.failed) == (["rollout-0", "rollout-1"], {})
+    assert await serves(sglang.url, other_model, 2)
+
+
+async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await join("rollout-1", fake_engine.address)
+    one = publisher()
+    assert await one.begin(1, joiners_only=False) == 2
+    first, *rest = buckets(tensors(other_model), BUCKET)
+    await one.send(first)
+    fake_engine.kill()
+    started = time.monotonic()
+    for bucket in rest:
+        await one.send(bucket)
+    update = await one.finish()
+    assert time.monotonic() - started < TIMEOUT + 1
+    assert list(update.peers) == ["rollout-0"]
+    assert list(update.failed) == ["rollout-1"]
+    assert await serves(sglang.url, other_model, 1)
+
+
+async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
+    sglang: Sglang, fake_engine: FakeEngine, join: Join, publisher: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await join("rollout-1", fake_engine.address)
+    fake_engine.signal(signal.SIGSTOP)
+    started = time.monotonic()
+    one, groups = publisher(), set(_world.pg_names)
+    update = await publish(one, 1, other_model)
+    assert time.monotonic() - started < TIMEOUT + 1.5
+    assert list(update.peers) == ["rollout-0"]
+    assert update.failed["rollout-1"].startswith("prepare: ")
+    assert len(set(_world.pg_names) - groups) == 1
+    assert await serves(sglang.url, other_model, 1)
+
+
+async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
+    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make
+) -> None:
+    """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat, must not."""
+    await join("rollout-0", fake_engine.address)
+    transport = Collective("gloo", "127.0.0.1", TIMEOUT, "trainer-0-1")
+    one, groups = publisher(transport), set(_world.pg_names)
+    assert await one.begin(1, joiners_only=False) == 1
+    fake_engine.signal(signal.SIGSTOP)
+    large = [("x", torch.zeros(64 << 20, dtype=torch.uint8))]  # more than the sockets between us hold
+    [bucket] = buckets(large, 128 << 20)
+    longest = asyncio.create_task(longest_gap())
+    await one.send(bucket)
+    await one.finish()
+    await asyncio.sleep(0)
+    longest.cancel()
+    assert await longest < 1.0
+    assert set(_world.pg_names) == groups
+    assert not [pg for pg in _world.pg_backend_config if pg not in _world.pg_names]
+
+
+async def longest_gap() -> float:
+    """The longest time for which the event loop did not come back here; answers when it is cancelled."""
+    longest, last = 0.0, time.monotonic()
+    try:
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+    except asyncio.CancelledError:
+        return longest
+
+
+async def test_a_directory_brings_the_weights_too(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path, tmp_path: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    one = publisher(Disk(tmp_path, model), transport="disk")
+    update = await publish(one, 1, other_model)
+    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert await serves(sglang.url, other_model, 1)
+    await publish(one, 2, model)
+    assert await serves(sglang.url, model, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["version_0000002"]
+    assert (await rendezvous.ledger())["rollout-0"].member.version == 2
+
+
+async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, publisher: Make, other_model: Path) -> None:
+
+    await join("rollout-0", sglang.address)
+    await publish(publisher(attempt=2), 1, other_model)
+    with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
+        await publisher(attempt=1).begin(2, joiners_only=False)
