@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from sluice.api import RLJobStatus
 
@@ -42,13 +42,13 @@ class _Shown:
     conditions: dict[str, str] = field(default_factory=dict)
     info: tuple[str, ...] = ()
     restarts: dict[str, int] = field(default_factory=dict)
-    started: bool = False
 
 
 class OperatorMetrics:
     """registry: where everything is registered, the queue's metrics too."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = found = registry or CollectorRegistry()
         self.queue = QueueMetrics(found)
         self.reconciles = Counter("controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found)
@@ -62,7 +62,9 @@ class OperatorMetrics:
             "rest_client_requests", "Requests to the API server.", ["method", "code"], registry=found
         )
         self.leading = Gauge("leader_election_master_status", "1: this replica works.", ["name"], registry=found)
-        self.info = Gauge("rljob_info", "Always 1.", ["namespace", "name", "uid", "engine", "transport"], registry=found)
+        self.info = Gauge(
+            "rljob_info", "Always 1.", ["namespace", "name", "uid", "engine", "transport"], registry=found
+        )
         self.condition = Gauge(
             "rljob_status_condition", "1 for what holds.", ["namespace", "name", "condition", "status"], registry=found
         )
@@ -92,13 +94,6 @@ class OperatorMetrics:
             self.restarts.labels(*key, role.name).inc(max(role.restarts - known, 0))
             shown.restarts[role.name] = role.restarts
         self.step.labels(*key).set(status.step or 0)
-
-    def started(self, key: Key, seconds: float) -> None:
-        """The job began to train, so many seconds after its start. Counted once in this process' life."""
-        shown = self._shown.setdefault(key, _Shown())
-        if not shown.started:
-            self.time_to_running.observe(seconds)
-            shown.started = True
 
     def forget(self, key: Key) -> None:
         shown = self._shown.pop(key, None)

@@ -54,7 +54,7 @@ class WorkQueue(Generic[K]):
             self.add(key)
             return
         due = self._clock() + seconds
-        if key in self._dirty and key not in self._working or self._due.get(key, due + 1) <= due:
+        if (key in self._dirty and key not in self._working) or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._count), key))
@@ -65,7 +65,7 @@ class WorkQueue(Generic[K]):
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._metrics.retries.inc()
-        delay = max(at_least, min(BASE_SECONDS * 2 ** min(failures, 32), MAX_SECONDS))
+        delay = max(at_least, min(BASE_SECONDS * 2.0 ** min(failures, 32), MAX_SECONDS))
         self.add_after(key, delay)
         return delay
 

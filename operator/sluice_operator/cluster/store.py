@@ -1,15 +1,15 @@
 """Objects of one kind as this process knows them: the memory between a watch and the reconciler.
 
-Two sources fill it: watches, and the answers to this process's own writes. The newest version of an object wins, whoever
-brought it, so reads see our own writes although the watch lags behind. An object that is known to be gone never comes
-back: its uid is remembered for longer than any watch can lag.
+Two sources fill it: watches, and the answers to this process's own writes. The newest version of an object wins,
+whoever brought it, so reads see our own writes although the watch lags behind. An object that is known to be gone never
+comes back: its uid is remembered for longer than any watch can lag.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 
 from sluice_operator.plan.model import KubeObject
 
@@ -58,8 +58,8 @@ class Store:
         """Where one name has had several lives, the present one."""
         return max(self.of(key), key=version, default=None)
 
-    def keys(self) -> Iterator[Key]:
-        yield from self._objects
+    def all_keys(self) -> list[Key]:
+        return list(self._objects)
 
     def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:
         """Bury what a list of version `at` lacks: objects that vanished while no watch was looking."""
@@ -86,7 +86,7 @@ def uid(found: KubeObject) -> str:
 
 
 def version(found: KubeObject) -> int:
-    """Versions of one kind's objects can be compared (KEP-5504); they are numbers wherever etcd is behind the server."""
+    """Versions of one kind's objects can be compared (KEP-5504): they are numbers in every etcd-backed server."""
     return int(found["metadata"].get("resourceVersion") or 0)
 
 

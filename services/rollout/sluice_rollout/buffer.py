@@ -12,7 +12,8 @@ import grpc.aio
 
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs
-from sluice.wire import codec, membership, rpc
+from sluice.wire import codec, rpc
+from sluice.wire.locate import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
@@ -35,35 +36,14 @@ _NEVER = (
 
 
 class BufferClient:
-    """Follows the buffer to its new address when it was restarted elsewhere.
-
-    Its address is looked up when there is none that works: with the one it knows a worker goes on without rendezvous.
-    """
+    """The calls of a worker."""
 
     def __init__(self, rendezvous: str, caller: pb.Caller) -> None:
-        self._rendezvous = rendezvous
+        self._buffer = BufferLocator(rendezvous)
         self._caller = caller
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stub: buffer_pb2_grpc.BufferStub | None = None
-
-    async def stub(self, seconds: float = PATIENCE_SECONDS) -> buffer_pb2_grpc.BufferStub:
-        """The buffer as far as it is known; else it is looked up."""
-        if self._stub is None:
-            address = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[0].address
-            # An older channel stays open: closing it would cancel calls that are just finding out that it is dead.
-            channel = self._channels.setdefault(address, rpc.channel(address))
-            self._stub = buffer_pb2_grpc.BufferStub(channel)
-        return self._stub
-
-    def lost(self, stub: buffer_pb2_grpc.BufferStub) -> None:
-        """A call broke: the buffer may have moved."""
-        if self._stub is stub:
-            self._stub = None
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels, self._stub = {}, None
+        await self._buffer.close()
 
     async def lease(self, max_groups: int, version: int, wait_seconds: float) -> pb.LeasePromptsResponse:
         request = pb.LeasePromptsRequest(
@@ -72,14 +52,14 @@ class BufferClient:
         timeout = wait_seconds + CALL_SECONDS
 
         async def call() -> pb.LeasePromptsResponse:
-            stub = await self.stub()
+            stub = await self._buffer.stub(PATIENCE_SECONDS)
             try:
                 answer: pb.LeasePromptsResponse = await stub.LeasePrompts(
                     request, metadata=rpc.metadata(), timeout=timeout
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    self.lost(stub)
+                    self._buffer.lost(stub)
                     raise
                 logs.get().warning("the buffer is full", details=error.details())
                 await asyncio.sleep(_REOPEN_SECONDS[1])
@@ -92,11 +72,11 @@ class BufferClient:
         """Extend leases; answers those to drop. A buffer that is away is no news: it extends them when it is back."""
         request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
         try:
-            stub = await self.stub(seconds=CALL_SECONDS)
+            stub = await self._buffer.stub(CALL_SECONDS)
             try:
                 answer = await stub.Heartbeat(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
-                self.lost(stub)
+                self._buffer.lost(stub)
                 logs.get().warning("heartbeat failed", code=error.code().name, details=error.details())
                 return []
             return list(answer.drop)
@@ -111,12 +91,12 @@ class BufferClient:
         return self._stream(lambda stub: stub.Return(chunks, metadata=rpc.metadata()))
 
     async def _stream(self, open_: Callable[[buffer_pb2_grpc.BufferStub], AsyncIterator[T]]) -> AsyncIterator[T]:
-        stub = await self.stub()
+        stub = await self._buffer.stub(PATIENCE_SECONDS)
         try:
             async for answer in open_(stub):
                 yield answer
         except grpc.aio.AioRpcError:
-            self.lost(stub)
+            self._buffer.lost(stub)
             raise
 
 

@@ -21,6 +21,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.wire import codec, membership, rpc
+from sluice.wire.locate import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
@@ -55,8 +56,7 @@ class Coordinator:
         self._thread.start()
         self._state = ("starting", time.time())
         self._version = -1
-        self._buffer_channel: grpc.aio.Channel | None = None
-        self._buffer_address = ""
+        self._buffer = BufferLocator(env.rendezvous)
         self._call(self._open())
 
     def _call(self, coroutine: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
@@ -93,8 +93,7 @@ class Coordinator:
             await self._membership.__aexit__()
             await self._publisher.close()
             await self._rendezvous_channel.close()
-            if self._buffer_channel:
-                await self._buffer_channel.close()
+            await self._buffer.close()
 
         self._call(shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -122,14 +121,6 @@ class Coordinator:
 
     # --- the buffer
 
-    async def _stub(self) -> buffer_pb2_grpc.BufferStub:
-        member = (await membership.find(self._env.rendezvous, "buffer", seconds=PATIENCE_SECONDS))[0]
-        if member.address != self._buffer_address:
-            if self._buffer_channel:
-                await self._buffer_channel.close()
-            self._buffer_address, self._buffer_channel = member.address, rpc.channel(member.address)
-        return buffer_pb2_grpc.BufferStub(self._buffer_channel)
-
     def _ask(
         self,
         what: str,
@@ -137,7 +128,12 @@ class Coordinator:
         seconds: float = PATIENCE_SECONDS,
     ) -> T:
         async def once() -> T:
-            return await request(await self._stub())
+            stub = await self._buffer.stub(seconds)
+            try:
+                return await request(stub)
+            except grpc.aio.AioRpcError:
+                self._buffer.lost(stub)
+                raise
 
         return self._call(rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds), stoppable=True)
 

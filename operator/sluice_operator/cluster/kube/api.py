@@ -51,7 +51,8 @@ class Api:
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
             load_incluster_config(client_configuration=configuration)
         else:
-            await load_kube_config(client_configuration=configuration, persist_config=False)
+            file = os.environ.get("KUBECONFIG") or None
+            await load_kube_config(file, client_configuration=configuration, persist_config=False)
         return cls(configuration, observer)
 
     async def __aenter__(self) -> Self:
@@ -85,7 +86,7 @@ class Api:
         query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self.get(path, query, METADATA_LIST)
-            found += page["items"]
+            found += page["items"] or []
             following = page["metadata"].get("continue")
             if not following:
                 return found, int(page["metadata"]["resourceVersion"])

@@ -1,8 +1,8 @@
 """KubeCluster: the Cluster protocol on an API server.
 
-Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at once;
-so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a job owns
-besides pods, is read when the job is first seen, and again from time to time.
+Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at
+once; so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a
+job owns besides pods, is read when the job is first seen, and again from time to time.
 
 Every write may be repeated and may be raced by another operator: names are deterministic, creations that find their
 object there are done, deletions name the uid they mean, and the status carries the version that it was planned from.
@@ -60,8 +60,7 @@ class KubeCluster:
     async def observe(self, job: RLJob) -> Observed:
         objects = await self._read_owned(job)
         self._check_fresh(job)
-        pods = [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
-        return Observed(tuple(pods), objects, job.status)
+        return Observed(tuple(self._pods(job)), objects, job.status)
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
         self._check_fresh(job)
@@ -84,28 +83,31 @@ class KubeCluster:
 
     async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
         """The end of the log as the kubelet put it into the container's status: no right to read logs is needed."""
-        for key in self.pods.keys():
+        for key in self.pods.all_keys():
             for found in self.pods.of(key):
                 if found["metadata"]["name"] == pod:
                     return "\n".join(_last_words(found, container).splitlines()[-lines:])
         return ""
 
-    # -- jobs as they are stored ----------------------------------------------------------------------------------------
+    # -- jobs as they are stored --------------------------------------------------------------------------------------
 
     def stored(self, key: Key) -> KubeObject | None:
         return self.jobs.newest(key)
 
-    def keys(self) -> list[Key]:
-        return list(self.jobs.keys())
+    def all_keys(self) -> list[Key]:
+        return self.jobs.all_keys()
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
         """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
         owned = self._owned.get(uid(stored))
         key = ("ConfigMap", f"{stored['metadata']['name']}-config")
-        if owned is not None:
+        if owned is not None and owned.read:
             return owned.objects.get(key)
         found = await self._get(*key, stored["metadata"]["namespace"])
         return found if found is not None and owner_uid(found) == uid(stored) else None
+
+    def pods_of(self, stored: KubeObject) -> list[KubeObject]:
+        return [pod for pod in self.pods.of(_place(stored)) if owner_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
         """What was last read of the job's objects besides pods."""
@@ -165,17 +167,18 @@ class KubeCluster:
         self.jobs.bury(stored)
         self._owned.pop(uid(stored), None)
 
-    async def resync(self, namespaces: Sequence[str | None]) -> list[Key]:
-        """Compare with the server's own lists; the jobs that lost something.
+    async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
+        """Compare with the server's own lists; what was lost.
 
         A watch that was away for too long starts anew with what there is, and never says what has gone meanwhile.
         """
         lost: list[KubeObject] = []
         for namespace in namespaces:
-            for store, kind, selector in ((self.jobs, "RLJob", ""), (self.pods, "Pod", POD_SELECTOR)):
+            for store, kind, selector in ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR)):
                 listed, at = await self.api.list_metadata(collection(kind, namespace), selector)
-                lost += store.sweep({uid(found) for found in listed}, at, namespace)
-        return [key for found in lost if (key := job_key(found) if _is_job(found) else pod_key(found))]
+                found = store.sweep({uid(each) for each in listed}, at, namespace)
+                lost += [{**each, "kind": kind} for each in found]
+        return lost
 
     # -- what a job owns ----------------------------------------------------------------------------------------------
 
@@ -204,13 +207,16 @@ class KubeCluster:
             if kind == "Secret":
                 stored = await self.api.create(collection(kind, namespace), found)
             else:
-                stored = await self.api.apply(path(kind, namespace, name), found)
+                stored = await self.api.apply(path(kind, namespace, name), _with_protocols(found))
         except errors.AlreadyExistsError:
             stored = await self.api.get(path(kind, namespace, name))
             _check_owner(job, kind, name, stored)
         self._owned.setdefault(job.metadata.uid, _Owned()).objects[kind, name] = _lean(stored)
 
     # -- pods ---------------------------------------------------------------------------------------------------------
+
+    def _pods(self, job: RLJob) -> list[KubeObject]:
+        return [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
 
     async def _create_pod(self, job: RLJob, found: KubeObject) -> None:
         name, namespace = found["metadata"]["name"], job.metadata.namespace
@@ -227,8 +233,7 @@ class KubeCluster:
             with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
                 await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
             return
-        own = [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
-        for pod in own:
+        for pod in self._pods(job):
             if pod["metadata"]["name"] == deletion.name:
                 await self._delete_pod(pod, deletion.grace)
 
@@ -251,7 +256,7 @@ class KubeCluster:
         stored = self.stored(_key(job))
         planned = (job.metadata.model_extra or {}).get("resourceVersion")
         if stored is None or uid(stored) != job.metadata.uid or stored["metadata"]["resourceVersion"] != planned:
-            raise StaleError(f"RLJob {job.key} has changed")
+            raise errors.StaleError(f"RLJob {job.key} has changed")
 
     async def _reread_job(self, stored: KubeObject) -> None:
         namespace, name = _place(stored)
@@ -265,14 +270,11 @@ class KubeCluster:
         self.jobs.put(found)
 
 
-StaleError = errors.StaleError
-
-
-def job_key(found: KubeObject) -> Key | None:
+def job_key(found: Mapping[str, Any]) -> Key:
     return _place(found)
 
 
-def pod_key(found: KubeObject) -> Key | None:
+def pod_key(found: Mapping[str, Any]) -> Key | None:
     job = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB)
     return (found["metadata"]["namespace"], job) if job else None
 
@@ -281,17 +283,21 @@ def _key(job: RLJob) -> Key:
     return job.metadata.namespace, job.metadata.name
 
 
-def _place(found: KubeObject) -> Key:
+def _place(found: Mapping[str, Any]) -> Key:
     return found["metadata"]["namespace"], found["metadata"]["name"]
-
-
-def _is_job(found: KubeObject) -> bool:
-    return found.get("kind") == KIND
 
 
 def _lean(found: KubeObject) -> KubeObject:
     found["metadata"].pop("managedFields", None)
     return found
+
+
+def _with_protocols(found: KubeObject) -> KubeObject:
+    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part of its key there."""
+    if found["kind"] != "Service" or "ports" not in found["spec"]:
+        return found
+    ports = [{"protocol": "TCP", **port} for port in found["spec"]["ports"]]
+    return {**found, "spec": {**found["spec"], "ports": ports}}
 
 
 def _check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:

@@ -43,7 +43,7 @@ class Timing:
         return max(1.0, self.lease * 2 / 15)
 
 
-class Lease(BaseLock):
+class Lease(BaseLock):  # type: ignore[misc]
     """The lock as a coordination.k8s.io Lease, read and written as plain data."""
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, timing: Timing) -> None:

@@ -1,0 +1,123 @@
+"""python -m sluice_operator: watch, wait for the lease, reconcile. Exit code 0 on SIGTERM, 1 when the lease is lost.
+
+A leader who lost the lease ends rather than steps back: a fresh process surely has no work of a former term in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from sluice.telemetry import logs
+from sluice_operator import handlers, settings
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect
+from sluice_operator.cluster.kube.lease import Timing
+from sluice_operator.cluster.kube.paths import RLJOBS
+from sluice_operator.controller import Controller
+from sluice_operator.endpoints import serving
+from sluice_operator.metrics import OperatorMetrics
+from sluice_operator.probing import Prober
+
+CRD_SECONDS = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+async def main() -> int:
+    found = settings.read()
+    logs.configure("operator", identity=found.identity)
+    metrics = OperatorMetrics()
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    async with await Api.connect(metrics.request) as api:
+        cluster = KubeCluster(api, found.identity)
+        controller = Controller(cluster, found, metrics, Prober())
+        ready = asyncio.Event()
+
+        def is_ready() -> str:
+            return "" if ready.is_set() else "not watching yet"
+
+        async with serving(found.bind, found.http_port, metrics.registry, alive=controller.stuck, ready=is_ready):
+            await _until_either(_crd(api), stop)
+            return 0 if stop.is_set() else await _run(api, cluster, controller, ready, stop)
+
+
+async def _run(
+    api: Api, cluster: KubeCluster, controller: Controller, ready: asyncio.Event, stop: asyncio.Event
+) -> int:
+    """Watch and lead until told to stop; then finish what is being done, and hand the lease over."""
+    found, timing = controller.settings, Timing(controller.settings.lease_seconds)
+    watches = handlers.Watches(controller, cluster)
+    unwatch = asyncio.Event()
+    lease = Lease(api, found.namespace, found.lease_name, found.identity, timing)
+    leading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def lead() -> None:
+        """The election does not look at how this ends, so it is told to whoever waits below."""
+        try:
+            await controller.lead()
+        except Exception as error:
+            leading.set_exception(error)
+
+    watching = asyncio.create_task(handlers.watch(watches, found.namespaces, ready, unwatch))
+    electing = asyncio.create_task(elect(lease, timing, lead))
+    taking_back = asyncio.create_task(_take_signals_back(ready, stop))
+    stopping = asyncio.create_task(stop.wait())
+    ends: set[asyncio.Future[Any]] = {watching, electing, stopping, leading}
+    ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    log.info("stopping")
+    taking_back.cancel()
+    await controller.stop()
+    electing.cancel()
+    await asyncio.wait({electing})
+    if stopping in ended:
+        await lease.release()
+    unwatch.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait({watching}, timeout=10)
+    for task in ended - {stopping}:
+        if task.exception() is not None:
+            log.error("ends by an error", exc_info=task.exception())
+    return 0 if stopping in ended else 1
+
+
+async def _crd(api: Api) -> None:
+    """Wait until the API server serves RLJobs: kopf would never look for them again."""
+    told = ""
+    while True:
+        try:
+            await api.get(RLJOBS)
+            return
+        except errors.ApiError as error:
+            if str(error) != told:
+                told = str(error)
+                log.warning("waiting for an API server that serves RLJobs", error=told)
+            await asyncio.sleep(CRD_SECONDS)
+
+
+async def _until_either(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    tasks = {asyncio.create_task(work), asyncio.create_task(stop.wait())}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """At its start kopf makes signals its own; but watches must end last, after the passes and the lease."""
+    await ready.wait()
+    _stop_on_signals(stop)
+
+
+if __name__ == "__main__":
+    logs.run("operator", main)

@@ -1,0 +1,153 @@
+"""Stored object -> the job that is reconciled.
+
+Three things stand between them. Unknown fields are dropped, as an API server prunes them: an object that was stored
+under another version of the CRD must not fail for it. A spec that breaks a rule ends the job, where it has not begun.
+And once pods were started for a spec only some fields may change; of any other change the job goes on with what it was
+started with, and says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from sluice.api import ManifestError, RLJob
+from sluice.api.load import describe
+from sluice_operator.plan import names
+from sluice_operator.plan.model import KubeObject
+
+MUTABLE = (
+    "suspend",
+    "rollout.replicas",
+    "activeDeadlineSeconds",
+    "startupDeadlineSeconds",
+    "progressDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "failurePolicy",
+)
+"""Fields of the spec that may change while a job lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """refused: what of the stored spec is not followed, and why; empty: all of it is."""
+
+    job: RLJob
+    refused: str = ""
+
+
+def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
+    """config: the ConfigMap that the job's pods were started with; None: none were. ManifestError: an invalid spec."""
+    known = _started_with(config)
+    if known is None:
+        return Accepted(parse(stored))
+    try:
+        wanted = parse(stored)
+    except ManifestError as error:
+        return _unchanged(stored, known, str(error))
+    changes = differences(_full(parse({**stored, "spec": known})), _full(wanted))
+    if not changes:
+        return Accepted(wanted)
+    return _unchanged(stored, known, f"cannot be changed: {'; '.join(changes)}")
+
+
+def parse(stored: KubeObject) -> RLJob:
+    """The object as a job, without the fields that this version does not know."""
+    document = copy.deepcopy(stored)
+    while True:
+        try:
+            return RLJob.model_validate(document)
+        except ValidationError as error:
+            unknown = [problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"]
+            removed = [_remove(document, location) for location in unknown]
+            if not removed or not all(removed):
+                raise ManifestError(describe(error, document, _name(stored))) from error
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two specs differ, but for what may change: `spec.trainer.steps: 10 -> 20`."""
+    if path in MUTABLE or old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        parts = [differences(old.get(key), new.get(key), f"{path}.{key}" if path else key) for key in keys]
+        return [change for part in parts for change in part]
+    return [f"spec.{path}: {old!r} -> {new!r}"]
+
+
+def _unchanged(stored: KubeObject, known: dict[str, Any], why: str) -> Accepted:
+    """The job as it was started, with the changes that are allowed."""
+    spec = copy.deepcopy(known)
+    for path in MUTABLE:
+        _copy(stored["spec"], spec, path.split("."))
+    try:
+        return Accepted(parse({**stored, "spec": spec}), why)
+    except ManifestError:
+        return Accepted(parse({**stored, "spec": known}), why)
+
+
+def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
+    """The spec in a job's ConfigMap, with paths as the user wrote them."""
+    text = ((config or {}).get("data") or {}).get(names.JOB_FILE)
+    if text is None:
+        return None
+    spec: dict[str, Any] = json.loads(text)["spec"]
+    model, data = spec["model"], spec["data"]
+    if model.get("volume") is not None:
+        for key in ("path", "referencePath"):
+            if key in model:
+                model[key] = _relative(model[key], names.MODEL_DIR)
+    if data.get("volume") is not None:
+        for source in [*data["prompts"], *(spec.get("evaluation") or {}).get("datasets", [])]:
+            source["path"] = _relative(source["path"], names.DATA_DIR)
+    return spec
+
+
+def _relative(path: str, directory: str) -> str:
+    return path.removeprefix(directory).lstrip("/") or "."
+
+
+def _full(job: RLJob) -> dict[str, Any]:
+    """The spec with all defaults filled in, and paths in one spelling: a new default is no change."""
+    spec = job.spec.model_dump(mode="json", by_alias=True)
+    if job.spec.model.volume is not None:
+        for key in ("path", "referencePath"):
+            spec["model"][key] = _spelled(spec["model"][key])
+    if job.spec.data.volume is not None:
+        for source in [*spec["data"]["prompts"], *(spec["evaluation"] or {}).get("datasets", [])]:
+            source["path"] = _spelled(source["path"])
+    return spec
+
+
+def _spelled(path: str | None) -> str | None:
+    return path and (path.removeprefix("./").strip("/") or ".")
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
+    """Make the field at `path` the same in both; absent in one, absent in the other."""
+    name, rest = path[0], path[1:]
+    if rest:
+        _copy(source.get(name) or {}, target.setdefault(name, {}), rest)
+    elif name in source:
+        target[name] = source[name]
+    else:
+        target.pop(name, None)
+
+
+def _remove(document: Any, location: Sequence[int | str]) -> bool:
+    """Remove what stands there; False: nothing does."""
+    for part in location[:-1]:
+        try:
+            document = document[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(document, dict) and document.pop(location[-1], document) is not document
+
+
+def _name(stored: KubeObject) -> str:
+    return f"RLJob {stored['metadata']['namespace']}/{stored['metadata']['name']}"

@@ -1,0 +1,271 @@
+"""Takes jobs from the work queue and reconciles them; asks running jobs for their progress; sweeps what watches missed.
+
+Everything here is level-triggered: a key in the queue says only that something about the job may have changed. It knows
+no Kubernetes: what it needs of a cluster is the protocol `Jobs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
+from sluice_operator import verdicts
+from sluice_operator.accept import accept, parse
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.protocol import Cluster
+from sluice_operator.cluster.store import Key, uid
+from sluice_operator.metrics import CONTROLLER, OperatorMetrics
+from sluice_operator.noted import Noted
+from sluice_operator.plan import Event, KubeObject, Plan, names
+from sluice_operator.plan.drain import drain
+from sluice_operator.probing import Prober, key_of
+from sluice_operator.queue import WorkQueue
+from sluice_operator.reconcile import reconcile
+from sluice_operator.settings import Settings
+
+STUCK_SECONDS = 300.0
+DRAIN_SECONDS = 2.0
+FOLLOW_UP_SECONDS = 0.02
+STOP_SECONDS = 15.0
+
+log = structlog.get_logger(__name__)
+
+
+class Jobs(Cluster, Protocol):
+    """A cluster with many jobs, as they are stored."""
+
+    def stored(self, key: Key) -> KubeObject | None: ...
+    def all_keys(self) -> list[Key]: ...
+    def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
+    def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...
+    def forget(self, stored: KubeObject) -> None: ...
+    async def config(self, stored: KubeObject) -> KubeObject | None: ...
+    async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None: ...
+    async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None: ...
+    async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]: ...
+
+
+@dataclass
+class _Told:
+    """What a job's user has been told of already, so that nothing is told twice."""
+
+    refused: str = ""
+    trouble: str = ""
+
+
+class Controller:
+    def __init__(self, cluster: Jobs, settings: Settings, metrics: OperatorMetrics, prober: Prober) -> None:
+        self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
+        self.queue: WorkQueue[Key] = WorkQueue(metrics.queue)
+        self.leading = False
+        self._working: dict[Key, float] = {}
+        self._told: dict[str, _Told] = {}
+        self._synced = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def changed(self, key: Key) -> None:
+        """Something about the job may have changed. A follower only keeps its memory up to date."""
+        self._synced = True
+        if self.leading:
+            self.queue.add(key)
+
+    def deleted(self, stored: KubeObject) -> None:
+        """The job is gone. Another one of its name may be there already."""
+        key = key_of(stored)
+        self.cluster.forget(stored)
+        self.prober.forget(uid(stored))
+        self._told.pop(uid(stored), None)
+        self.queue.forget(key)
+        self.metrics.forget(key)
+        self.changed(key)
+
+    async def lead(self) -> None:
+        """Work until cancelled.
+
+        Jobs that are known from before are taken up now. While the first lists are still read none is: some of its pods
+        may be missing, and each will be told as changed when all lists are there.
+        """
+        log.info("leading", identity=self.settings.identity)
+        self.leading = True
+        self.metrics.leading.labels(self.settings.lease_name).set(1)
+        for key in self.cluster.all_keys() if self._synced else ():
+            self.queue.add(key)
+        async with asyncio.TaskGroup() as group:
+            self._tasks = [group.create_task(self._work_forever()) for _ in range(self.settings.workers)]
+            group.create_task(self._every(self.settings.probe_seconds, self._probe))
+            group.create_task(self._every(self.settings.resync_seconds, self.sweep))
+
+    async def stop(self) -> None:
+        """Take no more work; let the passes that run come to their end, for a while."""
+        self._stopping, self.leading = True, False
+        self.metrics.leading.labels(self.settings.lease_name).set(0)
+        end = time.monotonic() + STOP_SECONDS
+        while self._working and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+
+    def stuck(self) -> str:
+        """Why this process should be restarted; empty: it is well."""
+        longest = max((time.monotonic() - since for since in self._working.values()), default=0.0)
+        return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
+
+    async def sweep(self) -> None:
+        """Find out what has gone while a watch was away."""
+        try:
+            lost = await self.cluster.resync(self.settings.namespaces or (None,))
+        except errors.ApiError as error:
+            log.warning("cannot compare with the API server's lists", error=str(error))
+            return
+        for found in lost:
+            if found["kind"] == KIND:
+                self.deleted(found)
+            else:
+                self.changed((found["metadata"]["namespace"], found["metadata"]["labels"][names.LABEL_JOB]))
+
+    async def _probe(self) -> None:
+        jobs = [stored for key in self.cluster.all_keys() if (stored := self.cluster.stored(key))]
+        for key in await self.prober.ask_all(self.cluster, jobs):
+            self.changed(key)
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await work()
+
+    # -- one pass -----------------------------------------------------------------------------------------------------
+
+    async def _work_forever(self) -> None:
+        while True:
+            key = await self.queue.get()
+            if self._stopping:
+                return
+            self._working[key] = start = time.monotonic()
+            try:
+                with bound_contextvars(job=f"{key[0]}/{key[1]}"):
+                    result = await self._attempt(key)
+            finally:
+                del self._working[key]
+                self.queue.done(key)
+            self.metrics.reconciles.labels(CONTROLLER, result).inc()
+            self.metrics.reconcile_seconds.labels(CONTROLLER).observe(time.monotonic() - start)
+
+    async def _attempt(self, key: Key) -> str:
+        """One pass, whatever comes of it: how it ended, in controller-runtime's words."""
+        try:
+            after = await self.reconcile(key)
+        except errors.StaleError:
+            self.queue.add(key)
+            return "requeue"
+        except errors.ConflictError as error:
+            self.queue.retry(key)
+            log.info("somebody else wrote first", error=str(error))
+            return "requeue"
+        except (errors.ApiError, errors.ForeignObjectError) as error:
+            return await self._failed(key, error)
+        except Exception:
+            delay = self.queue.retry(key)  # an error of ours in one job must not stop all others
+            self.metrics.reconcile_errors.labels(CONTROLLER).inc()
+            log.exception("pass failed", again_in=delay)
+            return "error"
+        self.queue.succeeded(key)
+        if after is None:
+            return "success"
+        self.queue.add_after(key, after)
+        return "requeue_after"
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring the job one step further; seconds after which to look again, None: when something changes."""
+        stored = self.cluster.stored(key)
+        if stored is None:
+            return None
+        if stored["metadata"].get("deletionTimestamp"):
+            return await self._drain(stored)
+        config = await self.cluster.config(stored)
+        if config is None and stored["spec"].get("managedBy") not in (None, MANAGER):
+            return None
+        try:
+            accepted = accept(stored, config)
+        except ManifestError as error:
+            await self._invalid(stored, str(error))
+            return None
+        if verdicts.is_mended(accepted.job.status):
+            await self.cluster.store_status(stored, RLJobStatus())
+            return 0.0
+        told = self._told.setdefault(uid(stored), _Told())
+        if accepted.refused != told.refused:
+            told.refused = accepted.refused
+            await self._tell_refused(stored, accepted.refused)
+        return await self._apply(key, stored, accepted.job, told)
+
+    async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: _Told) -> float | None:
+        progress = await self.prober.latest(self.cluster, stored)
+        refused = f"spec change refused: {told.refused}" if told.refused else ""
+        note = "; ".join(filter(None, (refused, told.trouble)))
+        found = await reconcile(Noted(self.cluster, note), job, datetime.now(UTC), progress, self.settings.images)
+        self._measure(key, job, found)
+        cured, told.trouble = bool(told.trouble), ""
+        if not (found.create or found.delete or cured):
+            return found.requeue_after
+        # What was just made may be all that the next step waits for, and not everything is watched.
+        return min(FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS, found.requeue_after or DRAIN_SECONDS)
+
+    def _measure(self, key: Key, job: RLJob, found: Plan) -> None:
+        info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
+        self.metrics.show(key, info, found.status)
+        before = job.status
+        if found.status.is_true("Running") and not (before and before.is_true("Running")) and found.status.start_time:
+            start = datetime.fromisoformat(found.status.start_time)
+            self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())
+        for event in found.events:
+            log.info("event", reason=event.reason, message=event.message)
+
+    # -- what is not the planner's matter -----------------------------------------------------------------------------
+
+    async def _drain(self, stored: KubeObject) -> float | None:
+        """The job is being deleted, and somebody's finalizer keeps it: its pods need not wait for that."""
+        try:
+            job = parse(stored)
+        except ManifestError:
+            return None  # it never had pods, or the garbage collector takes them
+        now = datetime.now(UTC)
+        await self.cluster.delete(job, drain(self.cluster.pods_of(stored), now))
+        left = self.cluster.pods_of(stored)
+        return DRAIN_SECONDS if left else None
+
+    async def _invalid(self, stored: KubeObject, message: str) -> None:
+        before = stored.get("status") or {}
+        status, event = verdicts.invalid(stored, message, datetime.now(UTC))
+        await self.cluster.store_status(stored, status)
+        if before.get("state") != status.state:
+            log.warning("invalid spec", message=message)
+            await self.cluster.tell(stored, [event])
+
+    async def _tell_refused(self, stored: KubeObject, refused: str) -> None:
+        if refused:
+            log.warning("spec change refused", message=refused)
+            await self.cluster.tell(stored, [Event("Warning", verdicts.REFUSED, refused)])
+
+    async def _failed(self, key: Key, error: errors.ApiError | errors.ForeignObjectError) -> str:
+        """The API server did not do what the plan wanted. What people can cure, they are told."""
+        self.metrics.reconcile_errors.labels(CONTROLLER).inc()
+        delay = self.queue.retry(key, getattr(error, "retry_after", None) or 0.0)
+        log.warning("API server refused", error=str(error), kind=type(error).__name__, again_in=delay)
+        stored = self.cluster.stored(key)
+        curable = isinstance(error, errors.ForbiddenError | errors.InvalidError | errors.ForeignObjectError)
+        if stored is None or not curable:
+            return "error"
+        told = self._told.setdefault(uid(stored), _Told())
+        if told.trouble != str(error):
+            told.trouble = str(error)
+            await self.cluster.tell(stored, [Event("Warning", verdicts.NOT_APPLIED, str(error))])
+        return "error"

@@ -1,0 +1,64 @@
+"""Asks running jobs how far they are: the rendezvous for the members, the buffer for the data."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc.aio
+import structlog
+
+from sluice.wire import rpc
+from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice_operator.plan import Progress
+
+DEADLINE = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """rendezvous: host:port of the job's Service; token: the job's."""
+
+    rendezvous: str
+    token: str
+
+
+async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
+    """The job's progress; None: nobody answers in time, which may be because the buffer is starting, or gone."""
+    try:
+        async with asyncio.timeout(deadline):
+            return await _ask(target)
+    except (TimeoutError, grpc.aio.AioRpcError) as error:
+        code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
+        log.debug("probe failed", cause=code)
+        return None
+
+
+async def _ask(target: Target) -> Progress | None:
+    """A channel for each question: a job is asked every few seconds, and a thousand open channels cost more."""
+    metadata = rpc.metadata(target.token)
+    async with rpc.channel(target.rendezvous) as channel:
+        stub = rendezvous_pb2_grpc.RendezvousStub(channel)
+        ledger = await stub.GetLedger(rendezvous_pb2.GetLedgerRequest(), metadata=metadata)
+    address = next((entry.member.address for entry in ledger.entries if entry.member.role == "buffer"), None)
+    if address is None:
+        return None
+    async with rpc.channel(address) as channel:
+        stats = await buffer_pb2_grpc.BufferStub(channel).Stats(buffer_pb2.StatsRequest(), metadata=metadata)
+    return progress_of(stats, ledger)
+
+
+def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) -> Progress:
+    """What the planner wants to know of both answers."""
+    engines = [entry for entry in ledger.entries if entry.member.role == "rollout" and entry.member.index == 0]
+    return Progress(
+        step=stats.step,
+        total_steps=stats.total_steps or None,
+        reward=stats.metrics.get("rollout/raw_reward"),
+        version=stats.version,
+        lag=stats.policy_lag,
+        engines=len(engines),
+        engines_in_sync=sum(entry.admitted and entry.member.version == ledger.version for entry in engines),
+    )

@@ -1,0 +1,82 @@
+"""Which jobs to ask for their progress, and when. The asking itself is probe.py."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from sluice_operator.cluster.store import Key, uid
+from sluice_operator.plan import KubeObject, Progress, podstate
+from sluice_operator.probe import Target, ask
+
+AT_ONCE = 32
+LAST_WORD_SECONDS = 2.0
+
+Ask = Callable[[Target, float], Awaitable[Progress | None]]
+
+
+class Seen(Protocol):
+    """What the cluster knows of a job."""
+
+    def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
+    def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...
+
+
+class Prober:
+    """Remembers the last answer of each job. deadline: seconds for one answer."""
+
+    def __init__(self, ask_one: Ask = ask, deadline: float = 5.0) -> None:
+        self._ask, self._deadline = ask_one, deadline
+        self._answers: dict[str, Progress | None] = {}
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    async def latest(self, seen: Seen, stored: KubeObject) -> Progress | None:
+        """The last answer; a trainer that has just ended is asked for once more, for its last step."""
+        key = uid(stored)
+        target = target_of(seen, stored)
+        if target is None:
+            self._answers.pop(key, None)
+            return None
+        if any(podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in seen.pods_of(stored)):
+            return await self._ask(target, LAST_WORD_SECONDS) or self._answers.get(key)
+        return self._answers.get(key)
+
+    async def ask_all(self, seen: Seen, jobs: Sequence[KubeObject]) -> list[Key]:
+        """Ask every job that can answer; those whose answer is a new one."""
+        found = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
+        return [key for key in found if key is not None]
+
+    def forget(self, job: str) -> None:
+        self._answers.pop(job, None)
+
+    async def _ask_one(self, seen: Seen, stored: KubeObject) -> Key | None:
+        target = target_of(seen, stored)
+        if target is None:
+            return None
+        async with self._limit:
+            answer = await self._ask(target, self._deadline)
+        before = self._answers.get(uid(stored))
+        self._answers[uid(stored)] = answer
+        return key_of(stored) if answer != before else None
+
+
+def target_of(seen: Seen, stored: KubeObject) -> Target | None:
+    """Whom to ask; None: the job does not run, or what can be asked does not."""
+    status = stored.get("status") or {}
+    if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
+        return None
+    name, owned = stored["metadata"]["name"], seen.owned(stored)
+    service, secret = owned.get(("Service", f"{name}-rendezvous")), owned.get(("Secret", f"{name}-token"))
+    running = {podstate.role(pod) for pod in seen.pods_of(stored) if podstate.is_running(pod)}
+    if service is None or secret is None or not {"rendezvous", "buffer"} <= running:
+        return None
+    address, port = service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
+    host = f"[{address}]" if ":" in address else address
+    token = base64.b64decode((secret.get("data") or {}).get("token", "")).decode()
+    return Target(f"{host}:{port}", token)
+
+
+def key_of(stored: KubeObject) -> Key:
+    return stored["metadata"]["namespace"], stored["metadata"]["name"]

@@ -1,0 +1,78 @@
+"""Tests against a real API server. There is no kubelet: what one would write, the tests write through the API."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from tests.cluster.control_plane import ROOT, ControlPlane, control_plane
+from tests.cluster.operators import Operator
+from tests.cluster.world import World, new_world
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+StartOperator = Callable[..., Awaitable[Operator]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    with control_plane() as found:
+        os.environ["KUBECONFIG"] = found.kubeconfig
+        yield found
+
+
+@pytest.fixture
+async def api(plane: ControlPlane) -> AsyncIterator[Api]:
+    """With the CRD in place."""
+    async with await Api.connect() as found:
+        await install_crd(found)
+        yield found
+
+
+async def install_crd(api: Api) -> None:
+    crd = YAML(typ="safe").load((ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text())
+    try:
+        await api.create(CRDS, crd)
+    except errors.AlreadyExistsError:
+        return
+
+
+@pytest.fixture
+async def world(api: Api) -> AsyncIterator[World]:
+    """A namespace of the test's own."""
+    async with new_world(api, f"t-{uuid.uuid4().hex[:8]}") as found:
+        yield found
+
+
+@pytest.fixture
+async def start(plane: ControlPlane, world: World, tmp_path: Path) -> AsyncIterator[StartOperator]:
+    """Starts operators for the test's namespace; all are ended after it."""
+    started: list[Operator] = []
+
+    async def start_one(**variables: str) -> Operator:
+        log = tmp_path / f"operator-{len(started)}.log"
+        started.append(Operator(plane.kubeconfig, world.namespace, log, **variables))
+        return await started[-1].ready()
+
+    yield start_one
+    for operator in started:
+        operator.kill()
+    for operator in started:
+        print(operator.log.read_text())
+
+
+@pytest.fixture
+async def operator(start: StartOperator) -> Operator:
+    return await start()

@@ -1,0 +1,193 @@
+"""What goes wrong with a job's pods, its spec, or the objects around it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sluice_operator.cluster.kube.paths import collection, path
+from tests.cluster.conftest import CRDS, StartOperator
+from tests.cluster.operators import Operator
+from tests.cluster.world import SPEC, Object, World
+
+TRAINERS = ["demo-trainer-0-1-0", "demo-trainer-0-1-1"]
+
+
+async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(operator: Operator, world: World) -> None:
+    await world.running(6, trainer={"nodes": 2})
+    await world.bind(*TRAINERS)
+    await world.finish(TRAINERS[1], 1, message="step 3\nerror: NCCL timed out")
+
+    async def attempt_is_kept() -> bool:
+        return (await world.gang("trainer")).get("attempt") == 2
+
+    await world.until(attempt_is_kept)
+    await world.gone(TRAINERS[1])
+    await asyncio.sleep(2)
+    assert await world.names("trainer") == TRAINERS[:1], "attempt 1 is still alive"
+    await world.gone(TRAINERS[0])
+    await world.until_pods(2, "trainer")
+    assert await world.names("trainer") == ["demo-trainer-0-2-0", "demo-trainer-0-2-1"]
+    assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"], "rollouts survive"
+    status = await world.status()
+    failure = status["lastFailure"]
+    assert (failure["pod"], failure["exitCode"], status["restarts"]) == (TRAINERS[1], 1, 1)
+    assert failure["message"].endswith("error: NCCL timed out")
+    assert status["state"] == "Restarting"
+    assert "GangRestarting" in await world.reasons()
+
+
+async def test_a_rollout_restarts_alone_with_growing_back_off(operator: Operator, world: World) -> None:
+    backoff = {"rolloutBackoff": {"baseSeconds": 2, "maxSeconds": 60}}
+    await world.running(5, failurePolicy=backoff)
+    waits = []
+    for attempt in (1, 2):
+        await world.finish(f"demo-rollout-0-{attempt}-0", 1, "error: out of memory", container="engine")
+        start = asyncio.get_running_loop().time()
+
+        async def has_next(name: str = f"demo-rollout-0-{attempt + 1}-0") -> bool:
+            return name in await world.names("rollout")
+
+        await world.until(has_next)
+        waits.append(asyncio.get_running_loop().time() - start)
+        await world.run()
+    assert 1.5 < waits[0] < 4.5
+    assert 3.5 < waits[1] < 7
+    assert "demo-rollout-1-1-0" in await world.names()
+    assert "demo-trainer-0-1-0" in await world.names()
+
+
+async def test_used_up_restarts_fail_the_job(operator: Operator, world: World) -> None:
+    await world.running(5, failurePolicy={"maxRestarts": 0})
+    await world.finish("demo-trainer-0-1-0", 1, message="error: loss is not finite")
+    await world.until_state("Failed")
+    condition = await world.condition("Failed")
+    assert condition["reason"] == "ReachedMaxRestarts"
+    assert "loss is not finite" in condition["message"]
+    await world.until_pods(1)
+    assert await world.names() == ["demo-trainer-0-1-0"]
+
+
+async def test_a_pod_that_somebody_deletes_comes_back_and_counts_nothing(operator: Operator, world: World) -> None:
+    await world.running(5)
+    await world.gone("demo-trainer-0-1-0")
+
+    async def is_replaced() -> bool:
+        return await world.names("trainer") == ["demo-trainer-0-2-0"]
+
+    await world.until(is_replaced)
+    assert (await world.status())["restarts"] == 0
+
+
+async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(operator: Operator, world: World) -> None:
+    await world.create(trainer={"stepsPerBatch": 7})
+    await world.until_state("Failed")
+    condition = await world.condition("Failed")
+    assert condition["reason"] == "InvalidSpec"
+    assert "spec.trainer.stepsPerBatch: batchSize x samplesPerPrompt" in condition["message"]
+    assert "InvalidSpec" in await world.reasons()
+    assert await world.names() == []
+    await world.change({"trainer": {"stepsPerBatch": 1}})
+    await world.until_pods(5)
+    assert (await world.condition("Failed")) == {}
+
+
+async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Operator, world: World) -> None:
+    await world.running(5)
+    await world.change({"trainer": {"steps": 99}, "rollout": {"replicas": 3}})
+    await world.until_pods(3, "rollout")
+
+    async def is_told() -> bool:
+        return "spec change refused" in (await world.condition("Running")).get("message", "")
+
+    await world.until(is_told)
+    message = (await world.condition("Running"))["message"]
+    assert "cannot be changed: spec.trainer.steps: 10 -> 99" in message
+    assert "SpecChangeRefused" in await world.reasons()
+    config = (await world.list("ConfigMap"))[0]["data"]["rljob.json"]
+    assert '"steps": 10' in config
+    await world.change({"trainer": {"steps": 10}})
+
+    async def is_well() -> bool:
+        return "refused" not in (await world.condition("Running"))["message"]
+
+    await world.until(is_well)
+
+
+async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(operator: Operator, world: World) -> None:
+    await world.running(5)
+    await world.change({"trainer": {"stepsPerBatch": 7}})
+
+    async def is_told() -> bool:
+        return "stepsPerBatch" in (await world.condition("Running")).get("message", "")
+
+    await world.until(is_told)
+    assert (await world.status())["state"] == "Starting"
+    assert len(await world.names()) == 5
+
+
+async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
+    start: StartOperator, world: World
+) -> None:
+    """Stored under a CRD that knew more: the operator sees the fields, and does as an API server does that prunes."""
+    crd = f"{CRDS}/rljobs.sluice.dev"
+    schema = (await world.api.get(crd))["spec"]["versions"]
+    loose: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    open_schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": loose, "status": loose}}}
+    lenient = [{**schema[0], "schema": open_schema}]
+    await world.api.merge(crd, {"spec": {"versions": lenient}})
+    try:
+        await asyncio.sleep(1)  # the API server takes up a new schema after a moment
+        await start()
+        await world.create(formerField={"a": 1}, trainer={"oldKnob": True})
+        assert (await world.job())["spec"]["formerField"] == {"a": 1}
+        await world.until_pods(5)
+        assert "oldKnob" not in (await world.list("ConfigMap"))[0]["data"]["rljob.json"]
+    finally:
+        await world.api.merge(crd, {"spec": {"versions": schema}})
+
+
+async def test_an_object_of_somebody_else_is_not_touched(operator: Operator, world: World) -> None:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo-config"}, "data": {"mine": "1"}}
+    mine = path("ConfigMap", world.namespace, "demo-config")
+    await world.api.create(collection("ConfigMap", world.namespace), body)
+    await world.create()
+
+    async def is_told() -> bool:
+        return "ApplyFailed" in await world.reasons()
+
+    await world.until(is_told)
+    assert (await world.api.get(mine))["data"] == {"mine": "1"}
+    assert await world.names() == []
+    await world.api.delete(mine, {})
+    await world.until_pods(5)
+
+
+async def test_pods_that_a_quota_refuses_show_in_the_status(operator: Operator, world: World) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "2"}}}
+    quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    await world.api.create(quotas, quota)
+
+    async def is_known() -> bool:
+        return "hard" in (await world.api.get(f"{quotas}/q")).get("status", {})
+
+    await world.until(is_known)
+    await world.create()
+
+    async def is_told() -> bool:
+        return "exceeded quota" in (await world.condition("Running")).get("message", "")
+
+    await world.until(is_told)
+    await world.api.delete(f"{quotas}/q", {})
+    await world.until_pods(5)
+
+    async def is_well() -> bool:
+        return "quota" not in (await world.condition("Running"))["message"]
+
+    await world.until(is_well)
+
+
+async def test_a_job_that_does_not_start_fails_at_its_deadline(operator: Operator, world: World) -> None:
+    await world.create(startupDeadlineSeconds=2)
+    await world.until_state("Failed")
+    assert (await world.condition("Failed"))["reason"] == "StartupDeadlineExceeded"
+    assert SPEC["trainer"]["steps"] == 10

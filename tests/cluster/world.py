@@ -1,0 +1,185 @@
+"""One test's namespace: what a user and a kubelet would do in it, through the real API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.store import owner_uid
+
+Object = dict[str, Any]
+WAIT_SECONDS = 20.0
+OWNED = ("ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "Pod")
+SPEC: Object = {
+    "model": {"path": "/models/tiny"},
+    "data": {"prompts": [{"path": "/data/train.jsonl"}]},
+    "reward": {"type": "exact_match"},
+    "rollout": {"gpusPerReplica": 0, "replicas": 2},
+    "trainer": {"steps": 10, "gpusPerNode": 0},
+}
+
+
+class World:
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+
+    # -- a user ---------------------------------------------------------------------------------------------------
+
+    async def create(self, name: str = "demo", **spec: Any) -> Object:
+        """A job; groups of the spec are merged over a small one."""
+        merged = {**SPEC}
+        for group, fields in spec.items():
+            both = isinstance(merged.get(group), dict) and isinstance(fields, dict)
+            merged[group] = merged[group] | fields if both else fields
+        body = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": merged}
+        return await self.api.create(collection("RLJob", self.namespace), body)
+
+    async def change(self, spec: Object, name: str = "demo") -> Object:
+        return await self.api.merge(path("RLJob", self.namespace, name), {"spec": spec})
+
+    async def job(self, name: str = "demo") -> Object:
+        return await self.api.get(path("RLJob", self.namespace, name))
+
+    async def status(self, name: str = "demo") -> Object:
+        return (await self.job(name)).get("status") or {}
+
+    async def condition(self, kind: str, name: str = "demo") -> Object:
+        found = [each for each in (await self.status(name)).get("conditions", []) if each["type"] == kind]
+        return found[0] if found else {}
+
+    async def gang(self, role: str, replica: int = 0) -> Object:
+        """A gang's status."""
+        roles = {found["name"]: found for found in (await self.status()).get("roles", [])}
+        return next((gang for gang in roles.get(role, {}).get("gangs", []) if gang["replica"] == replica), {})
+
+    async def list(self, kind: str) -> list[Object]:
+        """What is there of a kind, but for what every namespace has."""
+        found = (await self.api.get(collection(kind, self.namespace)))["items"] or []
+        return [each for each in found if "service-account" not in each.get("type", "") and _ours(each)]
+
+    async def delete(self, name: str = "demo", policy: str = "Background") -> None:
+        await self.api.delete(path("RLJob", self.namespace, name), {"propagationPolicy": policy})
+
+    async def reasons(self) -> set[str]:
+        """Reasons of the events about jobs."""
+        events = (await self.api.get(collection("Event", self.namespace)))["items"]
+        return {event["reason"] for event in events if event["regarding"]["kind"] == "RLJob"}
+
+    # -- pods and their kubelet -----------------------------------------------------------------------------------
+
+    async def pods(self, role: str = "") -> dict[str, Object]:
+        found = await self.list("Pod")
+        return {
+            pod["metadata"]["name"]: pod for pod in found if role in ("", pod["metadata"]["labels"]["sluice.dev/role"])
+        }
+
+    async def names(self, role: str = "") -> list[str]:
+        return sorted(await self.pods(role))
+
+    async def bind(self, *pods: str) -> None:
+        """Give pods a node: only then are they ended with grace, and stay until their kubelet says that they ended."""
+        for name in pods:
+            target = {"apiVersion": "v1", "kind": "Node", "name": "nowhere"}
+            body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            await self.api.create(path("Pod", self.namespace, name, "binding"), body)
+
+    async def run(self, *pods: str) -> None:
+        """Their containers start and become ready; without names: of all pods that wait."""
+        for name, pod in (await self.pods()).items():
+            if name in pods or (not pods and pod["status"].get("phase") == "Pending"):
+                await self._set(pod, "Running", {})
+
+    async def finish(self, name: str, code: int, message: str = "", container: str = "") -> None:
+        """Containers end; without a name: all of the pod's."""
+        pod = (await self.pods())[name]
+        names = [each["name"] for each in pod["spec"]["containers"]]
+        ended = [container] if container else names
+        phase = "Running" if len(ended) < len(names) else "Failed" if code else "Succeeded"
+        state = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now(), "message": message}
+        await self._set(pod, phase, {each: {"terminated": state} for each in ended})
+
+    async def gone(self, *pods: str) -> None:
+        """Their kubelet says that they have ended."""
+        for name in pods:
+            with contextlib.suppress(errors.NotFoundError):
+                await self.api.delete(path("Pod", self.namespace, name), {"gracePeriodSeconds": 0})
+
+    async def running(self, count: int, **spec: Any) -> Object:
+        """A job whose pods all run."""
+        job = await self.create(**spec)
+        await self.until_pods(count)
+        await self.run()
+        await self.until(lambda: self._is_ready(count))
+        return job
+
+    async def until_pods(self, count: int, role: str = "") -> None:
+        async def enough() -> bool:
+            return len(await self.names(role)) == count
+
+        await self.until(enough)
+
+    async def until_state(self, state: str, name: str = "demo", seconds: float = WAIT_SECONDS) -> Object:
+        async def reached() -> bool:
+            return (await self.status(name)).get("state") == state
+
+        await self.until(reached, seconds)
+        return await self.status(name)
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS) -> None:
+        """Wait until something holds; what is there, where it never does."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not await holds():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            found = {kind: [each["metadata"]["name"] for each in await self.list(kind)] for kind in OWNED}
+            jobs = [(job["metadata"]["name"], job.get("status")) for job in await self.list("RLJob")]
+            raise AssertionError(f"not within {seconds} s: {found} {jobs}") from None
+
+    async def _is_ready(self, count: int) -> bool:
+        return sum(role["ready"] for role in (await self.status()).get("roles", [])) == count
+
+    async def _set(self, pod: Object, phase: str, states: Object) -> None:
+        running = {"running": {"startedAt": now()}}
+        statuses = [
+            {
+                "name": each["name"],
+                "image": each["image"],
+                "imageID": "",
+                "restartCount": 0,
+                "ready": phase == "Running" and each["name"] not in states,
+                "state": states.get(each["name"], running),
+            }
+            for each in pod["spec"]["containers"]
+        ]
+        ready = str(phase == "Running" and not states)
+        conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
+        start = pod["status"].get("startTime") or now()
+        status = {"phase": phase, "startTime": start, "conditions": conditions, "containerStatuses": statuses}
+        name = pod["metadata"]["name"]
+        await self.api.merge(path("Pod", self.namespace, name, "status"), {"status": status})
+
+
+@contextlib.asynccontextmanager
+async def new_world(api: Api, namespace: str) -> AsyncIterator[World]:
+    """A namespace; what is in it goes when the control plane does, or by its own deletion on somebody's cluster."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    await api.create("/api/v1/namespaces", body)
+    try:
+        yield World(api, namespace)
+    finally:
+        await api.delete(f"/api/v1/namespaces/{namespace}", {})
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _ours(found: Object) -> bool:
+    return found["metadata"]["name"] != "kube-root-ca.crt" and (bool(owner_uid(found)) or "spec" in found)
