@@ -21,7 +21,7 @@ help:
 $(VENV)/.ready: pyproject.toml
 	@echo "setting up $(VENV) (once; about two minutes)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) torch==2.13.0
+	@$(PIP) "torch==2.13.0; python_version < '3.12'" "torch==2.11.0; python_version >= '3.12'"
 	@$(PIP) -e '.[operator,buffer,rollout,trainer,local]'
 	@$(PIP) --no-deps --ignore-requires-python $(SGLANG) $(MCORE)
 	@$(PY) -m sluice_rollout.sglang_cpu
