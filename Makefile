@@ -6,11 +6,12 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
 MCORE  := megatron-core==0.19.2
 
-.PHONY: help quickstart test lint protos crds reference check-generated clean
+.PHONY: help quickstart test test-cluster lint protos crds reference check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
 	@echo "make test         all tests that need no GPU and no cluster"
+	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make lint         ruff, mypy, import rules, generated files"
 	@echo "make protos crds reference   regenerate what is generated"
 	@echo "make clean        remove the environment, caches and the quickstart's run"
@@ -37,6 +38,10 @@ quickstart: $(VENV)/.ready
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/integration $(ARGS)
+
+# Needs an API server: KUBECONFIG, or the control plane that tests/cluster/conftest.py finds and starts.
+test-cluster: $(VENV)/.dev
+	$(PY) -m pytest tests/cluster -m cluster $(ARGS)
 
 lint: $(VENV)/.dev check-generated
 	$(VENV)/bin/ruff check .

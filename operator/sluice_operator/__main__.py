@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -44,7 +44,7 @@ async def main() -> int:
             return "" if ready.is_set() else "not watching yet"
 
         async with serving(found.bind, found.http_port, metrics.registry, alive=controller.stuck, ready=is_ready):
-            await _until_either(_crd(api), stop)
+            await _until_either(_prime(api, cluster, found.namespaces), stop)
             return 0 if stop.is_set() else await _run(api, cluster, controller, ready, stop)
 
 
@@ -87,12 +87,13 @@ async def _run(
     return 0 if stopping in ended else 1
 
 
-async def _crd(api: Api) -> None:
-    """Wait until the API server serves RLJobs: kopf would never look for them again."""
+async def _prime(api: Api, cluster: KubeCluster, namespaces: Sequence[str]) -> None:
+    """Wait until the API server serves RLJobs, which kopf would not look for again; then read what there is."""
     told = ""
     while True:
         try:
             await api.get(RLJOBS)
+            await cluster.prime(namespaces or (None,))
             return
         except errors.ApiError as error:
             if str(error) != told:

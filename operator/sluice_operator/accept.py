@@ -17,20 +17,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from sluice.api import ManifestError, RLJob
+from sluice.api.changes import MUTABLE, differences
 from sluice.api.load import describe
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
-
-MUTABLE = (
-    "suspend",
-    "rollout.replicas",
-    "activeDeadlineSeconds",
-    "startupDeadlineSeconds",
-    "progressDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-    "failurePolicy",
-)
-"""Fields of the spec that may change while a job lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +57,6 @@ def parse(stored: KubeObject) -> RLJob:
             removed = [_remove(document, location) for location in unknown]
             if not removed or not all(removed):
                 raise ManifestError(describe(error, document, _name(stored))) from error
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two specs differ, but for what may change: `spec.trainer.steps: 10 -> 20`."""
-    if path in MUTABLE or old == new:
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        parts = [differences(old.get(key), new.get(key), f"{path}.{key}" if path else key) for key in keys]
-        return [change for part in parts for change in part]
-    return [f"spec.{path}: {old!r} -> {new!r}"]
 
 
 def _unchanged(stored: KubeObject, known: dict[str, Any], why: str) -> Accepted:

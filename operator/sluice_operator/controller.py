@@ -23,7 +23,7 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.cluster.store import Key, uid
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
-from sluice_operator.noted import Noted
+from sluice_operator.noted import Noted, lacks, with_note
 from sluice_operator.plan import Event, KubeObject, Plan, names
 from sluice_operator.plan.drain import drain
 from sluice_operator.probing import Prober, key_of
@@ -33,6 +33,7 @@ from sluice_operator.settings import Settings
 
 STUCK_SECONDS = 300.0
 DRAIN_SECONDS = 2.0
+SWEEP_SECONDS = 2.0
 FOLLOW_UP_SECONDS = 0.02
 STOP_SECONDS = 15.0
 
@@ -68,15 +69,13 @@ class Controller:
         self.leading = False
         self._working: dict[Key, float] = {}
         self._told: dict[str, _Told] = {}
-        self._synced = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def changed(self, key: Key) -> None:
         """Something about the job may have changed. A follower only keeps its memory up to date."""
-        self._synced = True
         if self.leading:
             self.queue.add(key)
 
@@ -93,16 +92,16 @@ class Controller:
     async def lead(self) -> None:
         """Work until cancelled.
 
-        Jobs that are known from before are taken up now. While the first lists are still read none is: some of its pods
-        may be missing, and each will be told as changed when all lists are there.
+        The cluster's memory is complete before this is called.
         """
         log.info("leading", identity=self.settings.identity)
         self.leading = True
         self.metrics.leading.labels(self.settings.lease_name).set(1)
-        for key in self.cluster.all_keys() if self._synced else ():
+        for key in self.cluster.all_keys():
             self.queue.add(key)
         async with asyncio.TaskGroup() as group:
-            self._tasks = [group.create_task(self._work_forever()) for _ in range(self.settings.workers)]
+            for _ in range(self.settings.workers):
+                group.create_task(self._work_forever())
             group.create_task(self._every(self.settings.probe_seconds, self._probe))
             group.create_task(self._every(self.settings.resync_seconds, self.sweep))
 
@@ -118,6 +117,15 @@ class Controller:
         """Why this process should be restarted; empty: it is well."""
         longest = max((time.monotonic() - since for since in self._working.values()), default=0.0)
         return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
+
+    def sweep_soon(self) -> None:
+        """A watch has read a list anew: it tells what is there, but not what has gone."""
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep_after(SWEEP_SECONDS))
+
+    async def _sweep_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.sweep()
 
     async def sweep(self) -> None:
         """Find out what has gone while a watch was away."""
@@ -208,9 +216,12 @@ class Controller:
         return await self._apply(key, stored, accepted.job, told)
 
     async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: _Told) -> float | None:
-        progress = await self.prober.latest(self.cluster, stored)
         refused = f"spec change refused: {told.refused}" if told.refused else ""
         note = "; ".join(filter(None, (refused, told.trouble)))
+        if job.status is not None and lacks(job.status, note):
+            await self.cluster.store_status(stored, with_note(job.status, note))
+            return await self.reconcile(key)
+        progress = await self.prober.latest(self.cluster, stored)
         found = await reconcile(Noted(self.cluster, note), job, datetime.now(UTC), progress, self.settings.images)
         self._measure(key, job, found)
         cured, told.trouble = bool(told.trouble), ""

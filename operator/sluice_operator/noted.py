@@ -11,7 +11,7 @@ from sluice.api import Condition, RLJob, RLJobStatus
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed
 
-_LIMIT = 4096
+_LIMIT = 2048
 
 
 class Noted:
@@ -39,6 +39,12 @@ class Noted:
         return await self._cluster.logs_tail(pod, container, lines)
 
 
+def lacks(status: RLJobStatus | None, note: str) -> bool:
+    """The note is not in a status that has a place for it. A pass over a world at rest writes none, so it must ask."""
+    running = status.condition("Running") if status else None
+    return running is not None and not running.message.endswith(_shown(note))
+
+
 def with_note(status: RLJobStatus, note: str) -> RLJobStatus:
     conditions = [_noted(condition, note) for condition in status.conditions]
     return status.model_copy(update={"conditions": conditions})
@@ -47,4 +53,8 @@ def with_note(status: RLJobStatus, note: str) -> RLJobStatus:
 def _noted(condition: Condition, note: str) -> Condition:
     if condition.type != "Running" or not note:
         return condition
-    return condition.model_copy(update={"message": f"{condition.message}; {note}"[:_LIMIT]})
+    return condition.model_copy(update={"message": f"{condition.message}{_shown(note)}"})
+
+
+def _shown(note: str) -> str:
+    return f"; {note[:_LIMIT]}" if note else ""

@@ -11,28 +11,21 @@ from typing import Any
 from rich.console import Console
 
 from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
+from sluice.api.changes import differences
 from sluice.cli.monitor import Monitor
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import run_directory
 from sluice.telemetry.summary import summarize
+from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_operator.cluster.local import LocalCluster
 from sluice_operator.cluster.rundir import RunDirectoryError
 from sluice_operator.plan import Plan, Progress, names
+from sluice_operator.probe import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
 JOB = "job.json"
 REFRESH_SECONDS = 0.5
-MUTABLE = (
-    "suspend",
-    "rollout.replicas",
-    "activeDeadlineSeconds",
-    "startupDeadlineSeconds",
-    "progressDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-    "failurePolicy",
-)
-"""Fields of the spec that may change while a job lives."""
 
 
 def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool) -> int:
@@ -62,24 +55,13 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
         if changes:
             raise ManifestError(
                 f"{directory} holds a run of another manifest:\n"
-                + "\n".join(f"  spec.{change}" for change in changes)
+                + "\n".join(f"  {change}" for change in changes)
                 + "\nuse another --run-dir, or --fresh to delete that run and start anew"
             )
     elif directory.exists() and any(directory.iterdir()):
         raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
     directory.mkdir(parents=True, exist_ok=True)
     run_directory.write_json(known, manifest(job))
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two specs differ, but for what may change: `trainer.steps: 10 -> 20`."""
-    if path in MUTABLE or old == new:
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        parts = [differences(old.get(k), new.get(k), f"{path}.{k}" if path else k) for k in keys]
-        return [change for part in parts for change in part]
-    return [f"{path}: {old!r} -> {new!r}"]
 
 
 def _read(path: Path) -> Any:
@@ -105,7 +87,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
                 return None
             address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
             snapshot = await monitor.ask(address, secret["stringData"]["token"])
-            return progress_of(snapshot)
+            return progress_of(snapshot.stats, snapshot.ledger or Ledger()) if snapshot.stats else None
 
         def on_plan(plan: Plan) -> None:
             nonlocal status
@@ -131,23 +113,6 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             await monitor.close()
     write_summary(directory, status, monitor, time.time() - started)
     return None if stopped else status
-
-
-def progress_of(snapshot: Any) -> Progress | None:
-    """What the planner wants to know."""
-    stats, ledger = snapshot.stats, snapshot.ledger
-    if stats is None:
-        return None
-    engines = [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0] if ledger else []
-    return Progress(
-        step=stats.step,
-        total_steps=stats.total_steps or None,
-        reward=stats.metrics.get("rollout/raw_reward"),
-        version=stats.version,
-        lag=stats.policy_lag,
-        engines=len(engines),
-        engines_in_sync=sum(e.admitted and e.member.version == ledger.version for e in engines),
-    )
 
 
 def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:

@@ -20,10 +20,15 @@ GRAVES_SECONDS = 600.0
 
 
 class Store:
-    """key_of: the job that an object belongs to; None: to none, and it is not kept."""
+    """key_of: the job that an object belongs to; None: to none, and it is not kept. lean: what of an object is kept."""
 
-    def __init__(self, key_of: Callable[[KubeObject], Key | None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._key_of, self._clock = key_of, clock
+    def __init__(
+        self,
+        key_of: Callable[[KubeObject], Key | None],
+        lean: Callable[[KubeObject], KubeObject],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._key_of, self._lean, self._clock = key_of, lean, clock
         self._objects: dict[Key, dict[str, KubeObject]] = defaultdict(dict)
         self._graves: dict[str, float] = {}
 
@@ -35,8 +40,7 @@ class Store:
         before = self._objects[key].get(own)
         if before is not None and version(before) >= version(found):
             return False
-        found["metadata"].pop("managedFields", None)
-        self._objects[key][own] = found
+        self._objects[key][own] = self._lean(found)
         return True
 
     def bury(self, found: KubeObject) -> bool:
@@ -81,6 +85,19 @@ class Store:
             del self._graves[oldest]
 
 
+def lean_pod(found: KubeObject) -> KubeObject:
+    """What the planner reads of a pod. Most of a pod is its containers' environment, ten times as large as the rest."""
+    metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
+    spec = {key: value for key, value in found.get("spec", {}).items() if key in ("schedulingGates", "nodeName")}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": found.get("status", {})}
+
+
+def lean_job(found: KubeObject) -> KubeObject:
+    """All but what others keep in a job's metadata, which may be another copy of the whole spec."""
+    metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
+    return {**found, "metadata": metadata}
+
+
 def uid(found: KubeObject) -> str:
     return str(found["metadata"]["uid"])
 
@@ -94,3 +111,12 @@ def owner_uid(found: KubeObject) -> str:
     """Uid of the object's controller; empty: it has none."""
     owners = found["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def last_words(pod: KubeObject, container: str) -> str:
+    """The end of a container's log, as the kubelet puts it into the pod's status."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            if status["name"] == container and state.get("terminated"):
+                return str(state["terminated"].get("message") or "")
+    return ""

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job
+from sluice.api.changes import differences
 from sluice.cli.main import app
 from sluice.cli.resolve import check_files, resolve
-from sluice.cli.run import differences, prepare
+from sluice.cli.run import prepare
 from sluice.cli.view import duration, sparkline
 
 JOB = """\
@@ -112,8 +113,8 @@ def test_fresh_never_deletes_what_is_no_run(job: Path, tmp_path: Path) -> None:
 
 def test_differences_name_the_path() -> None:
     old = {"a": {"b": 1, "c": [1]}, "suspend": False}
-    assert differences(old, {"a": {"b": 2, "c": [1]}, "suspend": True}) == ["a.b: 1 -> 2"]
-    assert differences(old, {"a": {"c": [1]}}) == ["a.b: 1 -> None"]
+    assert differences(old, {"a": {"b": 2, "c": [1]}, "suspend": True}) == ["spec.a.b: 1 -> 2"]
+    assert differences(old, {"a": {"c": [1]}}) == ["spec.a.b: 1 -> None"]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
 
+from sluice.environment import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.plan.model import KubeObject
 
@@ -48,11 +50,15 @@ class Api:
     async def connect(cls, observer: Observer | None = None) -> Self:
         """In a pod with its service account, elsewhere with KUBECONFIG."""
         configuration: Any = Configuration()
-        if os.environ.get("KUBERNETES_SERVICE_HOST"):
-            load_incluster_config(client_configuration=configuration)
-        else:
-            file = os.environ.get("KUBECONFIG") or None
-            await load_kube_config(file, client_configuration=configuration, persist_config=False)
+        try:
+            if os.environ.get("KUBERNETES_SERVICE_HOST"):
+                load_incluster_config(client_configuration=configuration)
+            else:
+                file = os.environ.get("KUBECONFIG") or None
+                await load_kube_config(file, client_configuration=configuration, persist_config=False)
+        except ConfigException as error:
+            text = "no API server is known: run in a pod with a service account, or set KUBECONFIG"
+            raise ConfigurationError(f"{text} ({error})") from error
         return cls(configuration, observer)
 
     async def __aenter__(self) -> Self:
@@ -80,17 +86,25 @@ class Api:
     async def delete(self, path: str, options: KubeObject) -> KubeObject:
         return await self._request("DELETE", path, options)
 
+    async def pages(self, path: str, selector: str = "", accept: str = "") -> AsyncIterator[KubeObject]:
+        """A list, page by page."""
+        query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self.get(path, query, accept)
+            yield page
+            following = page["metadata"].get("continue")
+            if not following:
+                return
+            query["continue"] = following
+
     async def list_metadata(self, path: str, selector: str = "") -> tuple[list[KubeObject], int]:
         """All objects' metadata, and the version of the list."""
         found: list[KubeObject] = []
-        query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = await self.get(path, query, METADATA_LIST)
+        at = 0
+        async for page in self.pages(path, selector, METADATA_LIST):
             found += page["items"] or []
-            following = page["metadata"].get("continue")
-            if not following:
-                return found, int(page["metadata"]["resourceVersion"])
-            query["continue"] = following
+            at = int(page["metadata"]["resourceVersion"])
+        return found, at
 
     async def _request(
         self,

@@ -20,19 +20,18 @@ from typing import Any
 
 import structlog
 
-from sluice.api import API_VERSION, KIND, RLJob, RLJobStatus, manifest
+from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.events import event_object
 from sluice_operator.cluster.kube.patch import merge_patch
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.cluster.store import Key, Store, owner_uid, uid, version
+from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.plan import clock, names
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 from sluice_operator.plan.objects import supporting_objects
 
 REREAD_SECONDS = 300.0
-EVENT_NOTE_LIMIT = 1024
-REPORTER = "sluice.dev/operator"
 POD_SELECTOR = names.LABEL_JOB
 
 log = structlog.get_logger(__name__)
@@ -51,8 +50,9 @@ class KubeCluster:
 
     def __init__(self, api: Api, identity: str) -> None:
         self.api, self.identity = api, identity
-        self.jobs = Store(job_key)
-        self.pods = Store(pod_key)
+        self.jobs = Store(job_key, lean_job)
+        self.pods = Store(pod_key, lean_pod)
+        self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned: dict[str, _Owned] = {}
 
     # -- Cluster ------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class KubeCluster:
         for key in self.pods.all_keys():
             for found in self.pods.of(key):
                 if found["metadata"]["name"] == pod:
-                    return "\n".join(_last_words(found, container).splitlines()[-lines:])
+                    return "\n".join(last_words(found, container).splitlines()[-lines:])
         return ""
 
     # -- jobs as they are stored --------------------------------------------------------------------------------------
@@ -135,30 +135,10 @@ class KubeCluster:
 
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
         """Events are for people: one that is refused must not stop a job."""
-        namespace, name = _place(stored)
-        for number, event in enumerate(events):
-            now = datetime.now(UTC)
-            body = {
-                "apiVersion": "events.k8s.io/v1",
-                "kind": "Event",
-                "metadata": {"name": f"{name}.{time.time_ns() + number:x}", "namespace": namespace},
-                "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-                "reportingController": REPORTER,
-                "reportingInstance": self.identity,
-                "action": "Reconcile",
-                "type": event.type,
-                "reason": event.reason,
-                "note": event.message[:EVENT_NOTE_LIMIT],
-                "regarding": {
-                    "apiVersion": API_VERSION,
-                    "kind": KIND,
-                    "namespace": namespace,
-                    "name": name,
-                    "uid": uid(stored),
-                },
-            }
+        for event in events:
             try:
-                await self.api.create(collection("Event", namespace), body)
+                body = event_object(stored, event, self.identity)
+                await self.api.create(collection("Event", stored["metadata"]["namespace"]), body)
             except errors.ApiError as error:
                 log.warning("event refused", reason=event.reason, error=str(error))
 
@@ -167,6 +147,14 @@ class KubeCluster:
         self.jobs.bury(stored)
         self._owned.pop(uid(stored), None)
 
+    async def prime(self, namespaces: Sequence[str | None]) -> None:
+        """Read all that there is, before the first pass: a job that is planned before its pods are known loses them."""
+        for namespace in namespaces:
+            for store, kind, selector in self._watched:
+                async for page in self.api.pages(collection(kind, namespace), selector):
+                    for found in page["items"] or []:
+                        store.put({**found, "kind": kind})
+
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
         """Compare with the server's own lists; what was lost.
 
@@ -174,7 +162,7 @@ class KubeCluster:
         """
         lost: list[KubeObject] = []
         for namespace in namespaces:
-            for store, kind, selector in ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR)):
+            for store, kind, selector in self._watched:
                 listed, at = await self.api.list_metadata(collection(kind, namespace), selector)
                 found = store.sweep({uid(each) for each in listed}, at, namespace)
                 lost += [{**each, "kind": kind} for each in found]
@@ -313,14 +301,6 @@ def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:
     newest = max(version(pod) + 1, version(answer) if "metadata" in answer else 0)
     metadata = pod["metadata"] | {"deletionTimestamp": moment, "resourceVersion": str(newest)}
     return {**pod, "metadata": metadata}
-
-
-def _last_words(pod: KubeObject, container: str) -> str:
-    for status in (pod.get("status") or {}).get("containerStatuses") or []:
-        for state in (status.get("state") or {}, status.get("lastState") or {}):
-            if status["name"] == container and state.get("terminated"):
-                return str(state["terminated"].get("message") or "")
-    return ""
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:

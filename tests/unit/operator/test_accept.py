@@ -1,0 +1,112 @@
+"""Which spec a job is reconciled with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import make_job
+
+from sluice.api import ManifestError, RLJob, manifest
+from sluice_operator.accept import accept
+from sluice_operator.plan.objects import config_map
+
+
+def stored(**spec: Any) -> dict[str, Any]:
+    document = manifest(make_job(**spec))
+    document["metadata"] |= {"namespace": "default", "uid": "1234", "generation": 1}
+    return document
+
+
+def started(document: dict[str, Any]) -> dict[str, Any]:
+    return config_map(RLJob.model_validate(document))
+
+
+def test_a_new_job_is_taken_as_it_is() -> None:
+    assert accept(stored(), None).job.spec.trainer.steps == 10
+
+
+def test_unknown_fields_are_dropped_at_any_depth() -> None:
+    document = stored()
+    document["spec"]["former"] = {"a": 1}
+    document["spec"]["trainer"]["knob"] = True
+    document["spec"]["data"]["prompts"][0]["hint"] = "x"
+    document["status"] = {"restarts": 3, "future": []}
+    found = accept(document, None).job
+    assert found.spec.trainer.steps == 10
+    assert found.status is not None
+    assert found.status.restarts == 3
+
+
+def test_an_invalid_new_spec_names_job_and_field() -> None:
+    document = stored()
+    document["spec"]["trainer"]["steps"] = "many"
+    with pytest.raises(ManifestError, match=r"RLJob default/demo: spec\.trainer\.steps: "):
+        accept(document, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ({"suspend": True}, lambda spec: spec.suspend),
+        ({"rollout": {"replicas": 5}}, lambda spec: spec.rollout.replicas == 5),
+        ({"activeDeadlineSeconds": 9}, lambda spec: spec.active_deadline_seconds == 9),
+        ({"failurePolicy": {"maxRestarts": 9}}, lambda spec: spec.failure_policy.max_restarts == 9),
+    ],
+)
+def test_what_may_change_is_followed(change: dict[str, Any], read: Any) -> None:
+    found = accept(stored(**change), started(stored()))
+    assert found.refused == ""
+    assert read(found.job.spec)
+
+
+def test_any_other_change_is_refused_by_name_and_the_allowed_part_is_followed() -> None:
+    found = accept(stored(trainer={"steps": 20}, rollout={"replicas": 5}), started(stored()))
+    assert found.refused == "cannot be changed: spec.trainer.steps: 10 -> 20"
+    assert (found.job.spec.trainer.steps, found.job.spec.rollout.replicas) == (10, 5)
+
+
+def test_an_autoscaler_that_lets_go_of_the_replicas_is_followed() -> None:
+    found = accept(stored(trainer={"steps": 20}), started(stored(rollout={"replicas": 5})))
+    assert found.job.spec.rollout.replicas is None
+
+
+def test_a_default_that_is_written_out_is_no_change() -> None:
+    assert accept(stored(trainer={"stepsPerBatch": 1}), started(stored())).refused == ""
+
+
+@pytest.mark.parametrize("path", ["models/a", "./models/a/", "."])
+def test_paths_in_volumes_are_compared_as_the_user_wrote_them(path: str) -> None:
+    volume = {"persistentVolumeClaim": {"claimName": "m"}}
+    document = stored(
+        model={"path": path, "volume": volume},
+        data={"prompts": [{"path": f"{path}/train.jsonl"}], "volume": volume},
+    )
+    assert accept(document, started(document)).refused == ""
+
+
+def test_a_refused_change_leaves_the_config_map_as_it_was() -> None:
+    volume = {"persistentVolumeClaim": {"claimName": "m"}}
+    before = stored(model={"path": "models/a", "volume": volume})
+    config = started(before)
+    changed = stored(model={"path": "models/b", "volume": volume})
+    found = accept(changed, config)
+    assert "spec.model.path: 'models/a' -> 'models/b'" in found.refused
+    assert config_map(found.job)["data"] == config["data"]
+
+
+def test_a_started_job_survives_a_spec_that_became_invalid() -> None:
+    document = stored(suspend=True)
+    document["spec"]["trainer"]["steps"] = -1
+    found = accept(document, started(stored()))
+    assert "spec.trainer.steps" in found.refused
+    assert found.job.spec.suspend
+    assert found.job.spec.trainer.steps == 10
+
+
+def test_a_started_job_survives_an_allowed_field_that_is_invalid() -> None:
+    document = stored()
+    document["spec"]["rollout"]["replicas"] = -1
+    found = accept(document, started(stored()))
+    assert "spec.rollout.replicas" in found.refused
+    assert found.job.spec.rollout.replicas is None

@@ -1,0 +1,119 @@
+"""Requests to an API server, and its errors as types: over real HTTP, with answers of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client.configuration import Configuration
+
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.patch import merge_patch
+
+
+class Server:
+    """Answers in order; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[web.Response] = []
+        self.requests: list[tuple[str, str, str, Any]] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.requests.append((request.method, request.path_qs, request.content_type, body))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    async with TestServer(app) as running:
+        configuration = Configuration()
+        configuration.host = str(running.make_url("")).rstrip("/")
+        found.codes = []  # type: ignore[attr-defined]
+        async with Api(configuration, lambda method, code: found.codes.append((method, code))) as api:  # type: ignore[attr-defined]
+            found.api = api  # type: ignore[attr-defined]
+            yield found
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "type_"),
+    [
+        (404, "NotFound", errors.NotFoundError),
+        (409, "Conflict", errors.ConflictError),
+        (409, "AlreadyExists", errors.AlreadyExistsError),
+        (410, "Expired", errors.GoneError),
+        (422, "Invalid", errors.InvalidError),
+        (429, "TooManyRequests", errors.ThrottledError),
+        (403, "Forbidden", errors.ForbiddenError),
+        (503, "", errors.UnavailableError),
+    ],
+)
+async def test_errors_are_typed_and_carry_the_servers_words(
+    server: Any, status: int, reason: str, type_: type[errors.ApiError]
+) -> None:
+    server.answers.append(web.json_response({"reason": reason, "message": "because"}, status=status))
+    with pytest.raises(type_, match="because") as caught:
+        await server.api.get("/api/v1/x")
+    assert type(caught.value) is type_
+    assert server.codes == [("GET", status)]
+
+
+async def test_a_throttled_request_says_how_long_to_wait(server: Any) -> None:
+    server.answers.append(web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "7"}))
+    with pytest.raises(errors.ThrottledError) as caught:
+        await server.api.get("/api/v1/x")
+    assert caught.value.retry_after == 7
+
+
+async def test_a_proxys_page_is_an_error_too(server: Any) -> None:
+    server.answers.append(web.Response(text="<html>bad gateway</html>", status=502))
+    with pytest.raises(errors.UnavailableError, match="bad gateway"):
+        await server.api.get("/api/v1/x")
+
+
+async def test_no_server_is_an_error_too() -> None:
+    configuration = Configuration()
+    configuration.host = "http://127.0.0.1:9"
+    async with Api(configuration) as api:
+        with pytest.raises(errors.UnavailableError):
+            await api.get("/api/v1/x")
+
+
+async def test_apply_is_server_side_and_ours(server: Any) -> None:
+    server.answers.append(web.json_response({"kind": "ConfigMap"}))
+    await server.api.apply("/api/v1/namespaces/n/configmaps/c", {"kind": "ConfigMap"})
+    ((method, path, content, body),) = server.requests
+    assert (method, content, body) == ("PATCH", "application/apply-patch+yaml", {"kind": "ConfigMap"})
+    assert path == "/api/v1/namespaces/n/configmaps/c?fieldManager=sluice&force=true"
+
+
+async def test_lists_are_read_page_by_page(server: Any) -> None:
+    pages = [({"continue": "more", "resourceVersion": "5"}, [{"a": 1}]), ({"resourceVersion": "5"}, None)]
+    server.answers += [web.json_response({"metadata": metadata, "items": items}) for metadata, items in pages]
+    assert await server.api.list_metadata("/api/v1/pods", "a=b") == ([{"a": 1}], 5)
+    assert [path for _, path, _, _ in server.requests] == [
+        "/api/v1/pods?limit=500&labelSelector=a%3Db",
+        "/api/v1/pods?limit=500&labelSelector=a%3Db&continue=more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "patch"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1}, {}, {"a": None}),
+        ({}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, {"a": {"c": None}}),
+        ({"a": [1, 2]}, {"a": [1]}, {"a": [1]}),
+        ({"a": 0}, {"a": False}, {}),
+    ],
+)
+def test_a_merge_patch_holds_only_what_differs(old: Any, new: Any, patch: Any) -> None:
+    assert merge_patch(old, new) == patch

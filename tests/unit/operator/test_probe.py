@@ -1,0 +1,143 @@
+"""Progress, asked of real gRPC services; and whom to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from sluice.wire import rpc
+from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice_operator.plan import Progress
+from sluice_operator.probe import Target, ask
+from sluice_operator.probing import Prober, target_of
+
+TOKEN = "secret"
+
+
+class Rendezvous(rendezvous_pb2_grpc.RendezvousServicer):
+    buffer = ""
+
+    async def GetLedger(self, request: Any, context: Any) -> rendezvous_pb2.Ledger:
+        def entry(role: str, version: int, address: str = "") -> rendezvous_pb2.LedgerEntry:
+            member = rendezvous_pb2.Member(role=role, version=version, address=address)
+            return rendezvous_pb2.LedgerEntry(member=member, admitted=True)
+
+        entries = [entry("rollout", 7), entry("rollout", 6)]
+        if self.buffer:
+            entries.append(entry("buffer", 0, self.buffer))
+        return rendezvous_pb2.Ledger(version=7, entries=entries)
+
+
+class Buffer(buffer_pb2_grpc.BufferServicer):
+    delay = 0.0
+
+    async def Stats(self, request: Any, context: Any) -> buffer_pb2.BufferStats:
+        await asyncio.sleep(self.delay)
+        return buffer_pb2.BufferStats(
+            step=7, total_steps=10, version=7, policy_lag=0.5, metrics={"rollout/raw_reward": 0.25}
+        )
+
+
+@pytest.fixture
+async def services() -> Any:
+    """(target, rendezvous, buffer), as one server that asks for the job's token."""
+    rendezvous, buffer = Rendezvous(), Buffer()
+    server = rpc.server(TOKEN)
+    rendezvous_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server)
+    buffer_pb2_grpc.add_BufferServicer_to_server(buffer, server)
+    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0')}"
+    await server.start()
+    rendezvous.buffer = address
+    yield Target(address, TOKEN), rendezvous, buffer
+    await server.stop(None)
+
+
+async def test_progress_is_what_buffer_and_rendezvous_say(services: Any) -> None:
+    expected = Progress(7, total_steps=10, reward=0.25, version=7, lag=0.5, engines=2, engines_in_sync=1)
+    assert await ask(services[0]) == expected
+
+
+async def test_a_buffer_that_hangs_costs_no_more_than_the_deadline(services: Any) -> None:
+    target, _, buffer = services
+    buffer.delay = 30
+    start = asyncio.get_running_loop().time()
+    assert await ask(target, 0.3) is None
+    assert asyncio.get_running_loop().time() - start < 3
+
+
+async def test_before_the_buffer_has_joined_nothing_is_known(services: Any) -> None:
+    target, rendezvous, _ = services
+    rendezvous.buffer = ""
+    assert await ask(target) is None
+
+
+async def test_a_foreign_token_is_refused_and_that_is_no_progress(services: Any) -> None:
+    assert await ask(Target(services[0].rendezvous, "other")) is None
+
+
+def pod(role: str, phase: str = "Running", code: int | None = None) -> dict[str, Any]:
+    states = [] if code is None else [{"name": role, "state": {"terminated": {"exitCode": code}}}]
+    labels = {"sluice.dev/role": role}
+    return {"metadata": {"name": role, "labels": labels}, "status": {"phase": phase, "containerStatuses": states}}
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.pods = [pod("rendezvous"), pod("buffer"), pod("trainer")]
+        self.objects = {
+            ("Service", "demo-rendezvous"): {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 7700}]}},
+            ("Secret", "demo-token"): {"data": {"token": base64.b64encode(b"secret").decode()}},
+        }
+
+    def pods_of(self, stored: Any) -> Any:
+        return self.pods
+
+    def owned(self, stored: Any) -> Any:
+        return self.objects
+
+
+def stored(state: str = "Running") -> dict[str, Any]:
+    return {"metadata": {"namespace": "n", "name": "demo", "uid": "u"}, "status": {"state": state}}
+
+
+def test_a_running_job_is_asked_at_its_service_with_its_token() -> None:
+    assert target_of(Seen(), stored()) == Target("10.0.0.9:7700", "secret")
+
+
+@pytest.mark.parametrize("state", ["", "Suspended", "Succeeded", "Failed"])
+def test_a_job_that_does_not_run_is_not_asked(state: str) -> None:
+    assert target_of(Seen(), stored(state)) is None
+
+
+def test_without_a_running_buffer_nobody_is_asked() -> None:
+    seen = Seen()
+    seen.pods[1] = pod("buffer", "Pending")
+    assert target_of(seen, stored()) is None
+
+
+async def test_only_new_answers_are_news() -> None:
+    answers = iter([Progress(1), Progress(1), Progress(2), None])
+
+    async def answer(target: Target, deadline: float) -> Progress | None:
+        return next(answers)
+
+    prober = Prober(answer)
+    news = [await prober.ask_all(Seen(), [stored()]) for _ in range(4)]
+    assert news == [[("n", "demo")], [], [("n", "demo")], [("n", "demo")]]
+
+
+async def test_a_trainer_that_has_ended_is_asked_for_its_last_step() -> None:
+    asked = []
+
+    async def answer(target: Target, deadline: float) -> Progress | None:
+        asked.append(deadline)
+        return Progress(len(asked))
+
+    prober, seen = Prober(answer), Seen()
+    await prober.ask_all(seen, [stored()])
+    assert await prober.latest(seen, stored()) == Progress(1)
+    seen.pods[2] = pod("trainer", "Succeeded", 0)
+    assert await prober.latest(seen, stored()) == Progress(2)

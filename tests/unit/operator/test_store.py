@@ -1,0 +1,76 @@
+"""The memory between watches and the reconciler: the newest version wins, the dead stay dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice_operator.cluster.store import GRAVES_SECONDS, Store
+
+KEY = ("ns", "demo")
+
+
+def pod(name: str = "p", version: int = 1, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), **more}}
+
+
+def make(clock: Any = lambda: 0.0) -> Store:
+    return Store(lambda found: KEY if "alien" not in found["metadata"]["name"] else None, lambda found: found, clock)
+
+
+def test_an_older_version_from_the_watch_does_not_undo_our_own_write() -> None:
+    store = make()
+    assert store.put(pod(version=9))
+    assert not store.put(pod(version=8))
+    assert store.of(KEY) == [pod(version=9)]
+
+
+def test_an_echo_is_no_news() -> None:
+    store = make()
+    assert [store.put(pod(version=9)), store.put(pod(version=9)), store.put(pod(version=10))] == [True, False, True]
+
+
+def test_what_is_buried_does_not_come_back_with_a_late_event() -> None:
+    store = make()
+    store.put(pod())
+    assert store.bury(pod())
+    assert not store.put(pod(version=99))
+    assert store.of(KEY) == []
+    assert store.all_keys() == []
+
+
+def test_graves_are_forgotten_in_the_end() -> None:
+    now = [0.0]
+    store = make(lambda: now[0])
+    store.bury(pod("a"))
+    now[0] = GRAVES_SECONDS + 1
+    store.bury(pod("b"))
+    assert store.put(pod("a"))
+    assert not store.put(pod("b"))
+
+
+def test_what_belongs_to_no_job_is_not_kept() -> None:
+    assert not make().put(pod("alien"))
+
+
+def test_a_sweep_buries_what_a_list_lacks_but_nothing_newer_than_the_list() -> None:
+    store = make()
+    for name, version in (("kept", 5), ("lost", 5), ("new", 20)):
+        store.put(pod(name, version))
+    assert [found["metadata"]["name"] for found in store.sweep({"uid-kept"}, at=10)] == ["lost"]
+    assert [found["metadata"]["name"] for found in store.of(KEY)] == ["kept", "new"]
+
+
+def test_a_sweep_of_one_namespace_leaves_the_others() -> None:
+    store = make()
+    store.put(pod())
+    assert store.sweep(set(), 10, "other") == []
+    assert len(store.sweep(set(), 10, "ns")) == 1
+
+
+def test_of_two_lives_of_one_name_the_newest_is_the_present_one() -> None:
+    store = make()
+    store.put(pod("first", 1))
+    store.put(pod("second", 5))
+    found = store.newest(KEY)
+    assert found is not None
+    assert found["metadata"]["name"] == "second"
