@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,23 +13,36 @@ from sluice.api.base import (
     FreeForm,
     Model,
     NonNegativeFloat,
-    Path,
     PositiveFloat,
     PositiveInt,
     Quantity,
     Rule,
 )
+from sluice.api.base import (
+    Path as PathField,
+)
+
+_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
+
+
+def parse_path(text: str) -> tuple[Path, slice]:
+    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)), with Python's meaning of negative numbers."""
+    match = _SLICE.match(text)
+    if not match:
+        return Path(text), slice(None)
+    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
+    return Path(match["path"]), slice(start, stop)
 
 
 class ModelSource(Model):
     """The model that is trained."""
 
-    path: Path = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
+    path: PathField = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
     volume: FreeForm | None = Field(
         None, description="Kubernetes volume source that holds the model; `path` is then relative to its root."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
-    reference_path: Path | None = Field(
+    reference_path: PathField | None = Field(
         None, description="Checkpoint of the reference policy for the KL terms. Default: the model as it is at step 0."
     )
     init: Literal["pretrained", "random"] = Field(
@@ -58,6 +73,11 @@ class PromptSource(Model):
     weight: PositiveFloat = Field(
         1.0, description="Share of this source among all sources, relative to its number of rows."
     )
+
+    @property
+    def source_name(self) -> str:
+        """The name in metrics, and in every prompt of this source: as given, or the file's without its ending."""
+        return self.name or parse_path(self.path)[0].stem
 
 
 class Data(Model):

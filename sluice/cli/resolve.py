@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from sluice.api import KIND, ManifestError, RLJob, manifest
+from sluice.api.data import parse_path
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -64,9 +64,9 @@ def _check_data(job: RLJob) -> list[str]:
     if job.spec.evaluation:
         named += [(f"spec.evaluation.datasets[{i}].path", s.path) for i, s in enumerate(job.spec.evaluation.datasets)]
     return [
-        f"{field}: there is no file or directory {re.sub(r'@.*$', '', path)}"
+        f"{field}: there is no file or directory {parse_path(path)[0]}"
         for field, path in named
-        if not Path(re.sub(r"@\[[^\]]*\]$", "", path)).exists()
+        if not parse_path(path)[0].exists()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -149,9 +149,3 @@ class Assembler:
         """Forget the pieces of a message that will not be completed."""
         self._parts.pop(key, None)
         self._sizes.pop(key, None)
-
-
-def groups_to_chunks(groups: Iterable[SampleGroup]) -> Iterator[pb.Chunk]:
-    """A stream of groups; the key is the position in the stream."""
-    for key, group in enumerate(groups):
-        yield from to_chunks(key, group_to_message(group).SerializeToString())

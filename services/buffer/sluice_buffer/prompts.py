@@ -12,15 +12,10 @@ from sluice.api.data import Data, Evaluation, PromptSource
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.order import Order
-from sluice_buffer.readers import Table, open_table, parse_path
+from sluice_buffer.readers import Table, open_table
 from sluice_buffer.rounds import NO_EVALUATION, EvalPlan, EvalSet
 from sluice_buffer.rows import parse_row, problem
 from sluice_buffer.state import TRAINING, Key
-
-
-def source_name(source: PromptSource) -> str:
-    """The name in metrics: as given, or the file's without its ending."""
-    return source.name or parse_path(source.path)[0].stem
 
 
 class Prompts:
@@ -42,7 +37,7 @@ class Prompts:
         """What fixes the meaning of a group id: a database that was made with another one is of no use."""
         parts = zip(self.sources, self._tables, strict=True)
         return {
-            "prompt files (spec.data.prompts)": [[source_name(s), len(t), t.fingerprint] for s, t in parts],
+            "prompt files (spec.data.prompts)": [[s.source_name, len(t), t.fingerprint] for s, t in parts],
             "order of prompts (spec.data: seed, shuffle, weights, slices)": [
                 self.order.seed, self.order.shuffle, *[[s.weight, s.path.partition("@")[2]] for s in self.sources]
             ],
@@ -75,18 +70,18 @@ def _open(source: PromptSource, spool: Path) -> Table:
 
 
 def _check_names(sources: Sequence[PromptSource], where: str) -> None:
-    name, times = Counter(map(source_name, sources)).most_common(1)[0] if sources else ("", 1)
+    name, times = Counter(source.source_name for source in sources).most_common(1)[0] if sources else ("", 1)
     if times > 1:
         raise ConfigurationError(f"{where}: {times} sources are called {name!r}; give each a `name` of its own")
 
 
 def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
     """A worker knows a prompt's source by its name, so one name can mean one way of rendering only."""
-    rendered = {source_name(source): source.apply_chat_template for source in sources}
+    rendered = {source.source_name: source.apply_chat_template for source in sources}
     for one in datasets:
-        if rendered.get(source_name(one), one.apply_chat_template) != one.apply_chat_template:
+        if rendered.get(one.source_name, one.apply_chat_template) != one.apply_chat_template:
             raise ConfigurationError(
-                f"{source_name(one)!r} is a source of prompts and of evaluation with different applyChatTemplate; "
+                f"{one.source_name!r} is a source of prompts and of evaluation with different applyChatTemplate; "
                 "give one of them another `name`"
             )
 
@@ -95,7 +90,7 @@ def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
     if evaluation is None:
         return NO_EVALUATION
     sets = [
-        EvalSet(source_name(one), count, one.samples_per_prompt or evaluation.samples_per_prompt)
+        EvalSet(one.source_name, count, one.samples_per_prompt or evaluation.samples_per_prompt)
         for one, count in zip(evaluation.datasets, rows, strict=True)
     ]
     return EvalPlan(sets, evaluation.every_steps, evaluation.before_train, evaluation.pass_at_k)
@@ -104,7 +99,7 @@ def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
 def _message(source: PromptSource, table: Table, position: int) -> pb.Prompt:
     row = parse_row(table.row(position), source)
     return pb.Prompt(
-        dataset=source_name(source),
+        dataset=source.source_name,
         row=table.number(position),
         prompt_json=_json(row.prompt),
         label_json="" if row.label is None else _json(row.label),

@@ -8,7 +8,6 @@ database.
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,22 +17,13 @@ from typing import IO, Any
 
 import xxhash
 
+from sluice.api.data import parse_path
 from sluice.environment import ConfigurationError
 
 ENDINGS = (".jsonl", ".json", ".parquet")
-_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
 Row = dict[str, Any]
 Check = Callable[[Row], str | None]
 """What is wrong with a row, or None."""
-
-
-def parse_path(text: str) -> tuple[Path, slice]:
-    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)), with Python's meaning of negative numbers."""
-    match = _SLICE.match(text)
-    if not match:
-        return Path(text), slice(None)
-    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
-    return Path(match["path"]), slice(start, stop)
 
 
 def files_of(path: Path) -> list[Path]:

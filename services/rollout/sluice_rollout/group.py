@@ -14,7 +14,7 @@ from sluice.sample import Prompt, Purpose, Sample, SampleGroup, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
 from sluice_rollout.generate import Generator, sampling_params
-from sluice_rollout.prompts import PromptEncoder, PromptTooLongError, source_name
+from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class GroupMaker:
     def _dataset(self, prompt: Prompt) -> EvaluationDataset | None:
         if prompt.purpose is Purpose.TRAIN or self.spec.evaluation is None:
             return None
-        return next(d for d in self.spec.evaluation.datasets if (d.name or source_name(d.path)) == prompt.dataset)
+        return next(d for d in self.spec.evaluation.datasets if d.source_name == prompt.dataset)
 
     def _sampling(self, dataset: EvaluationDataset | None) -> dict[str, Any]:
         base = self.spec.rollout.sampling

@@ -34,7 +34,7 @@ class PromptEncoder:
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"spec.model.path: {model_dir} has no usable tokenizer: {error}") from error
         evaluation = spec.evaluation.datasets if spec.evaluation else []
-        self._chat = {s.name or source_name(s.path): s.apply_chat_template for s in [*spec.data.prompts, *evaluation]}
+        self._chat = {s.source_name: s.apply_chat_template for s in [*spec.data.prompts, *evaluation]}
         longest = _context_length(model_dir) - spec.rollout.sampling.max_response_tokens
         self._limit = min(spec.data.max_prompt_tokens or longest, longest)
 
@@ -61,11 +61,6 @@ class PromptEncoder:
             messages, tools=prompt.tools, add_generation_prompt=True, tokenize=False
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-def source_name(path: str) -> str:
-    """Name of a prompt source in metrics: the file's name without ending and slice."""
-    return Path(path.partition("@[")[0]).stem
 
 
 def _context_length(model_dir: Path) -> int:

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.api.data import Data, Evaluation, PromptSource
+from sluice.api.data import Data, Evaluation, PromptSource, parse_path
 from sluice.environment import ConfigurationError
 from sluice_buffer.prompts import Prompts
-from sluice_buffer.readers import open_table, parse_path
+from sluice_buffer.readers import open_table
 from sluice_buffer.rows import RowError, parse_row
 from sluice_buffer.state import TRAINING, Key
 

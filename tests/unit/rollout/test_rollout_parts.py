@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.api import EvaluationSampling, Sampling
+from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleGroup, WeightSpan
 from sluice_rollout import filters
 from sluice_rollout.engine import UNKNOWN_VERSION, EngineError, Generation, events, streamed, version_number
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
-from sluice_rollout.prompts import source_name
 
 
 async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
@@ -120,7 +119,7 @@ def test_a_filter_that_is_not_there(tmp_path: Path) -> None:
     ("/data/gsm8k.jsonl", "gsm8k"), ("/data/gsm8k.jsonl@[0:100]", "gsm8k"), ("math.v2.parquet", "math.v2"),
 ])  # fmt: skip
 def test_a_source_is_called_as_its_file(path: str, name: str) -> None:
-    assert source_name(path) == name
+    assert PromptSource(path=path).source_name == name
 
 
 def test_sampling_parameters_are_sglangs() -> None:

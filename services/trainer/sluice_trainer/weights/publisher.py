@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
-import grpc.aio
 
 from sluice.api import WeightSync
 from sluice.telemetry import logs
@@ -180,7 +179,3 @@ class Publisher:
         if self.current is None:
             raise RuntimeError("no weight update is under way")
         return self.current
-
-
-def grpc_stub(channel: grpc.aio.Channel) -> rendezvous_pb2_grpc.RendezvousStub:
-    return rendezvous_pb2_grpc.RendezvousStub(channel)
