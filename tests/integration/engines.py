@@ -1,4 +1,7 @@
-"""A real SGLang server on CPU, the tiny model that it serves, and transformers as the judge of its numbers."""
+"""A real SGLang server, the tiny model that it serves, and transformers as the judge of its numbers.
+
+It runs on the CPU; where there are GPUs, on the last one of them, and weights come to it over NCCL from the first.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,41 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
     "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-_READY_SECONDS = 150.0
+_READY_SECONDS = 240.0
+
+
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device() -> str:
+    """Where the sender of weights holds them."""
+    return "cuda" if gpus() else "cpu"
+
+
+def backend() -> str:
+    return "nccl" if gpus() else "gloo"
+
+
+def tolerance() -> float:
+    """Of log-probs in float32 against transformers on the CPU; a GPU's kernels multiply in TensorFloat-32."""
+    return 3e-2 if gpus() else 1e-4
+
+
+def engine_environment() -> dict[str, str]:
+    """Of a process that stands for an engine."""
+    if gpus():
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpus() - 1), "NCCL_CUMEM_ENABLE": "0"}
+    return {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+_CPU_ARGUMENTS = "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle"
+_GPU_ARGUMENTS = (
+    "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
+    "--mem-fraction-static 0.3"
+)
 
 
 def save_model(directory: Path, seed: int) -> Path:
@@ -111,20 +148,18 @@ def dies_with_us() -> None:
 
 
 class Sglang:
-    """`python -m sglang.launch_server` on CPU, with all its processes in a session of their own."""
+    """`python -m sglang.launch_server`, with all its processes in a session of their own."""
 
     def __init__(self, model: Path, log: Path) -> None:
         self.model, self.log, self.port = model, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.address = f"127.0.0.1:{self.port}"
-        environment = {
-            **os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        environment = engine_environment() | {
+            "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         }  # fmt: skip
         command = (
             f"{sys.executable} -m sglang.launch_server --model-path {model} --host 127.0.0.1 --port {self.port} "
-            "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 32768 "
-            "--sleep-on-idle --skip-server-warmup"
+            f"--dtype float32 --skip-server-warmup {_GPU_ARGUMENTS if gpus() else _CPU_ARGUMENTS}"
         )
         with log.open("wb") as output:
             self.process = subprocess.Popen(

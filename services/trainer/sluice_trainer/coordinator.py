@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.publisher import Publisher, Update
+from sluice_trainer.weights.publisher import Published, Publisher
 from sluice_trainer.weights.transport import Collective, Disk, Transport
 
 T = TypeVar("T")
@@ -81,12 +82,17 @@ class Coordinator:
             stub, (self._env.name, self._env.attempt), self._spec.weight_sync, self._transport()
         )
 
+    @property
+    def _transport_kind(self) -> str:
+        return self._spec.weight_sync.transport or ("nccl" if self._spec.on_gpu else "gloo")
+
     def _transport(self) -> Transport:
-        sync = self._spec.weight_sync
-        kind = sync.transport or ("nccl" if self._spec.on_gpu else "gloo")
+        sync, kind = self._spec.weight_sync, self._transport_kind
         if kind == "disk":
             return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
-        return Collective(kind, self._env.advertise, sync.timeout_seconds, f"{self._env.name}-{self._env.attempt}")
+        return Collective(
+            kind, self._env.advertise, sync.timeout_seconds, f"{self._env.name}-{self._env.attempt}-{self._rank}"
+        )
 
     def close(self) -> None:
         async def shut() -> None:
@@ -194,15 +200,28 @@ class Coordinator:
 
     # --- the engines
 
-    def begin_update(self, version: int, *, joiners_only: bool = False) -> int:
-        """Start to bring `version` to the engines. Answers how many take part; with 0 there is nothing more to do."""
+    @property
+    def sources(self) -> int:
+        """How many ranks may send weights side by side. A directory has one writer."""
+        return 1 if self._transport_kind == "disk" else sys.maxsize
+
+    def plan_update(self, version: int, *, joiners_only: bool) -> rendezvous_pb2.UpdatePlan:
+        """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
         self._version = version
-        return self._call(self._publisher.begin(version, joiners_only=joiners_only))
+        return self._call(self._publisher.plan(version, joiners_only=joiners_only))
 
-    def send(self, bucket: Bucket) -> None:
-        self._call(self._publisher.send(bucket))
+    def prepare_update(self, version: int, engines: Sequence[rendezvous_pb2.EngineMember]) -> None:
+        """Begin to bring `version` to this rank's share of the engines."""
+        self._call(self._publisher.prepare(version, engines))
 
-    def finish_update(self) -> Update:
+    def pause_engines(self) -> None:
+        self._call(self._publisher.pause())
+
+    def send(self, bucket: Bucket) -> Future[None]:
+        """The transfer goes on beside the caller, who makes the next bucket meanwhile."""
+        return asyncio.run_coroutine_threadsafe(self._publisher.send(bucket), self._loop)
+
+    def finish_update(self) -> Published:
         return self._call(self._publisher.finish())
 
     def joiners(self) -> bool:

@@ -31,7 +31,7 @@ from sluice_trainer.coordinator import Coordinator, Stopped
 from sluice_trainer.megatron.policy import BatchTotals, Policy, TrainSequence
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics
-from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.publish import publish
 
 FINAL_EVALUATION_SECONDS = 1800.0
 SampleKey = tuple[int, int]
@@ -151,18 +151,19 @@ class Loop:
         """Bring the weights to the engines. All ranks take part in gathering them."""
         self._state("publishing")
         started = time.perf_counter()
-        engines = self.coordinator.begin_update(version, joiners_only=joiners_only) if self.ranks.rank == 0 else 0
-        engines = self.ranks.broadcast(engines)
-        if not engines:
+        published = publish(
+            self.policy.hf_tensors(),
+            version,
+            self.coordinator,
+            self.ranks,
+            bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
+            joiners_only=joiners_only,
+        )
+        if not published:
             return
-        for bucket in buckets(self.policy.hf_tensors(), self.spec.weight_sync.bucket_mi_b << 20):
-            if self.ranks.rank == 0:
-                self.coordinator.send(bucket)
-        if self.ranks.rank == 0:
-            update = self.coordinator.finish_update()
-            for phase, seconds in update.seconds.items():
-                self.times[f"perf/update_weights/{phase}_time"] = seconds
-            self._back_off(len(update.failed) if joiners_only else 0)
+        for phase in published[0].seconds:
+            self.times[f"perf/update_weights/{phase}_time"] = max(source.seconds[phase] for source in published)
+        self._back_off(sum(len(source.failed) for source in published) if joiners_only else 0)
         self.times["perf/update_weights_time"] = time.perf_counter() - started
 
     def _back_off(self, failures: int) -> None:

@@ -13,21 +13,21 @@ from sluice.api import WeightSync
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Transport
-from tests.integration.engines import dies_with_us
+from tests.integration.engines import backend, dies_with_us, engine_environment
 from tests.integration.house import Rendezvous, engine_member
 from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 4.0
+TIMEOUT = 4.0 if backend() == "gloo" else 10.0  # NCCL makes its communicator in the first transfer
 
 
 class FakeEngine:
     """An engine without a model, in a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.weights.fake_engine"], cwd=ROOT,
-            stdout=subprocess.PIPE, text=True, preexec_fn=dies_with_us,
+            env=engine_environment() | environment, stdout=subprocess.PIPE, text=True, preexec_fn=dies_with_us,
         )  # fmt: skip
         assert self.process.stdout
         self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
@@ -49,6 +49,14 @@ def fake_engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
+def mismatched_engine() -> Iterator[FakeEngine]:
+    """Its NCCL allocates in another way than ours does."""
+    engine = FakeEngine(NCCL_CUMEM_ENABLE="1")
+    yield engine
+    engine.kill()
+
+
+@pytest.fixture
 async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
     """Joins an engine at the rendezvous, as the worker beside it does."""
     async with AsyncExitStack() as stack:
@@ -64,12 +72,12 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
 
 @pytest.fixture
 async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publisher]]:
-    """Makes publishers: over gloo, unless another transport is given; `sync` as WeightSync's fields."""
+    """Makes publishers: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields."""
     made: list[Publisher] = []
 
     def make(transport: Transport | None = None, /, attempt: int = 1, **sync: object) -> Publisher:
-        settings = WeightSync.model_validate({"transport": "gloo", "timeoutSeconds": TIMEOUT, **sync})
-        transport = transport or Collective("gloo", "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
+        settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
+        transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
         made.append(Publisher(rendezvous.stub, ("trainer-0", attempt), settings, transport))
         return made[-1]
 

@@ -34,7 +34,7 @@ def receive(body: dict[str, Any]) -> None:
     sizes = [
         getattr(torch, d).itemsize * torch.Size(s).numel() for d, s in zip(body["dtypes"], body["shapes"], strict=True)
     ]
-    data = torch.empty(sum(sizes), dtype=torch.uint8)
+    data = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu")
     dist.broadcast(data, src=0, group=groups[body["group_name"]])
     state["bytes"] += data.numel()
     state["sum"] += int(data.sum())

@@ -17,10 +17,10 @@ from sluice.wire import rpc
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk
-from tests.integration.engines import Sglang, call, tensors
+from tests.integration.engines import Sglang, backend, call, device, gpus, tensors
 from tests.integration.house import Rendezvous, eventually
 from tests.integration.weights.conftest import TIMEOUT, FakeEngine
-from tests.integration.weights.tools import BUCKET, publish, send, serves
+from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
 
 Make = Callable[..., Publisher]
 Join = Callable[..., Any]
@@ -32,8 +32,8 @@ async def test_new_weights_arrive_and_the_engine_may_work(
     engine = await join("rollout-0", sglang.address)
     assert await serves(sglang.url, model, 0)
     update = await publish(publisher(), 5, other_model)
-    assert (list(update.peers), update.failed) == (["rollout-0"], {})
-    assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume"}
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
+    assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume", "paused"}
     assert await serves(sglang.url, other_model, 5)
     assert not await serves(sglang.url, model, 5)
     entry = (await rendezvous.ledger())["rollout-0"]
@@ -74,36 +74,37 @@ async def test_joiners_alone_get_the_weights_that_others_have(
     one = publisher()
     await publish(one, 1, model)
     before = call(fake_engine.url + "/received")[1]
-    assert await one.begin(1, joiners_only=True) == 0
+    assert await begin(one, 1, joiners_only=True) == 0
     await one.finish()
     await join("rollout-0", sglang.address)
     update = await publish(one, 1, model, joiners_only=True)
-    assert list(update.peers) == ["rollout-0"]
+    assert list(update.engines) == ["rollout-0"]
     assert call(fake_engine.url + "/received")[1] == before
     assert await serves(sglang.url, model, 1)
     assert all(entry.admitted for entry in (await rendezvous.ledger()).values())
 
 
+@pytest.mark.skipif(gpus() > 0, reason="SGLang 0.5.17, the release for GPUs, has no sessions to end")
 async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_communicator(
     sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
 ) -> None:
     engine = await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
     one = publisher()
-    assert await one.begin(1, joiners_only=False) == 2
+    assert await begin(one, 1, joiners_only=False) == 2
     generation = (await rendezvous.ledger())["rollout-0"].generation
     assert call(sglang.url + "/end_weight_update", {})[0] == 200  # so that it refuses the first bucket, with HTTP 400
     started = time.monotonic()
     update = await send(one, other_model)
     assert time.monotonic() - started < TIMEOUT / 2  # refused at once, not waited for
-    assert list(update.peers) == ["rollout-1"]
+    assert list(update.engines) == ["rollout-1"]
     assert "must run between begin_weight_update() and end_weight_update()" in update.failed["rollout-0"]
     await eventually(engine.membership, lambda: engine.membership.latest.dropped)
     entry = (await rendezvous.ledger())["rollout-0"]
     assert not entry.admitted
     assert entry.generation > generation
     update = await publish(one, 1, other_model, joiners_only=True)
-    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
     await eventually(engine.membership, lambda: engine.membership.latest.admitted)
     assert not engine.membership.latest.dropped
@@ -113,9 +114,9 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     sglang: Sglang, join: Join, publisher: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    assert await publisher(attempt=1).begin(1, joiners_only=False) == 1
+    assert await begin(publisher(attempt=1), 1, joiners_only=False) == 1
     update = await publish(publisher(attempt=2), 1, other_model)
-    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
 
 
@@ -125,7 +126,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
     one = publisher()
-    assert await one.begin(1, joiners_only=False) == 2
+    assert await begin(one, 1, joiners_only=False) == 2
     sglang.signal(signal.SIGSTOP)
     try:
         started = time.monotonic()
@@ -133,7 +134,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
         assert TIMEOUT * 0.9 < time.monotonic() - started < TIMEOUT + 1.5
     finally:
         sglang.signal(signal.SIGCONT)
-    assert list(update.peers) == ["rollout-1"]
+    assert list(update.engines) == ["rollout-1"]
     assert update.failed["rollout-0"] in (
         "transfer: not done after 4 s",
         "transfer: /update_weights_from_distributed: no answer after 4 s",
@@ -144,7 +145,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     ledger = await rendezvous.ledger()
     assert (ledger["rollout-0"].admitted, ledger["rollout-1"].admitted) == (False, True)
     update = await publish(one, 2, other_model)  # and it lives: the next update takes it back
-    assert (sorted(update.peers), update.failed) == (["rollout-0", "rollout-1"], {})
+    assert (sorted(update.engines), update.failed) == (["rollout-0", "rollout-1"], {})
     assert await serves(sglang.url, other_model, 2)
 
 
@@ -154,8 +155,8 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
     one = publisher()
-    assert await one.begin(1, joiners_only=False) == 2
-    first, *rest = buckets(tensors(other_model), BUCKET)
+    assert await begin(one, 1, joiners_only=False) == 2
+    first, *rest = buckets(on_device(other_model), BUCKET)
     await one.send(first)
     fake_engine.kill()
     started = time.monotonic()
@@ -163,7 +164,7 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
         await one.send(bucket)
     update = await one.finish()
     assert time.monotonic() - started < TIMEOUT + 1
-    assert list(update.peers) == ["rollout-0"]
+    assert list(update.engines) == ["rollout-0"]
     assert list(update.failed) == ["rollout-1"]
     assert await serves(sglang.url, other_model, 1)
 
@@ -178,10 +179,26 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     one, groups = publisher(), set(_world.pg_names)
     update = await publish(one, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + 1.5
-    assert list(update.peers) == ["rollout-0"]
+    assert list(update.engines) == ["rollout-0"]
     assert update.failed["rollout-1"].startswith("prepare: ")
     assert len(set(_world.pg_names) - groups) == 1
     assert await serves(sglang.url, other_model, 1)
+
+
+@pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")
+async def test_an_engine_with_other_nccl_settings_is_left_in_time(
+    sglang: Sglang, mismatched_engine: FakeEngine, join: Join, publisher: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await join("rollout-1", mismatched_engine.address)
+    started = time.monotonic()
+    one = publisher()
+    update = await publish(one, 1, other_model)
+    assert time.monotonic() - started < TIMEOUT + 2.0
+    assert (list(update.engines), list(update.failed)) == (["rollout-0"], ["rollout-1"])
+    update = await publish(one, 2, other_model)
+    assert "rollout-0" in update.engines
+    assert await serves(sglang.url, other_model, 2)
 
 
 async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
@@ -189,11 +206,11 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
 ) -> None:
     """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat, must not."""
     await join("rollout-0", fake_engine.address)
-    transport = Collective("gloo", "127.0.0.1", TIMEOUT, "trainer-0-1")
+    transport = Collective(backend(), "127.0.0.1", TIMEOUT, "trainer-0-1")
     one, groups = publisher(transport), set(_world.pg_names)
-    assert await one.begin(1, joiners_only=False) == 1
+    assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
-    large = [("x", torch.zeros(64 << 20, dtype=torch.uint8))]  # more than the sockets between us hold
+    large = [("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))]  # more than the sockets between us hold
     [bucket] = buckets(large, 128 << 20)
     longest = asyncio.create_task(longest_gap())
     await one.send(bucket)
@@ -223,7 +240,7 @@ async def test_a_directory_brings_the_weights_too(
     await join("rollout-0", sglang.address)
     one = publisher(Disk(tmp_path, model), transport="disk")
     update = await publish(one, 1, other_model)
-    assert (list(update.peers), update.failed) == (["rollout-0"], {})
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
     await publish(one, 2, model)
     assert await serves(sglang.url, model, 2)
@@ -236,4 +253,4 @@ async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, publish
     await join("rollout-0", sglang.address)
     await publish(publisher(attempt=2), 1, other_model)
     with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
-        await publisher(attempt=1).begin(2, joiners_only=False)
+        await begin(publisher(attempt=1), 2, joiners_only=False)

@@ -1,14 +1,16 @@
 """A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each phase with a deadline.
 
-An engine that fails in a phase is reported and left: the rendezvous drops it from the epoch, its communicator is
-aborted, and the update goes on with the others. It comes back as a joiner, with a new communicator and all weights.
+Every rank of the trainer is the source of its share of the engines (`share`), so that several links and CPUs work side
+by side; rank 0 asks the rendezvous who takes part and tells the others. An engine that fails in a phase is reported and
+left: the rendezvous drops it from the epoch, its communicator is aborted, and the update goes on with the others. It
+comes back as a joiner, with a new communicator and all weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -35,10 +37,31 @@ class Update:
     peers: dict[str, Peer]
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    paused_since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What an update came to: engines that serve it, why others do not, and the seconds of each phase.
+
+    `paused` spans the phases from the first engine's pause to the last one's resume.
+    """
+
+    engines: tuple[str, ...]
+    failed: dict[str, str]
+    seconds: dict[str, float]
+
+
+def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
+    """The engines that trainer rank `rank` sends to: an even spread over ranks, the same on every rank."""
+    count = len(engines)
+    if count >= world_size:
+        return [engine for i, engine in enumerate(engines) if i % world_size == rank]
+    return [engine for i, engine in enumerate(engines) if i * world_size // count == rank]
 
 
 class Publisher:
-    """Rank 0's side of weight updates. Runs on the coordinator's event loop."""
+    """One rank's side of weight updates. Runs on the coordinator's event loop."""
 
     def __init__(
         self, stub: rendezvous_pb2_grpc.RendezvousStub, caller: tuple[str, int], sync: WeightSync, transport: Transport
@@ -55,8 +78,8 @@ class Publisher:
         if self._http:
             await self._http.close()
 
-    async def begin(self, version: int, *, joiners_only: bool) -> int:
-        """Prepare and pause. Answers how many engines take part; 0: there is nothing to do."""
+    async def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
+        """Who takes part, fixed by the rendezvous for all ranks."""
         request = pb.BeginUpdateRequest(
             source=self._name, attempt=self._attempt, version=version, joiners_only=joiners_only
         )
@@ -65,12 +88,17 @@ class Publisher:
             plan: pb.UpdatePlan = await self._stub.BeginUpdate(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
             return plan
 
-        plan = await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
-        peers = [self._peer(engine) for engine in plan.engines]
+        return await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
+
+    async def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
+        """Begin an update of these engines: communicators are made where there are none. Nobody is paused yet."""
+        peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         await self._phase(pb.UPDATE_PHASE_PREPARE, self._prepare)
+
+    async def pause(self) -> None:
+        self._update().paused_since = time.monotonic()
         await self._phase(pb.UPDATE_PHASE_PAUSE, self._pause)
-        return len(self.current.peers)
 
     async def send(self, bucket: Bucket) -> None:
         """Transfer one bucket to every engine that is still in the update."""
@@ -85,12 +113,13 @@ class Publisher:
 
         await self._phase(pb.UPDATE_PHASE_TRANSFER, send, report=bucket.last)
 
-    async def finish(self) -> Update:
-        """Verify and resume. Answers what happened."""
+    async def finish(self) -> Published:
+        """Verify and resume."""
         await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
         await self._phase(pb.UPDATE_PHASE_RESUME, lambda peer: peer.control.resume())
         update, self.current = self._update(), None
-        return update
+        update.seconds["paused"] = time.monotonic() - update.paused_since
+        return Published(tuple(update.peers), update.failed, update.seconds)
 
     async def _prepare(self, peer: Peer) -> None:
         await peer.control.learn()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -89,9 +90,10 @@ class Collective:
         timeout = timedelta(seconds=self._timeout)
         store = TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
         name: Any = group  # a type of its own in newer torch, a string for all that it does
-        process_group, _ = _new_process_group_helper(
-            size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=name, timeout=timeout
-        )
+        with _without_watchdog():
+            process_group, _ = _new_process_group_helper(
+                size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=name, timeout=timeout
+            )
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
         return process_group
 
@@ -111,19 +113,31 @@ class Collective:
             )
         )
         try:
-            work = dist.broadcast(bucket.data, src=0, group=process_group, async_op=True)
-            deadline = time.monotonic() + self._timeout
-            while work is not None and not work.is_completed():
-                if loading.done():
-                    loading.result()  # the engine refused: it will never join this collective
-                if time.monotonic() > deadline:
-                    raise TransferError(
-                        f"the broadcast of {bucket.data.nbytes >> 20} MiB took over {self._timeout:g} s"
-                    )
-                await asyncio.sleep(_POLL_SECONDS)
+            await self._broadcast(bucket.data, process_group, loading)
             await loading
         finally:
             loading.cancel()
+
+    async def _broadcast(self, data: torch.Tensor, process_group: Any, loading: asyncio.Task[None]) -> None:
+        """Broadcast without ever blocking: NCCL makes its communicator in the first one, and waits for the peer there.
+
+        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, `loading` says.
+        """
+        begun = asyncio.ensure_future(
+            _in_daemon(
+                lambda: dist.broadcast(data, src=0, group=process_group, async_op=True), dispose=lambda work: None
+            )
+        )
+        deadline = time.monotonic() + self._timeout
+        try:
+            while not begun.done() or not _is_completed(begun.result()):
+                if loading.done():
+                    loading.result()  # the engine refused: it will never join this collective
+                if time.monotonic() > deadline:
+                    raise TransferError(f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s")
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            begun.cancel()
 
     def abandon(self, name: str) -> None:
         _, _, process_group = self._groups.pop(name, (0, "", None))
@@ -132,10 +146,6 @@ class Collective:
 
     def _bury(self, process_group: Any) -> None:
         """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that may be dead.)"""
-        device = torch.device("cuda" if self._backend == "nccl" else "cpu")
-        backend = process_group._get_backend(device)
-        if hasattr(backend, "abort"):
-            backend.abort()
         tables: tuple[Any, ...] = (
             _world.pg_map,
             _world.pg_names,
@@ -149,8 +159,14 @@ class Collective:
             if process_group in groups:
                 groups.remove(process_group)
         _unregister_process_group(process_group.group_name)
-        # gloo cannot abort: the group's end waits for work that is stuck, until that times out. Not here.
-        threading.Thread(target=_outlive, args=(process_group, self._timeout), name="bury", daemon=True).start()
+        threading.Thread(target=self._end, args=(process_group,), name="bury", daemon=True).start()
+
+    def _end(self, process_group: Any) -> None:
+        """NCCL aborts (0.5 s). gloo cannot: the group's end waits for stuck work until that times out. Not here."""
+        if self._backend == "nccl":
+            process_group._get_backend(torch.device("cuda")).abort()
+        else:
+            time.sleep(self._timeout)
 
 
 class Disk:
@@ -238,7 +254,26 @@ async def _in_daemon(blocking: Callable[[], Any], dispose: Callable[[Any], None]
     return await future
 
 
-def _outlive(process_group: Any, seconds: float) -> None:
-    """Hold the group until its stuck work has timed out, then let go of it."""
-    time.sleep(seconds)
-    del process_group
+def _is_completed(work: Any) -> bool:
+    return work is None or bool(work.is_completed())
+
+
+_making_group = threading.Lock()
+
+
+@contextlib.contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Torch's NCCL watchdog ends the whole process when a collective fails. An engine's failure is ours to handle.
+
+    The setting is read when a group is made: the trainer's own groups keep their watchdog.
+    """
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    with _making_group:
+        before = os.environ.get(name)
+        os.environ[name] = "0"
+        try:
+            yield
+        finally:
+            os.environ.pop(name)
+            if before is not None:
+                os.environ[name] = before

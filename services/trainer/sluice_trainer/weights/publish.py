@@ -1,0 +1,54 @@
+"""One weight update as all ranks of the trainer make it together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_trainer.coordinator import Coordinator
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.weights.buckets import Bucket, buckets
+from sluice_trainer.weights.publisher import Published, share
+
+
+def publish(
+    tensors: Iterable[tuple[str, Tensor]],
+    version: int,
+    coordinator: Coordinator,
+    ranks: Ranks,
+    *,
+    bucket_bytes: int,
+    joiners_only: bool = False,
+) -> list[Published]:
+    """Bring the weights to the engines. Answers what each source's update came to, on every rank. Collective.
+
+    tensors: names and full tensors as a Hugging Face checkpoint has them. They are gathered and laid into buckets by
+    all ranks, each of which sends them to its share of the engines. The first bucket is made before the engines are
+    paused, and each further one while the one before it is on its way.
+    """
+    plan = coordinator.plan_update(version, joiners_only=joiners_only) if ranks.rank == 0 else None
+    plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
+    if not plan.engines:
+        return []
+    engines = share(plan.engines, ranks.rank, min(ranks.world_size, coordinator.sources))
+    if engines:
+        coordinator.prepare_update(version, engines)
+        published = _send(buckets(tensors, bucket_bytes), coordinator)
+    else:
+        published = None
+        deque(tensors, maxlen=0)  # the others need our part of the weights
+    return [found for found in ranks.gather(published) if found]
+
+
+def _send(made: Iterator[Bucket], coordinator: Coordinator) -> Published:
+    first = next(made)
+    coordinator.pause_engines()
+    sent = coordinator.send(first)
+    for bucket in made:
+        sent.result()
+        sent = coordinator.send(bucket)
+    sent.result()
+    return coordinator.finish_update()
