@@ -1,0 +1,323 @@
+"""A weight update from the trainer's GPUs to SGLang engines, phase by phase, beside a bare broadcast of the same bytes.
+
+    python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1] [--buckets 1024,4096] [--out DIR]
+
+Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and conversion, the rendezvous
+process, the update protocol, unmodified SGLang servers with random weights. The first update, which also makes the
+communicators, is printed apart. `bare` is one broadcast of as many bytes between the same two GPUs, with nothing else.
+GPUs are taken in order: first the sources', then the engines'. Without a GPU a tiny model goes over gloo: a rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sluice.api import RLJobSpec
+from sluice.environment import Environment, free_port, read
+from sluice.wire.membership import Membership
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_rollout.engine import Engine
+from sluice_trainer.launch import NCCL_ENV
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048},
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+                   "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
+    "qwen3-30b-a3b": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+                      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+                      "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_attention_heads": 32,
+                      "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "norm_topk_prob": True,
+                      "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False},
+}  # fmt: skip
+COMMON = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 4096, "attention_bias": False, "attention_dropout": 0.0,
+    "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "use_cache": True,
+    "rope_scaling": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 99,
+}  # fmt: skip
+GPUS = torch.cuda.device_count()
+PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
+GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
+CPU_ARGUMENTS = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-4b" if GPUS else "tiny")
+    parser.add_argument("--sources", type=int, default=1, help="trainer ranks")
+    parser.add_argument("--tensor", type=int, default=1, help="tensor parallel size of the trainer")
+    parser.add_argument("--expert", type=int, default=1, help="expert parallel size of the trainer")
+    parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--engine-gpus", type=int, default=1, help="GPUs, and tensor parallel size, of an engine")
+    parser.add_argument("--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each")
+    parser.add_argument("--pause-mode", default="retract")
+    parser.add_argument("--updates", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
+    parser.add_argument("--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role == "source":
+        source(options)
+    elif options.role == "bare":
+        bare(options.directory)
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            options.directory = Path(directory)
+            measure(options)
+
+
+# --- the parent: engines, rendezvous, sources, table
+
+
+def measure(options: argparse.Namespace) -> None:
+    directory = options.directory
+    dtype = "bfloat16" if GPUS else "float32"
+    config = COMMON | SHAPES[options.shape] | {"dtype": dtype, "torch_dtype": dtype}
+    (directory / "config.json").write_text(json.dumps(config))
+    with ExitStack() as stack:
+        address = stack.enter_context(rendezvous(directory))
+        servers = [stack.enter_context(engine(options, number)) for number in range(options.engines)]
+        asyncio.run(with_members(address, servers, options))
+    result = json.loads((directory / "updates.json").read_text())
+    run(options, "bare", 2, [0, options.sources] if GPUS else [])
+    result |= json.loads((directory / "bare.json").read_text())
+    result |= {
+        "machine": machine(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "shape": options.shape,
+        "sources": options.sources, "tensor": options.tensor, "expert": options.expert, "engines": options.engines,
+        "engine_gpus": options.engine_gpus, "pause_mode": options.pause_mode,
+    }  # fmt: skip
+    table(result)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        name = f"weight-sync-{options.shape}-{options.sources}-to-{options.engines}x{options.engine_gpus}.json"
+        (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
+
+
+def table(result: dict[str, Any]) -> None:
+    trainer = f"{result['sources']} trainer ranks (tensor {result['tensor']}, expert {result['expert']})"
+    engines = f"{result['engines']} engines of {result['engine_gpus']} GPUs"
+    print(f"{result['shape']}, {result['bytes'] / 1e6:.0f} MB: {trainer} -> {engines}, {result['machine']}")
+    print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")
+    print(
+        f"first update: {result['first'] * 1e3:.0f} ms; gather and conversion alone: {result['convert'] * 1e3:.1f} ms"
+    )
+    print(f"{'bucket MiB':>10} {'update':>8} " + " ".join(f"{phase:>8}" for phase in PHASES) + "   update/bare")
+    for row in result["rows"]:
+        phases = " ".join(f"{row[phase] * 1e3:8.1f}" for phase in PHASES)
+        print(f"{row['bucket']:>10} {row['update'] * 1e3:8.1f} {phases}   {row['update'] / result['bare']:.2f}")
+    print("medians in ms; paused: from the first pause to the last resume")
+
+
+def machine() -> str:
+    return f"{GPUS} x {torch.cuda.get_device_name()}" if GPUS else f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+@contextmanager
+def rendezvous(directory: Path) -> Iterator[str]:
+    port = free_port()
+    env = os.environ | {"SLUICE_BIND": "127.0.0.1", "SLUICE_PORT_GRPC": str(port), "SLUICE_PORT_METRICS": "0"}
+    with process([sys.executable, "-m", "sluice_rendezvous"], env, directory / "rendezvous.log"):
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
+    """An SGLang server; its address once its weights may be updated."""
+    port = free_port()
+    command = (
+        f"{sys.executable} -m sglang.launch_server --model-path {options.directory} --load-format dummy --port {port}"
+    )
+    command += " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
+    command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
+    env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
+    first = options.sources + number * options.engine_gpus
+    gpus = range(first, first + options.engine_gpus)
+    env |= visible(gpus) if GPUS else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    with process(command.split(), env, options.directory / f"engine-{number}.log"):
+        yield f"127.0.0.1:{port}"
+
+
+async def with_members(address: str, servers: list[str], options: argparse.Namespace) -> None:
+    """Join the engines, as the workers beside them do, while the sources measure."""
+    async with AsyncExitStack() as stack:
+        for number, server in enumerate(servers):
+            one = await stack.enter_async_context(Engine(f"http://{server}"))
+            for _ in range(600):
+                if (await one.health(timeout=5.0))[0]:
+                    break
+                await asyncio.sleep(0.5)
+            else:
+                log = options.directory / f"engine-{number}.log"
+                raise SystemExit(f"error: engine {number} is not ready after 300 s:\n{log.read_text()[-3000:]}")
+            member = pb.Member(
+                role="rollout", name=f"rollout-{number}", attempt=1, address=server, world_size=options.engine_gpus,
+                version=-1,
+            )  # fmt: skip
+            membership = await stack.enter_async_context(Membership(address, lambda member=member: member))
+            await membership.connected.wait()
+        env = {"SLUICE_RENDEZVOUS": address}
+        await asyncio.to_thread(run, options, "source", options.sources, list(range(options.sources)), env)
+
+
+def run(
+    options: argparse.Namespace, role: str, processes: int, gpus: list[int], extra: dict[str, str] | None = None
+) -> None:
+    arguments = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(free_port())]
+    command = [sys.executable, *arguments, __file__, *sys.argv[1:], "--role", role]
+    command += ["--directory", str(options.directory), "--shape", options.shape]
+    env = os.environ | NCCL_ENV | (extra or {}) | (visible(gpus) if GPUS else {})
+    subprocess.run(command, env=env, check=True, timeout=900)
+
+
+def visible(gpus: Any) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)}
+
+
+@contextmanager
+def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(child.pid, 9)
+        child.wait(30)
+
+
+# --- a trainer rank
+
+
+def source(options: argparse.Namespace) -> None:
+    from sluice_trainer.coordinator import Coordinator
+    from sluice_trainer.megatron import mapping, model, parallel
+    from sluice_trainer.megatron.hf_config import read_shape, transformer_config
+    from sluice_trainer.ranks import Ranks
+    from sluice_trainer.weights.publish import publish
+
+    spec, env = job(options), environment(options)
+    parallel.initialize(spec.trainer.parallelism, seed=1, timeout=timedelta(minutes=5))
+    ranks = Ranks.here(timedelta(minutes=5))
+    shape = read_shape(options.directory)
+    dtype = torch.bfloat16 if GPUS else torch.float32
+    net = model.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
+    for parameter in net.parameters():
+        parameter.data.normal_(0.0, 0.02)
+    import threading
+
+    coordinator = Coordinator(env, spec, threading.Event(), rank=ranks.rank)
+
+    def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
+        synchronise()
+        started = time.perf_counter()
+        tensors = mapping.hf_tensors(net, shape)
+        published = publish(tensors, version, coordinator, ranks, bucket_bytes=bucket << 20)
+        seconds = time.perf_counter() - started
+        failed = [reason for one in published for reason in one.failed.values()]
+        if failed or not published:
+            raise SystemExit(f"error: {failed or 'no engine took part'}")
+        return seconds, {phase: max(one.seconds[phase] for one in published) for phase in PHASES}
+
+    sizes = [int(size) for size in options.buckets.split(",")]
+    first, _ = update(1, sizes[0])
+    version, rows = 1, []
+    for size in sizes:
+        made = []
+        for _ in range(options.updates):
+            version += 1
+            seconds, phases = update(version, size)
+            made.append(phases | {"update": seconds})
+        rows.append({"bucket": size} | {key: statistics.median(m[key] for m in made) for key in made[0]})
+    if ranks.rank == 0:
+        convert, total = conversion(mapping, net, shape, sizes[-1])
+        found = {"first": first, "rows": rows, "convert": convert, "bytes": total}
+        (options.directory / "updates.json").write_text(json.dumps(found))
+    else:
+        conversion(mapping, net, shape, sizes[-1])
+    coordinator.close()
+
+
+def conversion(mapping: Any, net: Any, shape: Any, bucket: int) -> tuple[float, int]:
+    """Seconds of gathering and laying out all weights, with nobody to send them to; and their bytes."""
+    from sluice_trainer.weights.buckets import buckets
+
+    seconds = []
+    for _ in range(5):
+        synchronise()
+        started = time.perf_counter()
+        total = sum(made.data.nbytes for made in buckets(mapping.hf_tensors(net, shape), bucket << 20))
+        synchronise()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds), total
+
+
+def synchronise() -> None:
+    if GPUS:
+        torch.cuda.synchronize()
+
+
+def job(options: argparse.Namespace) -> RLJobSpec:
+    gpus = options.sources if GPUS else 0
+    return RLJobSpec.model_validate({
+        "model": {"path": str(options.directory), "init": "random"},
+        "data": {"prompts": [{"path": "none.jsonl"}]},
+        "reward": {"type": "exact_match"},
+        "rollout": {"gpusPerReplica": options.engine_gpus if GPUS else 0},
+        "trainer": {
+            "steps": 1, "gpusPerNode": gpus, "processesPerNode": options.sources,
+            "parallelism": {"tensor": options.tensor, "expert": options.expert},
+        },
+        "weightSync": {"pauseMode": options.pause_mode, "timeoutSeconds": 120},
+    })  # fmt: skip
+
+
+def environment(options: argparse.Namespace) -> Environment:
+    variables = {"SLUICE_RENDEZVOUS": os.environ["SLUICE_RENDEZVOUS"], "SLUICE_CHECKPOINT_DIR": str(options.directory)}
+    return read("trainer", variables)
+
+
+# --- the bare broadcast
+
+
+def bare(directory: Path) -> None:
+    if GPUS:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if GPUS else "gloo")
+    size = json.loads((directory / "updates.json").read_text())["bytes"]
+    data = torch.zeros(size, dtype=torch.uint8, device="cuda" if GPUS else "cpu")
+    seconds = []
+    for _ in range(10):
+        dist.barrier()
+        synchronise()
+        started = time.perf_counter()
+        dist.broadcast(data, src=0)
+        synchronise()
+        seconds.append(time.perf_counter() - started)
+    if dist.get_rank() == 0:
+        (directory / "bare.json").write_text(json.dumps({"bare": statistics.median(seconds[2:])}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
