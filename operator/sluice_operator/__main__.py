@@ -8,23 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
 from sluice.telemetry import logs
 from sluice_operator import handlers, settings
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect
+from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect, operatorkey
 from sluice_operator.cluster.kube.lease import Timing
 from sluice_operator.cluster.kube.paths import RLJOBS
 from sluice_operator.controller import Controller
 from sluice_operator.endpoints import serving
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.probing import Prober
+from sluice_operator.settings import Settings
 
-CRD_SECONDS = 2.0
+AGAIN_SECONDS = 2.0
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -36,16 +38,21 @@ async def main() -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     async with await Api.connect(metrics.request) as api:
-        cluster = KubeCluster(api, found.identity)
-        controller = Controller(cluster, found, metrics, Prober())
+        controller: Controller | None = None
         ready = asyncio.Event()
+
+        def is_stuck() -> str:
+            return controller.stuck() if controller else ""
 
         def is_ready() -> str:
             return "" if ready.is_set() else "not watching yet"
 
-        async with serving(found.bind, found.http_port, metrics.registry, alive=controller.stuck, ready=is_ready):
-            await _until_either(_prime(api, cluster, found.namespaces), stop)
-            return 0 if stop.is_set() else await _run(api, cluster, controller, ready, stop)
+        async with serving(found.bind, found.http_port, metrics.registry, alive=is_stuck, ready=is_ready):
+            cluster = await _until_either(_open(api, found), stop)
+            if cluster is None:
+                return 0
+            controller = Controller(cluster, found, metrics, Prober(cluster.keys))
+            return await _run(api, cluster, controller, ready, stop)
 
 
 async def _run(
@@ -87,26 +94,37 @@ async def _run(
     return 0 if stopping in ended else 1
 
 
-async def _prime(api: Api, cluster: KubeCluster, namespaces: Sequence[str]) -> None:
-    """Wait until the API server serves RLJobs, which kopf would not look for again; then read what there is."""
+async def _open(api: Api, found: Settings) -> KubeCluster:
+    """The cluster with our key and with all that there is. Waits for an API server that serves RLJobs."""
+    keys = await _patiently(lambda: operatorkey.read_or_make(api, found.namespace, found.key_secret), "our own key")
+    await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
+    cluster = KubeCluster(api, found.identity, keys, found.namespace)
+    await _patiently(lambda: cluster.prime(found.namespaces or (None,)), "the lists of jobs and pods")
+    return cluster
+
+
+async def _patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
+    """Try until the API server answers; what is missing may be a right, or a CRD, that comes later."""
     told = ""
     while True:
         try:
-            await api.get(RLJOBS)
-            await cluster.prime(namespaces or (None,))
-            return
+            return await call()
         except errors.ApiError as error:
             if str(error) != told:
                 told = str(error)
-                log.warning("waiting for an API server that serves RLJobs", error=told)
-            await asyncio.sleep(CRD_SECONDS)
+                log.warning(f"waiting for {what}", error=told)
+            await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def _until_either(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    tasks = {asyncio.create_task(work), asyncio.create_task(stop.wait())}
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
+async def _until_either(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """The work's result; None where we were told to stop first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    return None
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:

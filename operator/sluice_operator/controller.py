@@ -24,7 +24,7 @@ from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.cluster.store import Key, uid
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
 from sluice_operator.noted import Noted, lacks, with_note
-from sluice_operator.plan import Event, KubeObject, Plan, names
+from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
 from sluice_operator.plan.drain import drain
 from sluice_operator.probing import Prober, key_of
 from sluice_operator.queue import WorkQueue
@@ -139,6 +139,14 @@ class Controller:
                 self.deleted(found)
             else:
                 self.changed((found["metadata"]["namespace"], found["metadata"]["labels"][names.LABEL_JOB]))
+        self._look_again_at_starting()
+
+    def _look_again_at_starting(self) -> None:
+        """Pods that do not start may lack an object of the job that somebody deleted, and those are not watched."""
+        for key in self.cluster.all_keys():
+            stored = self.cluster.stored(key)
+            if stored is not None and any(map(podstate.is_starting, self.cluster.pods_of(stored))):
+                self.changed(key)
 
     async def _probe(self) -> None:
         jobs = [stored for key in self.cluster.all_keys() if (stored := self.cluster.stored(key))]
@@ -272,7 +280,9 @@ class Controller:
         delay = self.queue.retry(key, getattr(error, "retry_after", None) or 0.0)
         log.warning("API server refused", error=str(error), kind=type(error).__name__, again_in=delay)
         stored = self.cluster.stored(key)
-        curable = isinstance(error, errors.ForbiddenError | errors.InvalidError | errors.ForeignObjectError)
+        curable = isinstance(
+            error, errors.ForbiddenError | errors.InvalidError | errors.MissingApiError | errors.ForeignObjectError
+        )
         if stored is None or not curable:
             return "error"
         told = self._told.setdefault(uid(stored), _Told())

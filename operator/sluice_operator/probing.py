@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from sluice.wire.tls import PLAIN, Tls
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.store import Key, uid
-from sluice_operator.plan import KubeObject, Progress, podstate
+from sluice_operator.plan import KubeObject, Progress, names, podstate
 from sluice_operator.probe import Target, ask
 
 AT_ONCE = 32
@@ -25,17 +27,17 @@ class Seen(Protocol):
 
 
 class Prober:
-    """Remembers the last answer of each job. deadline: seconds for one answer."""
+    """Remembers the last answer of each job. keys: what the jobs' tokens are made from; deadline: seconds an answer."""
 
-    def __init__(self, ask_one: Ask = ask, deadline: float = 5.0) -> None:
-        self._ask, self._deadline = ask_one, deadline
+    def __init__(self, keys: JobKeys, ask_one: Ask = ask, deadline: float = 5.0) -> None:
+        self._keys, self._ask, self._deadline = keys, ask_one, deadline
         self._answers: dict[str, Progress | None] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def latest(self, seen: Seen, stored: KubeObject) -> Progress | None:
         """The last answer; a trainer that has just ended is asked for once more, for its last step."""
         key = uid(stored)
-        target = target_of(seen, stored)
+        target = target_of(seen, stored, self._keys)
         if target is None:
             self._answers.pop(key, None)
             return None
@@ -52,7 +54,7 @@ class Prober:
         self._answers.pop(job, None)
 
     async def _ask_one(self, seen: Seen, stored: KubeObject) -> Key | None:
-        target = target_of(seen, stored)
+        target = target_of(seen, stored, self._keys)
         if target is None:
             return None
         async with self._limit:
@@ -62,20 +64,29 @@ class Prober:
         return key_of(stored) if answer != before else None
 
 
-def target_of(seen: Seen, stored: KubeObject) -> Target | None:
+def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
     """Whom to ask; None: the job does not run, or what can be asked does not."""
     status = stored.get("status") or {}
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
         return None
     name, owned = stored["metadata"]["name"], seen.owned(stored)
-    service, secret = owned.get(("Service", f"{name}-rendezvous")), owned.get(("Secret", f"{name}-token"))
+    service, config = owned.get(("Service", f"{name}-rendezvous")), owned.get(("ConfigMap", f"{name}-config"))
     running = {podstate.role(pod) for pod in seen.pods_of(stored) if podstate.is_running(pod)}
-    if service is None or secret is None or not {"rendezvous", "buffer"} <= running:
+    if service is None or config is None or not {"rendezvous", "buffer"} <= running:
         return None
     address, port = service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
     host = f"[{address}]" if ":" in address else address
-    token = base64.b64decode((secret.get("data") or {}).get("token", "")).decode()
-    return Target(f"{host}:{port}", token)
+    return Target(f"{host}:{port}", keys.token(uid(stored)), _tls(stored, config, keys))
+
+
+def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
+    """By the spec that the pods were started with: the stored one may ask for something else since."""
+    started = json.loads(config["data"][names.JOB_FILE])["spec"]
+    if not (started.get("tls") or {}).get("enabled"):
+        return PLAIN
+    metadata = stored["metadata"]
+    name = names.server_name(metadata["name"], metadata["namespace"])
+    return Tls(keys.authority(uid(stored)).encode(), name)
 
 
 def key_of(stored: KubeObject) -> Key:

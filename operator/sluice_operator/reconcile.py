@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ import structlog
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster.protocol import Cluster, Host
-from sluice_operator.plan import Images, KubeObject, Plan, Progress, is_finished, names, plan, podstate
+from sluice_operator.plan import Images, Plan, Progress, is_finished, plan, podstate
 from sluice_operator.plan.planner import DEFAULT_IMAGES
 from sluice_operator.plan.reopen import reopened
 
@@ -43,19 +42,10 @@ async def reconcile(
     if found.delete:
         await cluster.delete(job, found.delete)
     if found.create:
-        await cluster.apply(job, [with_secrets(each) for each in found.create])
+        await cluster.apply(job, found.create)
     if found.events:
         await cluster.emit(job, found.events)
     return found
-
-
-def with_secrets(found: KubeObject) -> KubeObject:
-    """The object with random text for the keys that it wants generated: planning is pure, so it cannot make them."""
-    wanted = found["metadata"].get("annotations", {}).get(names.GENERATE)
-    if wanted is None:
-        return found
-    generated = {key: secrets.token_urlsafe(32) for key in wanted.split(",")}
-    return {**found, "stringData": {**generated, **found.get("stringData", {})}}
 
 
 async def run_job(

@@ -16,13 +16,14 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """namespaces: those to watch; empty: all. namespace: our own, where the lease is kept."""
+    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are kept."""
 
     namespaces: tuple[str, ...]
     namespace: str
     identity: str
     lease_name: str
     lease_seconds: float
+    key_secret: str
     workers: int
     probe_seconds: float
     resync_seconds: float
@@ -41,6 +42,7 @@ def read(variables: Mapping[str, str] | None = None) -> Settings:
         identity=found.get("SLUICE_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
         lease_name=found.get("SLUICE_LEASE_NAME", "sluice-operator"),
         lease_seconds=_number(found, "SLUICE_LEASE_SECONDS", 15),
+        key_secret=found.get("SLUICE_KEY_SECRET") or "sluice-operator-key",
         workers=int(_number(found, "SLUICE_WORKERS", 8)),
         probe_seconds=_number(found, "SLUICE_PROBE_SECONDS", 10),
         resync_seconds=_number(found, "SLUICE_RESYNC_SECONDS", 120),
@@ -48,6 +50,7 @@ def read(variables: Mapping[str, str] | None = None) -> Settings:
         bind=found.get("SLUICE_BIND", "0.0.0.0"),  # noqa: S104 - a pod's own network
         images=Images(
             trainer=found.get("SLUICE_IMAGE_TRAINER") or defaults.trainer,
+            engine=found.get("SLUICE_IMAGE_ENGINE") or defaults.engine,
             rollout=found.get("SLUICE_IMAGE_ROLLOUT") or defaults.rollout,
             buffer=found.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
             rendezvous=found.get("SLUICE_IMAGE_RENDEZVOUS") or found.get("SLUICE_IMAGE_BUFFER") or defaults.rendezvous,

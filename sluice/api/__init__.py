@@ -1,5 +1,6 @@
 """RLJob v1alpha1: the one object that a user writes."""
 
+from sluice.api.algorithm import Algorithm
 from sluice.api.base import API_VERSION, GROUP, VERSION, Model, manifest, quantity_value
 from sluice.api.data import (
     Data,
@@ -23,7 +24,6 @@ from sluice.api.status import (
     RoleStatus,
 )
 from sluice.api.training import (
-    Algorithm,
     Checkpoint,
     Optimizer,
     Parallelism,

@@ -12,6 +12,8 @@ MUTABLE = (
     "progressDeadlineSeconds",
     "ttlSecondsAfterFinished",
     "failurePolicy",
+    "networkPolicy",
+    "podDisruptionBudget",
 )
 """Fields of the spec that may change while a job lives."""
 

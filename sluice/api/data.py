@@ -13,6 +13,7 @@ from sluice.api.base import (
     FreeForm,
     Model,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Quantity,
@@ -95,34 +96,87 @@ class Data(Model):
 
 
 class Sandbox(Model):
-    """Limits of the process that runs the reward function."""
+    """Limits of the processes that judge: those of functions and of mathematics, and the sandbox of type `code`."""
 
-    memory: Quantity = Field("2Gi", description="Address space of the process.")
+    processes: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None,
+        description="Processes that judge side by side in each rollout pod. Default: a quarter of its cores, 2 to 16.",
+    )
+    memory: Quantity = Field("2Gi", description="Address space of a judging process; `code`: of the tested program.")
     cpu_seconds: PositiveInt = Field(60, description="Processor time for one sample.")
+    test_seconds: PositiveFloat = Field(
+        6.0, description="`code`: time for one test; after one that takes longer the rest counts as failed."
+    )
+
+
+class RewardModel(Model):
+    """A reward model behind SGLang (`--is-embedding`): a request to /classify scores all samples that are ready."""
+
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
+        description="Address of the server, without path."
+    )
+    tokenizer: PathField | None = Field(
+        None,
+        description="Directory of the reward model's tokenizer: its chat template renders prompt and response. "
+        "Default: the prompt and, right behind it, the response, as plain text.",
+    )
+    output: NonNegativeInt = Field(0, description="Which of the model's outputs is the reward.")
+
+
+RewardType = Literal[
+    "boxed_exact_match",
+    "boxed_f1",
+    "boxed_gpqa",
+    "code",
+    "contains",
+    "dapo",
+    "data_source",
+    "deepscaler",
+    "exact_match",
+    "f1",
+    "gpqa",
+    "gsm8k",
+    "ifbench",
+    "math",
+    "math_prm800k",
+    "multiple_choice",
+    "random",
+]
 
 
 class Reward(Model):
-    """How a response is judged. Exactly one of `type`, `function` and `url`."""
+    """How a response is judged. Exactly one of `type`, `function`, `url` and `model`."""
 
-    type: Literal["exact_match", "contains", "f1"] | None = Field(
-        None, description="A built-in reward. A row's `metadata.rm_type` goes before it."
+    type: RewardType | None = Field(
+        None,
+        description="A built-in reward. `data_source`: the row's data_source picks it, as in verl. "
+        "A row's `metadata.rm_type` goes before whatever is set here.",
     )
     function: DottedPath | None = Field(
-        None, description="Own function: `package.module.function` or `path/to/file.py:function`, sync or async."
+        None,
+        description="Own function: `package.module.function` or `path/to/file.py:function`, sync or async, "
+        "with sluice's, slime's or verl's parameters.",
     )
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
         None, description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer is the reward."
     )
-    key: str | None = Field(None, description="Which entry is the reward, where a reward is a dictionary.")
+    model: RewardModel | None = Field(None, description="A reward model.")
+    key: str | None = Field(
+        None, description="Which entry is the reward, where a reward is a dictionary. Default: `score`."
+    )
     group: bool = Field(False, description="`function` takes all samples of a prompt at once and returns a list.")
-    timeout_seconds: PositiveFloat = Field(30.0, description="A reward that takes longer fails its sample.")
+    timeout_seconds: PositiveFloat = Field(
+        30.0,
+        description="A reward that takes longer fails its sample. `url`, `model`: of one request; "
+        "failed requests are repeated with back-off, for at most 4 times as long in all.",
+    )
     sandbox: Sandbox = Field(default_factory=Sandbox)
 
     rules = (
         Rule(
-            "[has(self.type), has(self.__function__), has(self.url)].filter(x, x).size() == 1",
-            lambda r: sum(x is not None for x in (r.type, r.function, r.url)) == 1,
-            "exactly one of type, function and url must be set",
+            "[has(self.type), has(self.__function__), has(self.url), has(self.model)].filter(x, x).size() == 1",
+            lambda r: sum(x is not None for x in (r.type, r.function, r.url, r.model)) == 1,
+            "exactly one of type, function, url and model must be set",
         ),
         Rule(
             "!(has(self.group) && self.group) || has(self.__function__)",

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sluice.api.algorithm import ACROSS_GROUPS, Algorithm
 from sluice.api.base import API_VERSION, FreeForm, Model, NonNegativeInt, PositiveInt, Rule
 from sluice.api.data import Data, Evaluation, ModelSource, Reward
 from sluice.api.status import RLJobStatus
-from sluice.api.training import Algorithm, Buffer, Checkpoint, Rollout, Trainer, WeightSync
+from sluice.api.training import Buffer, Checkpoint, Rollout, Trainer, WeightSync
 
 KIND = "RLJob"
 PLURAL = "rljobs"
@@ -66,17 +67,17 @@ class FailurePolicy(Model):
 
 
 class Kueue(Model):
-    queue_name: Annotated[str, Field(min_length=1, max_length=63)]
-    priority_class: str | None = None
+    queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="A LocalQueue.")
+    priority_class: Annotated[str, Field(max_length=63)] | None = Field(None, description="A WorkloadPriorityClass.")
 
 
 class Volcano(Model):
-    queue: str | None = None
+    queue: str | None = Field(None, description="Default: Volcano's queue `default`.")
     priority_class_name: str | None = None
 
 
 class NativePodGroup(Model):
-    pass
+    """PodGroups of scheduling.k8s.io/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)."""
 
 
 class PodGroupPolicy(Model):
@@ -96,7 +97,40 @@ class PodGroupPolicy(Model):
 
 
 class NetworkPolicy(Model):
-    enabled: bool = Field(True, description="Only pods of the same job, and Prometheus, may connect.")
+    enabled: bool = Field(
+        True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
+    )
+    metrics_from: Annotated[list[FreeForm], Field(max_length=16)] = Field(
+        default_factory=list, description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster."
+    )
+
+
+class PodDisruptionBudget(Model):
+    enabled: bool = Field(True, description="A drain of nodes never takes the last engine before another is ready.")
+
+
+class SecretKey(Model):
+    """One key of a Secret of the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class Secrets(Model):
+    """Tokens by reference; their texts never stand in a manifest."""
+
+    hugging_face: SecretKey | None = Field(
+        None, description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the hub."
+    )
+    wandb: SecretKey | None = Field(None, description="WANDB_API_KEY for the trainer.")
+
+
+class Tls(Model):
+    enabled: bool = Field(
+        False,
+        description="Calls between the job's pods are encrypted, and servers prove themselves by a certificate authority "
+        "of the job's own. Cannot be changed once pods were started.",
+    )
 
 
 class PodTemplateOverride(Model):
@@ -116,11 +150,7 @@ def _unavailable(path: str, default: int | bool | None, present: Callable[[RLJob
 
 
 UNAVAILABLE = (
-    _unavailable("checkpoint.async", False, lambda s: s.checkpoint.async_),
     _unavailable("rollout.function", None, lambda s: s.rollout.function),
-    _unavailable("trainer.parallelism.context", 1, lambda s: s.trainer.parallelism.context),
-    _unavailable("trainer.parallelism.expert", 1, lambda s: s.trainer.parallelism.expert),
-    _unavailable("trainer.parallelism.virtualPipeline", None, lambda s: s.trainer.parallelism.virtual_pipeline),
 )
 
 
@@ -152,6 +182,9 @@ class RLJobSpec(Model):
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     pod_group_policy: PodGroupPolicy | None = None
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    pod_disruption_budget: PodDisruptionBudget = Field(default_factory=PodDisruptionBudget)
+    secrets: Secrets = Field(default_factory=Secrets)
+    tls: Tls = Field(default_factory=Tls)
     pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(default_factory=list)
 
     rules = (
@@ -170,12 +203,21 @@ class RLJobSpec(Model):
             lambda s: str(s.trainer.world_size),
         ),
         Rule(
+            f"({_PROCESSES}) / {_or('self.trainer.parallelism.pipeline', 1)} "
+            f"% {_or('self.trainer.parallelism.expert', 1)} == 0",
+            lambda s: s.trainer.world_size // s.trainer.parallelism.pipeline % s.trainer.parallelism.expert == 0,
+            "nodes x processes a node / pipeline {} must be a multiple of expert",
+            "trainer.parallelism.expert",
+            lambda s: str(s.trainer.world_size // s.trainer.parallelism.pipeline),
+        ),
+        Rule(
             "!(has(self.weightSync) && has(self.weightSync.transport) && self.weightSync.transport == 'nccl') || "
             f"{_GPUS} > 0",
             lambda s: s.weight_sync.transport != "nccl" or s.trainer.gpus_per_node > 0,
             "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
             "weightSync.transport",
         ),
+        *ACROSS_GROUPS,
         *UNAVAILABLE,
     )
 

@@ -1,4 +1,4 @@
-"""spec.rollout, spec.algorithm, spec.trainer, spec.weightSync, spec.buffer, spec.checkpoint."""
+"""spec.rollout, spec.trainer, spec.weightSync, spec.buffer, spec.checkpoint."""
 
 from __future__ import annotations
 
@@ -89,56 +89,31 @@ class Rollout(Model):
     )
 
 
-class Clip(Model):
-    low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
-    high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
-    dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")
+class Parallelism(Model):
+    """How model and sequences are spread over trainer processes. What is left of them is data parallel."""
 
-
-class KL(Model):
-    coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
-    loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
-    type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
-    unbiased: bool = Field(False, description="Multiply the estimate by pi / pi_old.")
+    tensor: PositiveInt = Field(
+        1, description="Ranks that share every matrix, and the tokens between them (sequence parallel)."
+    )
+    pipeline: PositiveInt = Field(1, description="Ranks that share the layers, equally many each.")
+    context: PositiveInt = Field(
+        1, description="Ranks that share the tokens of a micro-batch, which may have this many times maxTokensPerGpu."
+    )
+    expert: PositiveInt = Field(
+        1, description="Ranks that share the experts of a mixture, across tensor, context and data parallel ranks."
+    )
+    virtual_pipeline: Annotated[int, Field(ge=2, le=1024)] | None = Field(
+        None, description="Runs of layers of each pipeline rank: smaller bubbles, more messages."
+    )
 
     rules = (
         Rule(
-            "!(has(self.coef) && self.coef > 0.0 && has(self.lossCoef) && self.lossCoef > 0.0)",
-            lambda k: not (k.coef > 0 and k.loss_coef > 0),
-            "coef (in the reward) and lossCoef (in the loss) cannot both be set",
-            "lossCoef",
+            "!has(self.virtualPipeline) || (has(self.pipeline) && self.pipeline > 1)",
+            lambda p: p.virtual_pipeline is None or p.pipeline > 1,
+            "virtualPipeline needs pipeline of at least 2",
+            "virtualPipeline",
         ),
     )
-
-
-class OffPolicy(Model):
-    method: Literal["none", "tis", "icepop"] = "none"
-    low: NonNegativeFloat = 0.0
-    high: PositiveFloat = 2.0
-
-
-class Algorithm(Model):
-    """The loss. Names and defaults are slime's; formulas are in the docstrings of sluice_trainer.algorithms."""
-
-    estimator: Literal["grpo"] = "grpo"
-    normalize_std: bool = Field(True, description="Divide group advantages by the group's standard deviation.")
-    normalize_advantages: bool = Field(False, description="Whiten advantages over the whole batch.")
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    lambda_: Annotated[float, Field(ge=0, le=1)] = Field(1.0, alias="lambda")
-    clip: Clip = Field(default_factory=Clip)
-    kl: KL = Field(default_factory=KL)
-    entropy_coef: float = 0.0
-    aggregation: Literal["sequence_mean", "token_mean", "token_sum"] = "sequence_mean"
-    off_policy: OffPolicy = Field(default_factory=OffPolicy)
-    loss_function: Literal["policy"] = "policy"
-
-
-class Parallelism(Model):
-    tensor: PositiveInt = 1
-    pipeline: PositiveInt = 1
-    context: PositiveInt = 1
-    expert: PositiveInt = 1
-    virtual_pipeline: PositiveInt | None = None
 
 
 class Optimizer(Model):
@@ -234,7 +209,11 @@ class Checkpoint(Model):
     volume: FreeForm | None = Field(None, description="Kubernetes volume source for checkpoints.")
     every_steps: PositiveInt = Field(20, description="Steps between checkpoints. The last step is always saved.")
     keep: PositiveInt = Field(2, description="How many checkpoints are kept.")
-    async_: Annotated[bool, Field(alias="async")] = Field(False, alias="async", description="Write beside training.")
+    async_: Annotated[bool, Field(alias="async")] = Field(
+        False,
+        alias="async",
+        description="Write beside training. It counts, and the buffer forgets, only once it is on the disk.",
+    )
     export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
         True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."
     )

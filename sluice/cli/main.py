@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sluice.api import ManifestError
+from sluice.cli import convert
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine.",
@@ -15,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(convert.app, name="convert")
 Manifest = Annotated[Path, typer.Argument(help="RLJob manifest (YAML).", show_default=False)]
 Manifests = Annotated[list[Path], typer.Argument(help="RLJob manifests (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -26,6 +30,23 @@ Overrides = Annotated[
 def _refuse(error: ManifestError) -> typer.Exit:
     typer.echo(f"error: {error}", err=True)
     return typer.Exit(2)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Why a job cannot be read, as one line. The libraries for it come with an extra."""
+    try:
+        from sluice_operator.cluster.picture import ReadError
+
+        try:
+            yield
+        except ReadError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        text = f"reading a job needs the extra `operator` ({error.name} is missing): pip install 'sluice[operator]'"
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -70,6 +91,53 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
         typer.echo(render_file(manifest, overrides or []), nl=False)
     except ManifestError as error:
         raise _refuse(error) from error
+
+
+Job = Annotated[str | None, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.")]
+RunDir = Annotated[
+    Path | None, typer.Option(help="A run of this machine. Default: runs/NAME, if there is one and no -n is given.")
+]
+
+
+@app.command()
+def status(
+    name: Job = None,
+    namespace: Namespace = None,
+    run_dir: RunDir = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the job has ended.")] = False,
+) -> None:
+    """Show what a job does, waits for and last failed of, in a cluster or on this machine."""
+    with _reading():
+        from sluice.cli.status import print_status
+
+        print_status(name, namespace, run_dir, watch=watch)
+
+
+@app.command()
+def logs(
+    name: Job = None,
+    role: Annotated[str | None, typer.Argument(help="trainer, rollout, buffer or rendezvous. Default: all.")] = None,
+    namespace: Namespace = None,
+    run_dir: RunDir = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job has ended, with later pods.")] = False,
+    replica: Annotated[int | None, typer.Option(help="Of this replica of the role only.")] = None,
+    container: Annotated[str | None, typer.Option("--container", "-c", help="Of this container only.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Of this attempt only; a cluster keeps the present one.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each log. Default: all.")] = None,
+) -> None:
+    """Print the logs of a job's pods as one, in the order of time."""
+    from sluice.api.status import ROLES
+
+    if role is not None and role not in ROLES:
+        typer.echo(f"error: there is no role {role}; expected one of {', '.join(ROLES)}", err=True)
+        raise typer.Exit(2)
+    if name in ROLES and role is None and run_dir is not None:  # a run directory needs no name
+        name, role = None, name
+    with _reading():
+        from sluice.cli.logs import Wanted, print_logs
+
+        print_logs(name, namespace, run_dir, Wanted(role, replica, container, attempt, tail), follow=follow)
 
 
 @app.command()

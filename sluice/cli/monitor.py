@@ -11,6 +11,7 @@ import grpc.aio
 
 from sluice.telemetry import run_directory
 from sluice.wire import rpc
+from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 
 CALL_SECONDS = 3.0
@@ -42,17 +43,17 @@ class Monitor:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self.latest = Snapshot()
 
-    async def ask(self, rendezvous: str, token: str) -> Snapshot:
+    async def ask(self, rendezvous: str, token: str, secured: Tls = PLAIN) -> Snapshot:
         """A new snapshot. Raises nothing: a service that is away is part of the picture."""
         metadata = rpc.metadata(token)
         snapshot = Snapshot()
         try:
-            stub = rendezvous_pb2_grpc.RendezvousStub(self._channel(rendezvous))
+            stub = rendezvous_pb2_grpc.RendezvousStub(self._channel(rendezvous, secured))
             request = rendezvous_pb2.GetLedgerRequest()
             snapshot.ledger = await stub.GetLedger(request, metadata=metadata, timeout=CALL_SECONDS)
             address = next((e.member.address for e in snapshot.ledger.entries if e.member.role == "buffer"), None)
             if address:
-                buffer = buffer_pb2_grpc.BufferStub(self._channel(address))
+                buffer = buffer_pb2_grpc.BufferStub(self._channel(address, secured))
                 asked = buffer_pb2.StatsRequest()
                 snapshot.stats = await buffer.Stats(asked, metadata=metadata, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -69,7 +70,7 @@ class Monitor:
         for channel in self._channels.values():
             await channel.close()
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, address: str, secured: Tls) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address)
+            self._channels[address] = rpc.channel(address, secured)
         return self._channels[address]

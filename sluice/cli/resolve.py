@@ -11,6 +11,14 @@ from sluice.api.data import parse_path
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_FUNCTIONS = (
+    ("reward", "function"),
+    ("rollout", "dynamicFilter"),
+    ("rollout", "function"),
+    ("algorithm", "function"),
+    ("algorithm", "lossFunction"),
+)
+"""Fields that name a function of the user's: (group, field)."""
 
 
 def resolve(job: RLJob, base: Path) -> RLJob:
@@ -21,9 +29,11 @@ def resolve(job: RLJob, base: Path) -> RLJob:
     _absolute(spec["model"], "referencePath", base)
     for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
         _absolute(source, "path", base)
-    for group, field in (("reward", "function"), ("rollout", "dynamicFilter"), ("rollout", "function")):
+    _absolute(spec.get("algorithm", {}).get("critic", {}), "modelPath", base)
+    for group, field in _FUNCTIONS:
         if ".py:" in str(spec.get(group, {}).get(field, "")):
             _absolute(spec[group], field, base)
+    _absolute(spec["reward"].get("model", {}), "tokenizer", base)
     document["kind"] = KIND
     return RLJob.model_validate(document)
 
@@ -71,11 +81,8 @@ def _check_data(job: RLJob) -> list[str]:
 
 
 def _check_functions(job: RLJob) -> list[str]:
-    functions = [
-        ("spec.reward.function", job.spec.reward.function),
-        ("spec.rollout.dynamicFilter", job.spec.rollout.dynamic_filter),
-        ("spec.rollout.function", job.spec.rollout.function),
-    ]
+    spec = manifest(job)["spec"]
+    functions = [(f"spec.{group}.{field}", spec.get(group, {}).get(field)) for group, field in _FUNCTIONS]
     return [
         f"{field}: there is no file {path.rpartition(':')[0]}"
         for field, path in functions

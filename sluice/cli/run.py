@@ -17,10 +17,12 @@ from sluice.cli.resolve import check_files, resolve
 from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import run_directory
 from sluice.telemetry.summary import summarize
+from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_operator.cluster.local import LocalCluster
 from sluice_operator.cluster.rundir import RunDirectoryError
-from sluice_operator.plan import Plan, Progress, names
+from sluice_operator.plan import Observed, Plan, Progress, names
+from sluice_operator.plan.objects import rendezvous_address
 from sluice_operator.probe import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
@@ -81,12 +83,11 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
 
         async def probe() -> Progress | None:
             observed = await cluster.observe(job)
-            service = observed.objects.get(("Service", names.rendezvous_name(job)))
+            address = rendezvous_address(job, observed)
             secret = observed.objects.get(("Secret", names.token_name(job)))
-            if service is None or secret is None:
+            if address is None or secret is None:
                 return None
-            address = f"{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
-            snapshot = await monitor.ask(address, secret["stringData"]["token"])
+            snapshot = await monitor.ask(address, secret["stringData"][names.TOKEN_KEY], tls_of(job, observed))
             return progress_of(snapshot.stats, snapshot.ledger or Ledger()) if snapshot.stats else None
 
         def on_plan(plan: Plan) -> None:
@@ -113,6 +114,12 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             await monitor.close()
     write_summary(directory, status, monitor, time.time() - started)
     return None if stopped else status
+
+
+def tls_of(job: RLJob, observed: Observed) -> Tls:
+    """How this run's servers prove themselves."""
+    secret = observed.objects.get(("Secret", names.tls_name(job))) if job.spec.tls.enabled else None
+    return Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job)) if secret else PLAIN
 
 
 def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:

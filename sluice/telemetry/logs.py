@@ -1,4 +1,7 @@
-"""Structured logs: one line an event, for people on a terminal and for machines in a cluster."""
+"""Structured logs: one line an event, for people on a terminal and for machines in a cluster.
+
+What libraries log with the standard library's logging goes through the same chain, from WARNING on.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,44 @@ from sluice.environment import ConfigurationError
 def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
     """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json. `context` stands on every line."""
     as_json = os.environ.get("SLUICE_LOG_FORMAT") == "json"
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else _plain
+    last: list[Any] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.JSONRenderer() if as_json else _plain,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
-        ],
+        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *last],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[_of_libraries(last)])
+    logging.captureWarnings(as_json)
     structlog.contextvars.bind_contextvars(role=role, **context)
     return get()
+
+
+def _of_libraries(last: list[Any]) -> logging.Handler:
+    """What is not logged with structlog, in the same form, with the name of its logger."""
+    handler = logging.StreamHandler(sys.stderr)
+    first: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        _name_object,
+    ]
+    drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[drop, *last]))
+    return handler
+
+
+def _name_object(_logger: Any, _method: str, event: Any) -> Any:
+    """Kopf says in `k8s_ref` which object a line is about: `job` or `pod`, as namespace/name."""
+    found = getattr(event["_record"], "k8s_ref", None) or {}
+    if found.get("name"):
+        kind = {"RLJob": "job"}.get(found.get("kind", ""), str(found.get("kind", "object")).lower())
+        event[kind] = f"{found.get('namespace')}/{found['name']}"
+    return event
 
 
 def get() -> structlog.typing.FilteringBoundLogger:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from sluice.wire import rpc
+from sluice.wire import rpc, tls
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 
@@ -33,6 +33,7 @@ class Membership:
     ) -> None:
         """`hello` and `heartbeat` are asked each time, so that they tell the present state."""
         self._address = address
+        self._secured = tls.from_environment()
         self._hello = hello
         self._heartbeat = heartbeat
         self._beat = asyncio.Event()
@@ -70,18 +71,21 @@ class Membership:
 
     async def _run(self) -> None:
         pause = _REJOIN_SECONDS[0]
-        async with rpc.channel(self._address) as channel:
+        async with rpc.channel(self._address, self._secured) as channel:
             stub = rendezvous_pb2_grpc.RendezvousStub(channel)
+            # A call that waits for its channel never learns that the peer's certificate is a foreign one.
+            patient = not self._secured
             while True:
                 try:
-                    async for message in stub.Join(self._messages(), metadata=rpc.metadata(), wait_for_ready=True):
+                    async for message in stub.Join(self._messages(), metadata=rpc.metadata(), wait_for_ready=patient):
                         pause = _REJOIN_SECONDS[0]
                         self.latest = message
                         self.connected.set()
                         self._tell()
                 except grpc.aio.AioRpcError as error:
-                    if error.code() in _FINAL:
-                        self.refused = f"refused by the rendezvous: {error.details()}"
+                    foreign = tls.refusal(error.details())
+                    if foreign or error.code() in _FINAL:
+                        self.refused = f"refused by the rendezvous: {foreign or error.details()}"
                         self.connected.clear()
                         self._tell()
                         return

@@ -1,4 +1,6 @@
-"""gRPC as the house uses it: keepalive, a token and a deadline on every call, retries while a peer restarts."""
+"""gRPC as the house uses it: keepalive, a token and a deadline on every call, TLS where the job asks for it, retries
+while a peer restarts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+
+from sluice.wire import tls
+from sluice.wire.tls import Tls
 
 T = TypeVar("T")
 
@@ -76,10 +81,17 @@ def server(token: str | None = None) -> grpc.aio.Server:
     return grpc.aio.server(options=_OPTIONS, interceptors=interceptors)
 
 
-def bind(server_: grpc.aio.Server, address: str) -> int:
-    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address is taken."""
+def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> int:
+    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address is taken.
+
+    secured: None: what the environment says.
+    """
+    secured = tls.from_environment() if secured is None else secured
     try:
-        port = int(server_.add_insecure_port(address))
+        if secured:
+            port = int(server_.add_secure_port(address, secured.of_server()))
+        else:
+            port = int(server_.add_insecure_port(address))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: it is taken or not ours ({error})") from error
     if port == 0:
@@ -87,14 +99,25 @@ def bind(server_: grpc.aio.Server, address: str) -> int:
     return port
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
+    """secured: None: what the environment says."""
+    secured = tls.from_environment() if secured is None else secured
+    if not secured:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    credentials, options = secured.of_channel()
+    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS + options)
 
 
 def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
     """What every call carries."""
     token = job_token() if token is None else token
     return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def _hint(details: str | None) -> str:
+    """A server with TLS just closes a connection in plain text."""
+    plain = "Socket closed" in (details or "") and not tls.from_environment()
+    return "; it may want TLS, which this process was not given" if plain else ""
 
 
 async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: float) -> T:
@@ -108,10 +131,13 @@ async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: floa
         try:
             return await call()
         except grpc.aio.AioRpcError as error:
+            foreign = tls.refusal(error.details())
+            if foreign:
+                raise RefusedError(f"{what}: {foreign}") from error
             if error.code() not in _RETRIED:
                 raise RefusedError(f"{what}: {error.code().name}: {error.details()}") from error
             if time.monotonic() + pause > end:
-                cause = f"{error.code().name}: {error.details()}"
+                cause = f"{error.code().name}: {error.details()}{_hint(error.details())}"
                 raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({cause})") from error
         await asyncio.sleep(pause)
         pause = min(pause * 2, 2.0)

@@ -15,6 +15,7 @@ from sluice_operator.cluster.kube.api import Api
 from tests.cluster.control_plane import ROOT, ControlPlane, control_plane
 from tests.cluster.operators import Operator
 from tests.cluster.world import World, new_world
+from tests.tools import missing
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 StartOperator = Callable[..., Awaitable[Operator]]
@@ -31,6 +32,13 @@ def plane() -> Iterator[ControlPlane]:
     with control_plane() as found:
         os.environ["KUBECONFIG"] = found.kubeconfig
         yield found
+
+
+@pytest.fixture
+def garbage_collector(plane: ControlPlane) -> None:
+    """For tests of what an owner's deletion takes along."""
+    if not plane.collects:
+        missing("needs a control plane with kube-controller-manager")
 
 
 @pytest.fixture

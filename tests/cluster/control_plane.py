@@ -1,57 +1,75 @@
-"""A real API server: the one of KUBECONFIG, or one that is started from ../shared/kube."""
+"""A control plane for the tests: that of KUBECONFIG, one that is started from a release's binaries, or a kind cluster.
+
+The binaries are those of KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory): etcd and
+kube-apiserver, and kube-controller-manager where what it does is tested too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import ssl
 import subprocess
+import tempfile
+import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from sluice.environment import free_port
+from tests.tools import ROOT, missing, neighbour_tools
 
-ROOT = Path(__file__).resolve().parents[2]
-KUBE = ROOT.parent / "shared" / "kube" / "kube"
+__all__ = ["ROOT", "ControlPlane", "control_plane"]
+START_SECONDS = 60
+TOKEN = "admin"
+SERVICES = "10.96.0.0/16"
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{{name: test, cluster: {{server: "{server}", certificate-authority: "{directory}/apiserver.crt"}}}}]
+users: [{{name: admin, user: {{token: {token}}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: admin}}}}]
+"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ControlPlane:
-    """kubeconfig: for an administrator. directory: of an instance that is ours to break; None: it is not ours."""
+    """kubeconfig: for an administrator. directory: of one that is ours to break; None: it is not ours.
+
+    collects: something deletes what belongs to deleted owners.
+    """
 
     kubeconfig: str
     directory: Path | None = None
+    collects: bool = True
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     async def stop_api_server(self) -> list[str]:
         """Kill it; the command that starts it again."""
-        assert self.directory is not None
-        process = int((self.directory / "pid" / "apiserver").read_text().split()[0])
-        arguments = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")[1:-1]
-        command = [os.readlink(f"/proc/{process}/exe"), *arguments]
-        os.kill(process, signal.SIGKILL)
-        while _alive(process):
-            await asyncio.sleep(0.05)
-        return command
+        process = self.processes["kube-apiserver"]
+        process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(process.wait)
+        assert isinstance(process.args, list)
+        return [str(argument) for argument in process.args]
 
     def start_api_server(self, command: list[str]) -> None:
-        """In the way that `kube` started it, so that `kube down` ends it."""
+        self.run("kube-apiserver", command)
+
+    def run(self, name: str, command: list[str]) -> None:
         assert self.directory is not None
-        with (self.directory / "log" / "apiserver.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        began = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[19]
-        (self.directory / "pid" / "apiserver").write_text(f"{process.pid} {began}\n")
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-
-def _alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
+    def stop(self) -> None:
+        for name in reversed(self.processes):
+            self.processes[name].kill()
+            self.processes[name].wait()
 
 
 @contextmanager
@@ -59,13 +77,122 @@ def control_plane() -> Iterator[ControlPlane]:
     if os.environ.get("KUBECONFIG"):
         yield ControlPlane(os.environ["KUBECONFIG"])
         return
-    if not KUBE.exists():
-        pytest.skip("needs a Kubernetes API server: set KUBECONFIG, or put a control plane at ../shared/kube")
-    name = f"t-{uuid.uuid4().hex[:8]}"
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    binaries = Path(assets) if assets else neighbour_tools()
+    if binaries is not None:
+        with _of_binaries(binaries) as found:
+            yield found
+    elif shutil.which("kind"):
+        with _of_kind() as found:
+            yield found
+    else:
+        missing(
+            "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a directory with etcd and "
+            "kube-apiserver, or install kind"
+        )
+
+
+@contextmanager
+def _of_kind() -> Iterator[ControlPlane]:
+    name = f"sluice-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory() as directory:
+        kubeconfig = f"{directory}/kubeconfig"
+        try:
+            subprocess.run(
+                ["kind", "create", "cluster", "--name", name, "--kubeconfig", kubeconfig, "--wait", "2m"], check=True
+            )
+            yield ControlPlane(kubeconfig)
+        finally:
+            subprocess.run(["kind", "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig], check=True)
+
+
+@contextmanager
+def _of_binaries(binaries: Path) -> Iterator[ControlPlane]:
+    with tempfile.TemporaryDirectory(prefix="sluice-control-plane-") as name:
+        directory = Path(name)
+        port = free_port()
+        plane = ControlPlane(str(directory / "kubeconfig"), directory, (binaries / "kube-controller-manager").exists())
+        text = KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=directory, token=TOKEN)
+        (directory / "kubeconfig").write_text(text)
+        (directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+        key = directory / "accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        try:
+            etcd = f"http://127.0.0.1:{free_port()}"
+            plane.run("etcd", _etcd(binaries, directory, etcd))
+            plane.run("kube-apiserver", _api_server(binaries, directory, etcd, port, plane.collects))
+            _wait_for(plane, port, "/readyz")
+            if plane.collects:
+                plane.run("kube-controller-manager", _controller_manager(binaries, directory))
+                _wait_for(plane, port, "/api/v1/namespaces/default/serviceaccounts/default")
+            yield plane
+        finally:
+            plane.stop()
+
+
+def _etcd(binaries: Path, directory: Path, url: str) -> list[str]:
+    return [
+        str(binaries / "etcd"),
+        f"--data-dir={directory}/etcd",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        "--listen-peer-urls=http://127.0.0.1:0",
+    ]
+
+
+def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects: bool) -> list[str]:
+    """It makes its own certificate. Without a controller manager no namespace has a service account to insist on."""
+    return [
+        str(binaries / "kube-apiserver"),
+        f"--etcd-servers={etcd}",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=198.51.100.1",  # stands in an Endpoints object only, which may hold no loopback address
+        f"--cert-dir={directory}",
+        f"--token-auth-file={directory}/tokens.csv",
+        "--authorization-mode=RBAC",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={directory}/accounts.key",
+        f"--service-account-signing-key-file={directory}/accounts.key",
+        f"--service-cluster-ip-range={SERVICES}",
+        *([] if collects else ["--disable-admission-plugins=ServiceAccount"]),
+    ]
+
+
+def _controller_manager(binaries: Path, directory: Path) -> list[str]:
+    program = str(binaries / "kube-controller-manager")
+    has_plain_port = "--port int" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    return [
+        program,
+        f"--kubeconfig={directory}/kubeconfig",
+        f"--service-account-private-key-file={directory}/accounts.key",
+        f"--service-cluster-ip-range={SERVICES}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        *(["--port=0"] if has_plain_port else []),  # releases before 1.24
+    ]
+
+
+def _wait_for(plane: ControlPlane, port: int, path: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not _answers(plane, f"https://127.0.0.1:{port}{path}"):
+        for name, process in plane.processes.items():
+            assert process.poll() is None, f"{name} ended:\n{_log(plane, name)}"
+        if time.monotonic() > end:
+            raise TimeoutError(f"no answer to {path} within {START_SECONDS} s:\n{_log(plane, [*plane.processes][-1])}")
+        time.sleep(0.1)
+
+
+def _answers(plane: ControlPlane, url: str) -> bool:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
     try:
-        lines = subprocess.run([KUBE, "up", "--name", name], check=True, text=True, stdout=subprocess.PIPE).stdout
-        exports = dict(line[7:].split("=", 1) for line in lines.splitlines() if line.startswith("export "))
-        kubeconfig = exports["KUBECONFIG"].strip("'\"")
-        yield ControlPlane(kubeconfig, Path(kubeconfig).parent)
-    finally:
-        subprocess.run([KUBE, "down", "--name", name], check=True, stdout=subprocess.DEVNULL)
+        context = ssl.create_default_context(cafile=f"{plane.directory}/apiserver.crt")
+        with urllib.request.urlopen(request, timeout=5, context=context) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # not there yet: no certificate, nobody listens, not ready (an HTTPError is an OSError)
+        return False
+
+
+def _log(plane: ControlPlane, name: str) -> str:
+    assert plane.directory is not None
+    return "\n".join((plane.directory / f"{name}.log").read_text(errors="replace").splitlines()[-20:])

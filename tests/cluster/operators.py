@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from sluice.environment import free_port
 
@@ -55,6 +57,10 @@ class Operator:
             return error.code, error.read().decode()
         except (OSError, urllib.error.URLError):
             return 0, ""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of its log, where it was started with SLUICE_LOG_FORMAT=json."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""

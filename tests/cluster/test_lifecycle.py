@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import StartOperator
 from tests.cluster.operators import Operator
@@ -26,7 +28,7 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     names = {kind: [found["metadata"]["name"] for found in children[kind]] for kind in OWNED if kind != "Pod"}
     assert names == {
         "ConfigMap": ["demo-config"],
-        "Secret": ["demo-token"],
+        "Secret": [f"demo-token-{job['metadata']['uid'][:8]}"],
         "Service": ["demo-rendezvous"],
         "PersistentVolumeClaim": ["demo-buffer"],
     }
@@ -130,6 +132,7 @@ async def test_a_job_of_another_manager_is_left_alone(operator: Operator, world:
     assert await world.status() == {}
 
 
+@pytest.mark.usefixtures("garbage_collector")
 async def test_deletion_leaves_nothing(operator: Operator, world: World) -> None:
     """The garbage collector of a fresh control plane learns of a new kind within half a minute."""
     await world.running(5)
@@ -142,6 +145,7 @@ async def test_deletion_leaves_nothing(operator: Operator, world: World) -> None
     assert "rljob_info{" not in operator.get("/metrics")[1]
 
 
+@pytest.mark.usefixtures("garbage_collector")
 async def test_a_name_may_be_used_again(operator: Operator, world: World) -> None:
     first = await world.create()
     await world.until_pods(5)

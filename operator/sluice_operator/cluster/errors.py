@@ -16,6 +16,10 @@ class NotFoundError(ApiError):
     """404."""
 
 
+class MissingApiError(NotFoundError):
+    """404, because the API server does not know the kind at all."""
+
+
 class ConflictError(ApiError):
     """409 on a write: somebody else wrote first. The cure is to read again."""
 

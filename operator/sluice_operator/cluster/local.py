@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.api import RLJob, RLJobStatus, manifest
-from sluice_operator.cluster import gpus, ports, processes, rundir, services, volumes
+from sluice_operator.cluster import gpus, ports, processes, readiness, rundir, services, volumes
 from sluice_operator.cluster.inherited import inherited_env
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.localpod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
 from sluice_operator.cluster.supervisor import become_subreaper
 from sluice_operator.cluster.translate import LOOPBACK, Command, Place, PodError, commands
@@ -79,6 +80,7 @@ class LocalCluster:
     def _open_state(self) -> None:
         self._store = rundir.Store(self.run_dir)
         self._state = self._store.load()
+        self._keys = JobKeys(rundir.key(self.run_dir))
         self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         self._check_service_ports()
@@ -119,7 +121,8 @@ class LocalCluster:
         self._state.job = job.key
         for found in objects:
             if found["kind"] != "Pod":
-                self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = self._accepted(found)
+                stored = self._accepted(self._keys.filled(job, found))
+                self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = stored
             elif found["metadata"]["name"] not in self._pods:
                 pod = new_pod(found, self.logs_dir)
                 self._pods[pod.name] = pod
@@ -195,12 +198,17 @@ class LocalCluster:
         place = Place(found, named_ports, overrides, self._state.objects)
         ready = commands(pod.manifest, place, inherited_env() | self._env)
         pod.started = now_text()
+        specs = pod.manifest["spec"]["containers"]
+        urls = [readiness.url(spec, named_ports) for spec in specs]
         left = list(pod.gpus)
-        for container, command, spec in zip(pod.containers, ready, pod.manifest["spec"]["containers"], strict=True):
+        for container, command, spec, url in zip(pod.containers, ready, specs, urls, strict=True):
             count = int(spec.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
             command.env["CUDA_VISIBLE_DEVICES"] = ",".join(left[:count])
             del left[:count]
             self._start_container(pod, container, command)
+            if url and container.process is not None:
+                container.ready = False
+                container.prober = self._spawn(self._probe(container, spec["readinessProbe"], url))
 
     def _start_container(self, pod: LocalPod, container: Container, command: Command) -> None:
         try:
@@ -210,6 +218,11 @@ class LocalCluster:
             return
         container.on_end(lambda: self._loop.call_soon_threadsafe(self._supervisor_ended, pod, container))
 
+    async def _probe(self, container: Container, probe: Mapping[str, Any], url: str) -> None:
+        async for ready in readiness.answers(probe, url):
+            container.ready = ready
+            self._change.set()
+
     def _supervisor_ended(self, pod: LocalPod, container: Container) -> None:
         self._spawn(self._container_ended(pod, container))
 
@@ -218,6 +231,7 @@ class LocalCluster:
         assert container.process is not None
         await processes.kill_marked(processes.marker(self.run_dir, pod.name, container.name))
         container.end(container.process.wait())
+        container.stop_probing()
         processes.reap_adopted(self._supervisors())
         if pod.ended and pod.deletion_time:
             self._forget(pod)
@@ -274,10 +288,11 @@ class LocalCluster:
             self._state.pods = {name: pod.observed() for name, pod in self._pods.items()}
         self._store.save(self._state)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

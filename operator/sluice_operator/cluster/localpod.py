@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
 
 @dataclass
 class Container:
-    """exit_code is set once all processes of the container are gone."""
+    """exit_code is set once all processes of the container are gone. ready: what its readiness probe says."""
 
     name: str
     log: Path
@@ -53,6 +54,8 @@ class Container:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    ready: bool = True
+    prober: asyncio.Task[None] | None = None
 
     def start(self, command: Command, run_dir: Path, pod: str, inherited: Sequence[int], life: int) -> None:
         """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the one it watches."""
@@ -85,6 +88,10 @@ class Container:
 
         threading.Thread(target=wait, name=f"wait-{pid}", daemon=True).start()
 
+    def stop_probing(self) -> None:
+        if self.prober is not None:
+            self.prober.cancel()
+
     def send(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
             os.kill(self.process.pid, number)  # not send_signal: it would reap
@@ -94,6 +101,10 @@ class Container:
         self.exit_code, self.finished = code, now_text()
         self.reason = reason or ("Completed" if code == 0 else "Error")
         self.message = message or (log_tail(self.log) if code else "")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready and self.process is not None and self.exit_code is None
 
     def status(self) -> dict[str, Any]:
         if self.exit_code is not None:
@@ -110,7 +121,7 @@ class Container:
             state = {"running": {"startedAt": self.started}}
         else:
             state = {"waiting": {"reason": "ContainerCreating"}}
-        return {"name": self.name, "ready": "running" in state, "state": state, "restartCount": 0}
+        return {"name": self.name, "ready": self.is_ready, "state": state, "restartCount": 0}
 
 
 @dataclass
@@ -166,7 +177,7 @@ class LocalPod:
 
     def _status(self) -> dict[str, Any]:
         phase = self._phase()
-        ready = phase == "Running" and all(container.exit_code is None for container in self.containers)
+        ready = phase == "Running" and all(container.is_ready for container in self.containers)
         conditions = [{"type": "Ready", "status": str(ready)}]
         if self.waiting:
             conditions.append(

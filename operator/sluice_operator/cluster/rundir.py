@@ -17,10 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sluice_operator.cluster.keys import KEY_BYTES, new_key
 from sluice_operator.plan import clock
 
 STATE_FILE = "state.json"
 LOCK_FILE = "run.lock"
+KEY_FILE = "run.key"
 _FORMAT = 1
 
 
@@ -73,6 +75,27 @@ class Store:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def key(directory: Path) -> bytes:
+    """The key of this run, from which its token and certificates are derived. Only its owner may read it."""
+    path = directory / KEY_FILE
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(new_key().hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    try:
+        found = bytes.fromhex(path.read_text())
+    except ValueError:
+        found = b""
+    if len(found) < KEY_BYTES:
+        raise RunDirectoryError(f"{path}: expected {KEY_BYTES} bytes in hexadecimal; delete it to get a new one")
+    return found
 
 
 async def lock(directory: Path, wait_seconds: float) -> int:

@@ -27,8 +27,7 @@ def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -
             served[found["spec"]["ports"][0]["targetPort"]] = found["spec"]["ports"][0]["port"]
     result: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
-        for declared in container.get("ports", []):
-            name = declared["name"]
+        for name in (declared["name"] for declared in container.get("ports", []) if "name" in declared):
             result[name] = served.get(name) or free_port(taken | set(result.values()))
     return result
 

@@ -16,6 +16,7 @@ from sluice_operator.plan.model import KubeObject
 Key = tuple[str, str]
 """(namespace, name of the job)."""
 
+_POD_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 GRAVES_SECONDS = 600.0
 
 
@@ -88,7 +89,7 @@ class Store:
 def lean_pod(found: KubeObject) -> KubeObject:
     """What the planner reads of a pod. Most of a pod is its containers' environment, ten times as large as the rest."""
     metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
-    spec = {key: value for key, value in found.get("spec", {}).items() if key in ("schedulingGates", "nodeName")}
+    spec = {key: value for key, value in found.get("spec", {}).items() if key in _POD_SPEC}
     return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": found.get("status", {})}
 
 

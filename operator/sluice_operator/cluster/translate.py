@@ -67,7 +67,7 @@ def check(pod: KubeObject) -> None:
 
 def _command(pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]) -> Command:
     paths = mount_paths(container, place.volumes)
-    own = environment(pod, container, place, paths)
+    own = environment(pod, container, place, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
     argv = [translate(expand(word, own), paths) for word in words]
     if argv[0] in ("python", "python3"):
@@ -104,8 +104,17 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def environment(pod: KubeObject, container: dict[str, Any], place: Place, paths: Mapping[str, str]) -> dict[str, str]:
-    """The container's own variables, in order, each able to use those before it."""
+def environment(
+    pod: KubeObject,
+    container: dict[str, Any],
+    place: Place,
+    paths: Mapping[str, str],
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The container's own variables, in order, each able to use those before it.
+
+    A Secret of the user's is no part of a run; a variable of this machine with the same name stands for its key.
+    """
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
         for key, text in _env_from(source, place).items():
@@ -113,12 +122,20 @@ def environment(pod: KubeObject, container: dict[str, Any], place: Place, paths:
     overrides = dict(place.overrides) | {f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()}
     for entry in container.get("env", []):
         name = entry["name"]
+        if name in inherited and _is_elsewhere(entry, place):
+            continue
         value: str | None = overrides.get(name)
         if value is None:
             value = _value(pod, entry, found, place)
         if value is not None:
             found[name] = translate(value, paths)
     return found
+
+
+def _is_elsewhere(entry: dict[str, Any], place: Place) -> bool:
+    """The variable comes from a Secret that only a cluster has."""
+    reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
+    return reference is not None and f"Secret/{reference['name']}" not in place.objects
 
 
 def _value(pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place) -> str | None:
@@ -152,7 +169,8 @@ def _data(place: Place, kind: str, reference: dict[str, Any]) -> dict[str, str]:
     found = place.objects.get(f"{kind}/{reference['name']}")
     if found is None and not reference.get("optional"):
         raise PodError(
-            f"{kind} {reference['name']} does not exist in this run; set the variable in the template instead"
+            f"{kind} {reference['name']} does not exist in this run; "
+            "set the variable on this machine, or in the template"
         )
     return object_data(found or {})
 

@@ -20,18 +20,18 @@ def prepare(
     by their claim's name. An emptyDir keeps its content between attempts, as the whole run directory does.
     """
     found: dict[str, Path] = {}
-    files: list[tuple[Path, KubeObject]] = []
+    files: list[tuple[Path, dict[str, str]]] = []
     for volume in pod["spec"].get("volumes", []):
         name = volume["name"]
         source = _file_source(volume, objects)
         if source is not None:
             found[name] = pod_dir / name
-            files.append((found[name], source))
+            files.append((found[name], _files(volume, source)))
         else:
             found[name] = chosen.get(name) or _directory(volume, run_dir)
     _make_sub_paths(pod, found)
-    for directory, source in files:
-        _write_files(directory, source, pod, found)
+    for directory, texts in files:
+        _write_files(directory, texts, pod, found)
     return found
 
 
@@ -72,13 +72,30 @@ def _make_sub_paths(pod: KubeObject, volumes: Mapping[str, Path]) -> None:
                 (volumes[mount["name"]] / mount["subPath"]).mkdir(parents=True, exist_ok=True)
 
 
-def _write_files(directory: Path, source: KubeObject, pod: KubeObject, volumes: Mapping[str, Path]) -> None:
-    """One file for each key. Mount paths in their text are translated too: the resolved manifest names the model's."""
+def _files(volume: dict[str, Any], source: KubeObject) -> dict[str, str]:
+    """File name -> text: all keys of the object, or those that the volume's `items` choose."""
+    texts = object_data(source)
+    reference = volume.get("secret") or volume.get("configMap") or {}
+    if "items" not in reference:
+        return texts
+    chosen = {}
+    for item in reference["items"]:
+        if item["key"] in texts:
+            chosen[item["path"]] = texts[item["key"]]
+        elif not reference.get("optional"):
+            raise PodError(f"volume {volume['name']}: its source has no key {item['key']}")
+    return chosen
+
+
+def _write_files(directory: Path, texts: Mapping[str, str], pod: KubeObject, volumes: Mapping[str, Path]) -> None:
+    """One file for each text. Mount paths in them are translated too: the resolved manifest names the model's."""
     directory.mkdir(parents=True, exist_ok=True)
     paths: dict[str, str] = {}
     for container in pod["spec"]["containers"]:
         paths |= mount_paths(container, volumes)
-    for key, text in object_data(source).items():
-        descriptor = os.open(directory / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for name, text in texts.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(translate(text, paths))

@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
-from sluice_operator.plan import clock, podstate
+from sluice_operator.plan import clock
+from sluice_operator.plan.blocked import blocked
 from sluice_operator.plan.constants import (
-    ADMITTED,
-    GATED,
     IN_SYNC,
     NO_ENGINES,
     OUT_OF_SYNC,
     PENDING,
+    QUEUED,
     RESTARTING,
     RUNNING,
     STARTING,
@@ -24,6 +24,7 @@ from sluice_operator.plan.constants import (
 )
 from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import KubeObject, Progress
+from sluice_operator.plan.podstate import headline
 
 Value = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = ("Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed")
@@ -58,7 +59,7 @@ def updated(status: RLJobStatus, findings: Sequence[Finding], generation: int, n
 
 
 def state_word(conditions: Sequence[Condition]) -> str:
-    """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
+    """Pending, Queued, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
     by_type = {condition.type: condition for condition in conditions}
     for kind in ("Succeeded", "Failed", "Suspended"):
         if kind in by_type and by_type[kind].status == "True":
@@ -66,42 +67,59 @@ def state_word(conditions: Sequence[Condition]) -> str:
     running = by_type.get("Running")
     if running is None or running.reason == PENDING.name:
         return "Pending"
+    if running.reason == QUEUED.name:
+        return "Queued"
     if running.status == "True":
         return "Running"
     return "Restarting" if running.reason == RESTARTING.name else "Starting"
 
 
-def admitted(pods: Sequence[KubeObject]) -> Finding:
-    gated = sum(podstate.is_gated(pod) for pod in pods)
-    if gated:
-        return Finding("Admitted", "False", GATED.name, GATED.text(count=gated))
-    return Finding("Admitted", "True", ADMITTED.name, ADMITTED.message)
-
-
 def running(
-    status: RLJobStatus, steps: Sequence[Step], pods: Sequence[KubeObject], progress: Progress | None
+    status: RLJobStatus,
+    steps: Sequence[Step],
+    pods: Sequence[KubeObject],
+    progress: Progress | None,
+    *,
+    queued: bool = False,
 ) -> Finding:
-    """True while the job can train: trainer, buffer, rendezvous and at least one engine are up, and began to work.
+    """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready, and began to work.
 
     A rollout replica that is down while another serves is no matter of this condition: training goes on.
+    queued: the job cannot run because a queue has not admitted it.
     """
+    if queued:
+        return Finding("Running", "False", QUEUED.name, QUEUED.message)
     missing = [step for step in _required(steps) if not is_up(step)]
     ready = sum(step.facts.ready for step in steps)
     desired = sum(step.gang.size for step in steps)
+    trouble = blocked(pods)
     recovering = [step for step in missing if _is_recovering(step, status)]
     if recovering:
         gangs = ", ".join(f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering)
-        return Finding("Running", "False", RESTARTING.name, RESTARTING.text(gangs=gangs))
-    if missing:
-        waiting = next((what for pod in pods if (what := podstate.waiting_for(pod))), "")
-        text = PENDING.text(ready=ready, desired=desired, detail=f"; {waiting}" if waiting else "")
+        text = RESTARTING.text(gangs=gangs, detail=_detail(trouble.text() if trouble else _last_failure(status)))
+        return Finding("Running", "False", RESTARTING.name, text)
+    if any(step.facts.running + step.facts.succeeded < step.gang.size for step in missing):
+        text = PENDING.text(ready=ready, desired=desired, detail=_detail(trouble.text() if trouble else ""))
         return Finding("Running", "False", PENDING.name, text)
     fresh = status.last_progress_time is None
-    if fresh and progress is None:
+    unready = [step.gang.name for step in missing if step.gang.role != "rollout"]
+    if unready:
+        return Finding("Running", "False", STARTING.name, STARTING.text(waiting=f"waiting for {', '.join(unready)}"))
+    if fresh and not missing and progress is None:
         return Finding("Running", "False", UNREACHABLE.name, UNREACHABLE.message)
-    if fresh and progress is not None and progress.engines_in_sync == 0:
-        return Finding("Running", "False", STARTING.name, STARTING.message)
+    if missing or (fresh and progress is not None and progress.engines_in_sync == 0):
+        return Finding("Running", "False", STARTING.name, STARTING.text(waiting="no engine holds the weights yet"))
     return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
+
+
+def _detail(text: str) -> str:
+    return f"; {text}" if text else ""
+
+
+def _last_failure(status: RLJobStatus) -> str:
+    """A pod that fails again and again waits, most of the time, for its next attempt: say what it failed of."""
+    failure = status.last_failure
+    return f"{failure.pod}: {headline(failure)}" if failure else ""
 
 
 def weights_in_sync(progress: Progress | None) -> Finding:

@@ -25,7 +25,13 @@ FORCE_DELETE_AFTER = 300
 
 Attempts are fenced by their number, so that a partitioned pod can do no harm; waiting for ever would."""
 
-GRACE = {"trainer": 120, "rollout": 60, "buffer": 30, "rendezvous": 10}
+GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10}
+"""Seconds between SIGTERM and SIGKILL, where the template does not say terminationGracePeriodSeconds.
+
+A trainer ends after the step that it is in, with a checkpoint; a rollout worker gives its leases back."""
+
+BROKEN_GRACE = 30
+"""The same for what is left of a trainer gang that failed: its collectives hang, so it cannot save anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +45,16 @@ class Reason:
 
 # Running, from nothing to training
 PENDING = Reason("PodsPending", "{ready} of {desired} pods are running{detail}")
-STARTING = Reason("Starting", "pods are running; no engine holds the weights yet")
+STARTING = Reason("Starting", "pods are running; {waiting}")
 UNREACHABLE = Reason("BufferUnreachable", "pods are running; the buffer does not answer yet")
 RUNNING = Reason("Running", "training, with {ready} of {desired} pods running")
-RESTARTING = Reason("Restarting", "waiting for {gangs}")
+RESTARTING = Reason("Restarting", "waiting for {gangs}{detail}")
 STOPPED = Reason("Stopped", "the job is {state}")
 
 # Admitted
 ADMITTED = Reason("Admitted", "no pod waits for a queue")
-GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue")
+GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue{detail}")
+QUEUED = Reason("WaitingForQueue", "the job waits in a queue until its trainer and an engine are admitted")
 NOT_ADMITTED = Reason("NotRequested", "the job is {state}")
 
 # WeightsInSync

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
 from sluice.api.job import FailurePolicy
 from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.constants import FORCE_DELETE_AFTER, GRACE
+from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE
 from sluice_operator.plan.facts import gang_facts
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
 from sluice_operator.plan.restart import GiveUp, Restart, restart
@@ -87,7 +87,9 @@ def advance(
         status = status.model_copy(update={"retry_time": None})
     decision = restart(gang, _judged(facts, status, hung), status, policy, now)
     if isinstance(decision, Restart):
-        return Step(gang, next_attempt(status, decision, now), facts, delete=deletions(pods, now), decision=decision)
+        broken = gang.role == "trainer" and decision.failure is not None
+        delete = deletions(pods, now, BROKEN_GRACE if broken else None)
+        return Step(gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision)
     if isinstance(decision, GiveUp):
         return Step(gang, status, facts, decision=decision)
     due = status.retry_time is not None and clock.parse(status.retry_time) <= now
@@ -130,15 +132,22 @@ def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> Gan
     return status.model_copy(update=update)
 
 
-def deletions(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
-    """Delete these pods: with their role's grace, and by force where a dead node keeps one for ever."""
+def deletions(pods: Sequence[KubeObject], now: datetime, at_most: int | None = None) -> tuple[Deletion, ...]:
+    """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps one for ever."""
     found = []
     for pod in pods:
         if not podstate.is_terminating(pod):
-            found.append(Deletion("Pod", podstate.name(pod), GRACE.get(podstate.role(pod), 30)))
+            grace = _grace(pod) if at_most is None else min(_grace(pod), at_most)
+            found.append(Deletion("Pod", podstate.name(pod), grace))
         elif is_stuck(pod, now):
             found.append(Deletion("Pod", podstate.name(pod), 0))
     return tuple(found)
+
+
+def _grace(pod: KubeObject) -> int:
+    """What the pod was created with: its role's template may say terminationGracePeriodSeconds. 0 would be by force."""
+    found = pod.get("spec", {}).get("terminationGracePeriodSeconds")
+    return max(found if found is not None else GRACE.get(podstate.role(pod), 30), 1)
 
 
 def is_stuck(pod: KubeObject, now: datetime) -> bool:

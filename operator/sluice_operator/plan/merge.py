@@ -1,8 +1,9 @@
-"""Strategic merge of a pod template over ours: what `kubectl` users expect of a template, in one small function.
+"""Strategic merge of a pod template over ours, with the keys that Kubernetes' own API types name for it.
 
 Maps are merged key by key; `null` removes a key. Lists of named things are merged by name: containers field by field;
-env, ports, volumes and mounts whole entry by whole entry, because merging `value` into `valueFrom`, or one volume
-source into another, makes an object that the API server refuses. Every other list is replaced.
+env, ports, volumes and the like whole entry by whole entry, because merging `value` into `valueFrom`, or one volume
+source into another, makes an object that the API server refuses. `$patch: delete` in an entry removes the one of that
+name. Every other list (tolerations, command, args) is replaced.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Any
 _MERGED_BY = {"containers": "name", "initContainers": "name"}
 _REPLACED_BY = {
     "env": "name",
-    "ports": "name",
+    "ports": "containerPort",
     "volumes": "name",
     "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
     "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "topologySpreadConstraints": "topologyKey",
 }
 
 
@@ -41,5 +47,8 @@ def _merge_named(base: list[Any], patch: list[Any], field: str) -> list[Any]:
     merged = {entry.get(key): entry for entry in base}
     for entry in patch:
         name = entry.get(key)
+        if entry.get("$patch") == "delete":
+            merged.pop(name, None)
+            continue
         merged[name] = _merge_maps(merged[name], entry) if field in _MERGED_BY and name in merged else entry
     return list(merged.values())

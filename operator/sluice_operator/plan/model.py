@@ -35,17 +35,21 @@ class Observed:
     """The world as a cluster reports it.
 
     objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot be asked.
+    absent_kinds: kinds that this cluster does not know. operator_namespace: where the operator runs; None: in no
+    cluster.
     """
 
     pods: tuple[KubeObject, ...] = ()
     objects: Mapping[tuple[str, str], KubeObject] = field(default_factory=dict)
     status: RLJobStatus | None = None
     progress: Progress | None = None
+    absent_kinds: frozenset[str] = frozenset()
+    operator_namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """An object to delete. grace: seconds between SIGTERM and SIGKILL; 0: at once."""
+    """An object to delete. grace: of a pod, seconds between SIGTERM and SIGKILL; 0: at once."""
 
     kind: str
     name: str
@@ -108,9 +112,10 @@ class GangFacts:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Container images of the roles; the chart sets them."""
+    """Container images of the roles; the chart sets them. engine: SGLang's own, beside our worker (rollout)."""
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
+    engine: str = "docker.io/lmsysorg/sglang:v0.5.17-cu130-runtime"
     rollout: str = "ghcr.io/sluice-dev/sluice-rollout:0.1.0"
     buffer: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"
     rendezvous: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"

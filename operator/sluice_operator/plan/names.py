@@ -12,7 +12,8 @@ LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 GENERATE = f"{GROUP}/generate"
-"""Annotation of a Secret: its keys that are filled with random text before it is created. The planner is pure."""
+"""Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the cluster does."""
+GENERATE_TOKEN, GENERATE_TLS = "token", "tls"
 
 ROOT = "/sluice"
 MODEL_DIR = f"{ROOT}/model"
@@ -21,7 +22,10 @@ CONFIG_DIR = f"{ROOT}/config"
 CHECKPOINT_DIR = f"{ROOT}/checkpoint"
 RUN_DIR = f"{ROOT}/run"
 STORAGE_DIR = f"{ROOT}/storage"
+TLS_DIR = f"{ROOT}/tls"
 JOB_FILE = "rljob.json"
+TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
+TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"
 
 PORTS = {"rendezvous": 7700, "buffer": 7701, "http": 30000, "master": 29500, "metrics": 9400}
 
@@ -31,11 +35,40 @@ def config_name(job: RLJob) -> str:
 
 
 def token_name(job: RLJob) -> str:
-    return f"{job.metadata.name}-token"
+    return _secret_name(job, "token")
+
+
+def tls_name(job: RLJob) -> str:
+    return _secret_name(job, "tls")
+
+
+def _secret_name(job: RLJob, what: str) -> str:
+    """With the beginning of the job's uid: a Secret is never read, so its name must say whose it is.
+
+    One that is there already is then this job's, and not that of a deleted job of the same name.
+    """
+    return "-".join(filter(None, (job.metadata.name, what, job.metadata.uid[:8])))
+
+
+def tls_server_name(job: RLJob) -> str:
+    return server_name(job.metadata.name, job.metadata.namespace)
+
+
+def server_name(job: str, namespace: str) -> str:
+    """What the certificate of a job's servers says. It is no name in DNS: addresses in a cluster come and go."""
+    return f"{job}.{namespace}.sluice"
 
 
 def rendezvous_name(job: RLJob) -> str:
     return f"{job.metadata.name}-rendezvous"
+
+
+def network_policy_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-ingress"
+
+
+def rollout_budget_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-rollout"
 
 
 def storage_name(job: RLJob) -> str:
@@ -47,8 +80,13 @@ def engines_name(job: RLJob) -> str:
     return f"{job.metadata.name}-engines"
 
 
+def group_name(job: RLJob, role: str, replica: int, attempt: int) -> str:
+    """One attempt of a gang, as queues and schedulers of gangs know it."""
+    return f"{job.metadata.name}-{role}-{replica}-{attempt}"
+
+
 def pod_name(job: RLJob, role: str, replica: int, attempt: int, index: int) -> str:
-    return f"{job.metadata.name}-{role}-{replica}-{attempt}-{index}"
+    return f"{group_name(job, role, replica, attempt)}-{index}"
 
 
 def selector(job: RLJob, role: str | None = None) -> dict[str, str]:

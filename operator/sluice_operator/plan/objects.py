@@ -1,4 +1,4 @@
-"""What a job owns besides pods: its manifest, its token, the rendezvous' address, the buffer's storage."""
+"""What a job owns besides pods: manifest, token, certificates, the rendezvous' address, the buffer's storage."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from sluice_operator.plan.model import KubeObject, Observed
 def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
     found = [config_map(job), token_secret(job), rendezvous_service(job), storage_claim(job)]
+    if job.spec.tls.enabled:
+        found.append(tls_secret(job))
     if job.spec.rollout.nodes_per_replica > 1:
         found.append(engines_service(job))
     return tuple(found)
@@ -48,10 +50,19 @@ def config_map(job: RLJob) -> KubeObject:
 
 
 def token_secret(job: RLJob) -> KubeObject:
-    """The job's token. Its text is made when it is applied, and never changes: see names.GENERATE."""
-    metadata = names.metadata(job, names.token_name(job))
-    metadata["annotations"] = {names.GENERATE: "token"}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+    """The job's token, which whoever creates it fills in (names.GENERATE)."""
+    return _generated(job, names.token_name(job), names.GENERATE_TOKEN)
+
+
+def tls_secret(job: RLJob) -> KubeObject:
+    """The job's certificate authority, and the certificate of its servers."""
+    return _generated(job, names.tls_name(job), names.GENERATE_TLS)
+
+
+def _generated(job: RLJob, name: str, what: str) -> KubeObject:
+    """Immutable: pods that were started with different contents could not talk to each other."""
+    metadata = names.metadata(job, name) | {"annotations": {names.GENERATE: what}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "immutable": True}
 
 
 def rendezvous_service(job: RLJob) -> KubeObject:

@@ -11,10 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
-from sluice_operator.plan import clock, conditions, deadlines, events, podstate
+from sluice_operator.plan import admission, clock, conditions, deadlines, events, podstate, queueing
+from sluice_operator.plan.blocked import blocked, refused_container
 from sluice_operator.plan.conditions import Finding
-from sluice_operator.plan.constants import NOT_ADMITTED, STOPPED, SUCCEEDED, SUSPENDED
+from sluice_operator.plan.constants import NOT_ADMITTED, STARTUP_DEADLINE, STOPPED, SUCCEEDED, SUSPENDED
 from sluice_operator.plan.drain import drain, to_drain
+from sluice_operator.plan.extras import missing_extras, unwanted_extras
 from sluice_operator.plan.facts import gang_facts
 from sluice_operator.plan.gangs import (
     Step,
@@ -27,7 +29,7 @@ from sluice_operator.plan.gangs import (
     rollout_replicas,
 )
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
-from sluice_operator.plan.names import pod_name
+from sluice_operator.plan.names import group_name, pod_name
 from sluice_operator.plan.objects import missing_objects, rendezvous_address
 from sluice_operator.plan.pods import gang_pods
 from sluice_operator.plan.restart import GiveUp
@@ -56,21 +58,41 @@ def is_finished(status: RLJobStatus) -> bool:
 
 
 def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images) -> Plan:
-    if status.start_time is None:
-        status = status.model_copy(update={"start_time": clock.text(now)})
     gangs = desired_gangs(job, status)
     due = _progress_due(job, status, observed, now)
     steps = [_advance(job, gang, status, observed, due, now) for gang in gangs]
+    status = _clocked(job, status, steps, observed, now)
     ending = _ending(job, status, steps, observed, now)
     if ending is not None:
         return _finish(job, status, observed, now, ending, steps)
     retired = _retired(status, gangs, observed.pods, now)
     new = _running_status(job, status, steps, retired, observed, now)
-    create = missing_objects(job, observed) + _pods(job, steps, observed, images)
+    create = missing_objects(job, observed) + missing_extras(job, observed) + _pods(job, steps, observed, images)
+    groups = {group_name(job, step.gang.role, step.gang.replica, step.status.attempt) for step in steps}
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
+    delete += unwanted_extras(job, observed, groups)
     found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
     return Plan(new, create, delete, found, _requeue(moments, now))
+
+
+def _clocked(job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime) -> RLJobStatus:
+    """The status with its clocks, which stand still while a queue holds the job, and with the newest failure."""
+    queued = admission.is_queued(job, steps, observed.pods)
+    start = None if queued else status.start_time or clock.text(now)
+    return status.model_copy(
+        update={"start_time": start, "last_failure": _newest_failure(status, steps, observed, now)}
+    )
+
+
+def _newest_failure(
+    status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
+) -> LastFailure | None:
+    """A container that its kubelet refuses to start counts, once: it may be refused under changing names."""
+    found, before = last_failure(status, steps), status.last_failure
+    refused = next((each for pod in observed.pods if (each := refused_container(pod))), None)
+    known = before is not None and refused is not None and (before.pod, before.container) == refused.place
+    return found if refused is None or known or found != before else refused.failure(now)
 
 
 def _advance(
@@ -124,6 +146,8 @@ def _finish(
     word = ending.type.lower()
     findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
     failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
+    if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods)):
+        failure = trouble.failure(now)
     new = _stopped_status(job, status, observed, findings, now, failure, completion_time=clock.text(now))
     return Plan(new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new))
 
@@ -131,7 +155,7 @@ def _finish(
 def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
     """Terminal states are for ever: drain what is left, and delete the job when its time has come."""
     new = _stopped_status(job, status, observed, [], now, status.last_failure)
-    delete = drain(to_drain(observed.pods), now)
+    delete = drain(to_drain(observed.pods), now) + unwanted_extras(job, observed)
     moment = expiry(job.spec, status)
     if moment is None or delete or to_drain(observed.pods):
         return Plan(new, (), delete, events.of_deletions(delete), _requeue(force_times(observed.pods), now))
@@ -156,7 +180,7 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
     new = assembled(
         job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=_replicas(job, status)
     )
-    delete = drain(observed.pods, now)
+    delete = drain(observed.pods, now) + unwanted_extras(job, observed)
     found = events.of_change(observed.status, new) + events.of_deletions(delete)
     return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
 
@@ -182,8 +206,8 @@ def _running_status(
     job: RLJob, status: RLJobStatus, steps: list[Step], retired: list[Step], observed: Observed, now: datetime
 ) -> RLJobStatus:
     findings = [
-        conditions.admitted(observed.pods),
-        conditions.running(status, steps, observed.pods, observed.progress),
+        admission.admitted(job, observed.pods),
+        conditions.running(status, steps, observed.pods, observed.progress, queued=status.start_time is None),
         conditions.weights_in_sync(observed.progress),
     ]
     if status.condition("Suspended"):
@@ -222,16 +246,20 @@ def _replicas(job: RLJob, status: RLJobStatus) -> int:
 
 
 def _pods(job: RLJob, steps: Sequence[Step], observed: Observed, images: Images) -> tuple[KubeObject, ...]:
-    """The pods to create. They name the rendezvous by its address, so they wait until its Service has one."""
+    """The pods to create, with their groups. They name the rendezvous by its address: they wait until it has one."""
     address = rendezvous_address(job, observed)
     if address is None:
         return ()
-    return tuple(
-        pod
-        for step in steps
-        if step.create
-        for pod in gang_pods(job, step.gang, step.status.attempt, step.create, address, images)
-    )
+    found: list[KubeObject] = []
+    for step in steps:
+        if step.create:
+            gang, attempt = step.gang, step.status.attempt
+            pods = gang_pods(job, gang, attempt, range(gang.size), address, images)
+            group = queueing.group_object(job, gang, attempt, pods)
+            if group is not None and (group["kind"], group["metadata"]["name"]) not in observed.objects:
+                found.append(group)
+            found += [pods[index] for index in step.create]
+    return tuple(found)
 
 
 def _retries(steps: Sequence[Step]) -> list[datetime]:

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import names, volumes
+from sluice_operator.plan import names, placement, queueing, volumes
 from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.credentials import with_credentials
 from sluice_operator.plan.engine import COMMAND, CPU_ENV, ENV, engine_args
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Images, KubeObject
+from sluice_operator.plan.probes import probes
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
 _RESTRICTED = ("buffer", "rendezvous")
+ACCOUNT = 65532
+"""User and group in our images (docker/Dockerfile)."""
 
 
 def gang_pods(
@@ -28,21 +32,23 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never overridden."""
     identity = _identity(job, gang, attempt, index)
     common = _common_env(gang, attempt, index, rendezvous)
+    containers = _containers(job, gang, attempt, index, common, images)
     ours: dict[str, Any] = {
-        "metadata": {"labels": {}},
+        "metadata": {"labels": {}, **placement.metadata(gang.role)},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": GRACE[gang.role],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _pod_security(gang.role),
-            "containers": _containers(job, gang, attempt, index, common, images),
+            **placement.placement(job, gang),
+            "containers": [with_credentials(job, each) | probes(job, each["name"]) for each in containers],
             "volumes": volumes.volumes(job, gang.role),
         },
     }
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
-    for template in _templates(job, gang.role):
+    for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
         ours = merge(ours, template)
     metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
     metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
@@ -69,10 +75,10 @@ def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
 
 
 def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images) -> list[Container]:
-    token = _secret_env(names.token_name(job))
+    token = _secret_env(names.token_name(job)) + _tls_env(job)
     if gang.role == "rollout":
         return _rollout(job, gang, attempt, index, common, token, images)
-    mounts = volumes.mounts(job, gang.role)
+    mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
     if gang.role == "trainer":
         return [_trainer(job, common + token, mounts, images)]
     if gang.role == "buffer":
@@ -105,7 +111,7 @@ def _rollout(
     settings = ENV | (CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {})
     env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(settings)
     mounts = volumes.mounts(job, "rollout")
-    engine = _container("engine", images.rollout, COMMAND, env, ports, mounts)
+    engine = _container("engine", images.engine, COMMAND, env, ports, mounts)
     engine["args"] = engine_args(job, head)
     engine |= _gpus(job.spec.rollout.gpus_per_replica)
     if index > 0:
@@ -113,7 +119,7 @@ def _rollout(
     env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
     metrics = {"metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rollout"]
-    return [engine, _container("worker", images.rollout, command, env, metrics, mounts)]
+    return [engine, _container("worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))]
 
 
 def _container(
@@ -158,7 +164,12 @@ def _port_env(ports: dict[str, int]) -> Env:
 
 
 def _secret_env(secret: str) -> Env:
-    return [{"name": "SLUICE_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}]
+    return [{"name": "SLUICE_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": names.TOKEN_KEY}}}]
+
+
+def _tls_env(job: RLJob) -> Env:
+    settings = {"SLUICE_TLS_DIR": names.TLS_DIR, "SLUICE_TLS_NAME": names.tls_server_name(job)}
+    return _env(settings) if job.spec.tls.enabled else []
 
 
 def _gpus(count: int) -> dict[str, Any]:
@@ -172,8 +183,13 @@ def _container_security(name: str) -> dict[str, Any]:
 
 
 def _pod_security(role: str) -> dict[str, Any]:
-    """The services run under the restricted standard; GPU images mostly run as root and are left to do so."""
-    profile: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    """The services run under the restricted standard; GPU images mostly run as root and are left to do so.
+
+    The group is that of our images' account, which so can write to volumes (checkpoints, the run's directory).
+    """
+    # Without OnRootMismatch every start would change the group of each file of the model's and the data's volumes.
+    profile: dict[str, Any] = {"fsGroup": ACCOUNT, "fsGroupChangePolicy": "OnRootMismatch"}
+    profile["seccompProfile"] = {"type": "RuntimeDefault"}
     if role in _RESTRICTED:
-        profile |= {"runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532}
+        profile |= {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
     return profile

@@ -27,8 +27,13 @@ _DISRUPTIONS = {
     "Terminated",
     "UnexpectedAdmissionError",
 }
+_DISRUPTED = ("DisruptionTarget", "TerminationTarget")
+"""Conditions that name a pod as a victim: Kubernetes' own, and Kueue's before it deletes pods of an evicted group."""
+_OUT_OF = "OutOf"
+"""A kubelet that finds, when the pod arrives, that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
+_OUT_OF_MEMORY = "OOMKilled"
 _MESSAGE_LIMIT = 8192
 _SIGNALLED = 128
 """Exit codes above it are 128 + the number of the signal that killed the process."""
@@ -71,8 +76,22 @@ def is_gated(pod: KubeObject) -> bool:
     return bool(pod.get("spec", {}).get("schedulingGates"))
 
 
+def is_scheduled(pod: KubeObject) -> bool:
+    """A scheduler has found it a node; or it runs, whoever gave it one."""
+    return _status(pod).get("phase") != "Pending" or _condition(pod, "PodScheduled") == "True"
+
+
+def unscheduled_because(pod: KubeObject) -> str:
+    return _condition(pod, "PodScheduled", "message") if _condition(pod, "PodScheduled") == "False" else ""
+
+
 def is_ready(pod: KubeObject) -> bool:
     return not is_terminating(pod) and _condition(pod, "Ready") == "True"
+
+
+def is_starting(pod: KubeObject) -> bool:
+    """It has its node, and not all of its containers were started: something that it needs may be missing there."""
+    return _status(pod).get("phase") == "Pending" and bool(pod.get("spec", {}).get("nodeName"))
 
 
 def is_running(pod: KubeObject) -> bool:
@@ -83,26 +102,16 @@ def started(pod: KubeObject) -> datetime | None:
     return clock.parse_optional(_status(pod).get("startTime"))
 
 
-def waiting_for(pod: KubeObject) -> str:
-    """Why a pod does not start, in words; empty: it does, or nobody knows."""
-    for status in _container_statuses(pod):
-        waiting = status.get("state", {}).get("waiting") or {}
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return f"{name(pod)}: {waiting['reason']} {waiting.get('message', '')}".strip()
-    for condition in _status(pod).get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"{name(pod)}: {condition.get('reason', '')} {condition.get('message', '')}".strip()
-    return ""
-
-
 def disruption(pod: KubeObject) -> str:
     """What the cluster, or somebody else, did to the pod; empty: nothing."""
-    if _condition(pod, "DisruptionTarget") == "True":
-        return f"{name(pod)}: {_condition(pod, 'DisruptionTarget', 'reason') or 'DisruptionTarget'}"
+    for kind in _DISRUPTED:
+        if _condition(pod, kind) == "True":
+            return f"{name(pod)}: {_condition(pod, kind, 'reason') or kind}"
     if is_terminating(pod):
         return f"{name(pod)} was deleted"
-    if _status(pod).get("phase") == "Failed" and _status(pod).get("reason") in _DISRUPTIONS:
-        return f"{name(pod)}: {_status(pod)['reason']}"
+    reason = _status(pod).get("reason") or ""
+    if _status(pod).get("phase") == "Failed" and (reason in _DISRUPTIONS or reason.startswith(_OUT_OF)):
+        return f"{name(pod)}: {reason}"
     return ""
 
 
@@ -152,6 +161,8 @@ def headline(failure: LastFailure) -> str:
 def _killed(failure: LastFailure) -> str:
     """A process that was killed had no time for last words; its last log line would only mislead."""
     text = f"killed by {_signal_of(failure)}"
+    if failure.reason == _OUT_OF_MEMORY:
+        text += "; it used more memory than it may: raise resources.limits.memory in the role's template"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"
 
 
@@ -179,7 +190,7 @@ def _status(pod: KubeObject) -> dict[str, Any]:
     return pod.get("status") or {}
 
 
-def _container_statuses(pod: KubeObject) -> Iterator[dict[str, Any]]:
+def container_statuses(pod: KubeObject) -> Iterator[dict[str, Any]]:
     yield from _status(pod).get("initContainerStatuses") or []
     yield from _status(pod).get("containerStatuses") or []
 

@@ -13,12 +13,30 @@ from sluice_operator.plan import names
 _READ_ONLY = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
 
 
+_SERVERS = ("buffer", "rendezvous")
+
+
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
-    return [{"name": name, **source} for name, source in _sources(job, role).items()]
+    sources = _sources(job, role)
+    found = [{"name": name, **_shared(sources, name)} for name in sources if _holder(sources, name) == name]
+    return [*found, _tls(job, role)] if job.spec.tls.enabled else found
 
 
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
-    return [_mount(job, name) for name in _sources(job, role)]
+    sources = _sources(job, role)
+    return [_mount(job, name) | {"name": _holder(sources, name)} for name in sources]
+
+
+def tls_mount(job: RLJob) -> list[dict[str, Any]]:
+    """For the containers that speak gRPC."""
+    return [{"name": "tls", "mountPath": names.TLS_DIR, "readOnly": True}] if job.spec.tls.enabled else []
+
+
+def _tls(job: RLJob, role: str) -> dict[str, Any]:
+    """The servers' key only where servers are: rollout and trainer pods run the user's code."""
+    keys = (names.TLS_CA, names.TLS_CERTIFICATE, names.TLS_KEY) if role in _SERVERS else (names.TLS_CA,)
+    items = [{"key": key, "path": key} for key in keys]
+    return {"name": "tls", "secret": {"secretName": names.tls_name(job), "items": items}}
 
 
 def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
@@ -41,6 +59,23 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     elif job.spec.weight_sync.transport == "disk":
         found["checkpoint"] = checkpoint  # the trainer leaves the weights there, at the same path
     return found
+
+
+def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
+    """The volume that stands for this one: kubelet waits for ever on a pod whose volumes name a claim twice."""
+    claim = _claim(sources[name])
+    return name if claim is None else next(other for other in sources if _claim(sources[other]) == claim)
+
+
+def _shared(sources: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """The volume's source; one that stands for several is as writable as any of them needs it."""
+    same = [source for source in sources.values() if _claim(source) == _claim(sources[name]) is not None]
+    return next((source for source in same if not source["persistentVolumeClaim"].get("readOnly")), sources[name])
+
+
+def _claim(source: dict[str, Any]) -> str | None:
+    claim: str | None = source.get("persistentVolumeClaim", {}).get("claimName")
+    return claim
 
 
 def _mount(job: RLJob, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import grpc.aio
 
 from sluice import environment
 from sluice.environment import Environment
-from sluice.telemetry import logs
+from sluice.telemetry import endpoints, logs
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
@@ -59,10 +59,10 @@ async def serve(env: Environment, buffer: Buffer) -> None:
     await server.start()
     address = f"{env.advertise}:{port}"
     logs.get().info("serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost)
-    if env.variables.get("SLUICE_PORT_METRICS"):
-        metrics.serve(env.port("metrics"), env.bind, snapshot.get)
+    pulse = endpoints.Pulse()
+    endpoints.serve(env, ready=endpoints.well, alive=pulse.check, registry=metrics.registry(snapshot.get))
     tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(committer, snapshot))]
-    async with _joined(env, address, snapshot):
+    async with _joined(env, address, snapshot), pulse.beating():
         ends: list[asyncio.Future[Any]] = [committer.broken, *tasks]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _shut_down(server, committer, tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -58,9 +58,8 @@ class _Stats(Collector):
         yield reward
 
 
-def serve(port: int, bind: str, snapshot: Callable[[], pb.BufferStats]) -> int:
-    """Serve /metrics on a thread of its own; the port. `snapshot` must be safe to call from any thread."""
-    registry = CollectorRegistry()
-    registry.register(_Stats(snapshot))
-    server, _ = start_http_server(port, addr=bind, registry=registry)
-    return int(server.server_port)
+def registry(snapshot: Callable[[], pb.BufferStats]) -> CollectorRegistry:
+    """What Prometheus scrapes. `snapshot` must be safe to call from any thread."""
+    found = CollectorRegistry()
+    found.register(_Stats(snapshot))
+    return found

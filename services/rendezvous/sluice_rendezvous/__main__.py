@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 from sluice import environment
-from sluice.telemetry import logs
+from sluice.telemetry import endpoints, logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_rendezvous.service import RendezvousService
@@ -24,7 +24,10 @@ async def main() -> int:
     await server.start()
     log.info("serving", address=f"{env.advertise}:{port}")
     expiry = asyncio.create_task(service.expire_forever())
-    await stop.wait()
+    pulse = endpoints.Pulse()
+    endpoints.serve(env, ready=endpoints.well, alive=pulse.check)
+    async with pulse.beating():
+        await stop.wait()
     expiry.cancel()
     await server.stop(grace=1.0)
     return 0

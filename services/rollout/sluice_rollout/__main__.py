@@ -12,7 +12,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment
 from sluice.rewards import RewardError
 from sluice.rewards.judge import Judge
-from sluice.telemetry import logs
+from sluice.telemetry import endpoints, logs
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
@@ -27,6 +27,16 @@ from sluice_rollout.worker import Worker, WorkerError
 ENGINE_START_SECONDS = 1800.0
 
 
+class Readiness:
+    """What /readyz answers: the engine's start first, then the worker's word."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+
+    def check(self) -> str:
+        return self.worker.unready() if self.worker else "the engine has not started yet"
+
+
 async def serve() -> None:
     """Work until SIGTERM. Raises WorkerError, EngineError or ConfigurationError."""
     env = environment.read("rollout")
@@ -34,12 +44,14 @@ async def serve() -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    readiness, pulse = Readiness(), endpoints.Pulse()
+    endpoints.serve(env, ready=readiness.check, alive=pulse.check)
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     keep = filters.load(spec.rollout.dynamic_filter)
     judge = Judge(spec.reward)
     try:
-        async with Engine(url) as engine:
+        async with pulse.beating(), Engine(url) as engine:
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             try:
                 await judge.check()
@@ -47,7 +59,7 @@ async def serve() -> None:
                 raise environment.ConfigurationError(f"spec.reward.function: {error}") from error
             if await _ready(engine, stop):
                 log.info("engine ready", url=url, spans=engine.has_spans)
-                await _work(env, spec, stop, engine, encoder, judge, keep)
+                await _work(env, spec, stop, engine, encoder, judge, keep, readiness)
     finally:
         await judge.close()
 
@@ -72,6 +84,7 @@ async def _work(
     encoder: PromptEncoder,
     judge: Judge,
     keep: filters.Filter,
+    readiness: Readiness,
 ) -> None:
     member = rendezvous_pb2.Member(
         role="rollout",
@@ -102,7 +115,7 @@ async def _work(
     make = GroupMaker(spec, encoder, generator, judge, membership)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
-    worker = Worker(spec, engine, make, keep, buffer, membership, submits, returns)
+    readiness.worker = worker = Worker(spec, engine, make, keep, buffer, membership, submits, returns)
     try:
         async with membership:
             await worker.run(stop)

@@ -100,7 +100,7 @@ async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None
     condition = status.condition("Failed")
     assert condition is not None
     assert condition.reason == "StartupDeadlineExceeded"
-    assert condition.message.endswith("demo-trainer-0-1-0: Unschedulable 1 GPUs wanted, 0 of 0 free")
+    assert condition.message.endswith("demo-trainer-0-1-0: Unschedulable: 1 GPUs wanted, 0 of 0 free")
 
 
 def _command(command: list[str]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from world import World, make_job
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator import settings
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed
@@ -91,7 +92,7 @@ def jobs() -> Jobs:
 
 @pytest.fixture
 def controller(jobs: Jobs) -> Controller:
-    return Controller(jobs, settings.read({}), OperatorMetrics(), Prober())
+    return Controller(jobs, settings.read({}), OperatorMetrics(), Prober(JobKeys(bytes(32))))
 
 
 async def settle(controller: Controller, passes: int = 12) -> list[str]:
@@ -149,7 +150,7 @@ async def test_a_throttling_server_is_given_the_time_that_it_asks_for(controller
 
 async def test_a_job_of_another_manager_is_not_touched(jobs: Jobs) -> None:
     jobs = Jobs(make_job(managedBy="other.dev/controller"))
-    controller = Controller(jobs, settings.read({}), OperatorMetrics(), Prober())
+    controller = Controller(jobs, settings.read({}), OperatorMetrics(), Prober(JobKeys(bytes(32))))
     assert await settle(controller, 2) == ["success"] * 2
     assert jobs.world.stored is None
     assert jobs.world.objects == {}

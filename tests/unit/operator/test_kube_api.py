@@ -12,7 +12,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.patch import merge_patch
+from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 
 
 class Server:
@@ -45,7 +45,6 @@ async def server() -> AsyncIterator[Server]:
 @pytest.mark.parametrize(
     ("status", "reason", "type_"),
     [
-        (404, "NotFound", errors.NotFoundError),
         (409, "Conflict", errors.ConflictError),
         (409, "AlreadyExists", errors.AlreadyExistsError),
         (410, "Expired", errors.GoneError),
@@ -63,6 +62,26 @@ async def test_errors_are_typed_and_carry_the_servers_words(
         await server.api.get("/api/v1/x")
     assert type(caught.value) is type_
     assert server.codes == [("GET", status)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "type_"),
+    [
+        (
+            web.json_response({"reason": "NotFound", "details": {"name": "x", "kind": "pods"}}, status=404),
+            errors.NotFoundError,
+        ),
+        (web.json_response({"reason": "NotFound", "details": {}}, status=404), errors.MissingApiError),
+        (web.Response(text="404 page not found", status=404), errors.MissingApiError),
+    ],
+)
+async def test_an_object_that_is_not_there_is_told_from_a_kind_that_is_not_known(
+    server: Any, answer: web.Response, type_: type[errors.ApiError]
+) -> None:
+    server.answers.append(answer)
+    with pytest.raises(errors.NotFoundError) as caught:
+        await server.api.get("/api/v1/x")
+    assert type(caught.value) is type_
 
 
 async def test_a_throttled_request_says_how_long_to_wait(server: Any) -> None:
@@ -117,3 +136,8 @@ async def test_lists_are_read_page_by_page(server: Any) -> None:
 )
 def test_a_merge_patch_holds_only_what_differs(old: Any, new: Any, patch: Any) -> None:
     assert merge_patch(old, new) == patch
+
+
+def test_empty_texts_of_a_status_are_left_out() -> None:
+    status = {"state": "", "step": 0, "failure": {"container": "", "pod": "p"}, "list": [{"message": ""}, 1]}
+    assert without_empty(status) == {"step": 0, "failure": {"pod": "p"}, "list": [{}, 1]}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from sluice_operator.cluster.gpus import assign
+from sluice_operator.cluster.readiness import url
+from sluice_operator.cluster.services import pod_ports
 from sluice_operator.cluster.translate import Place, PodError, commands, expand, translate
 from sluice_operator.cluster.volumes import prepare
 
@@ -87,6 +89,41 @@ def test_what_differs_on_a_laptop_is_overridden_in_place() -> None:
         {"name": "URL", "value": "http://$(SLUICE_BIND):$(SLUICE_PORT_HTTP)"},
     )
     assert found["URL"] == "http://127.0.0.1:20001"
+
+
+HF = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "of-a-cluster", "key": "token"}}}
+
+
+def test_a_secret_of_a_cluster_is_a_variable_of_this_machine() -> None:
+    found = commands(make_pod(env=[HF]), PLACE, {"HF_TOKEN": "mine"})[0].env
+    assert found["HF_TOKEN"] == "mine"
+
+
+def test_a_secret_that_is_nowhere_is_told_with_what_to_do() -> None:
+    with pytest.raises(PodError, match="Secret of-a-cluster does not exist in this run; set the variable on this"):
+        env_of(HF)
+
+
+def test_ports_without_a_name_are_left_alone() -> None:
+    pod = make_pod(ports=[{"containerPort": 8080}, {"containerPort": 9400, "name": "metrics"}])
+    assert list(pod_ports(pod, [], set())) == ["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        ({}, ""),
+        ({"readinessProbe": {"httpGet": {"port": "http", "path": "/health"}}}, "http://127.0.0.1:20001/health"),
+    ],
+)
+def test_where_a_probe_asks(container: dict[str, Any], expected: str) -> None:
+    assert url(container, {"http": 20001}) == expected
+
+
+@pytest.mark.parametrize("probe", [{"exec": {"command": ["true"]}}, {"httpGet": {"port": 8080}}])
+def test_a_probe_that_a_laptop_cannot_ask_is_refused(probe: dict[str, Any]) -> None:
+    with pytest.raises(PodError, match="readinessProbe"):
+        url({"readinessProbe": probe}, {"http": 20001})
 
 
 def test_env_from() -> None:

@@ -5,7 +5,7 @@ from world import START, make_pod
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice_operator.plan import Progress, clock
-from sluice_operator.plan.conditions import Finding, admitted, running, state_word, updated, weights_in_sync
+from sluice_operator.plan.conditions import Finding, running, state_word, updated, weights_in_sync
 from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import Gang, GangFacts
 
@@ -45,7 +45,7 @@ def test_running_says_why_a_pod_waits() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPUs"}
     pod = make_pod(phase="Pending", conditions=[condition])
     finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None)
-    assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable no GPUs"
+    assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable: no GPUs"
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,6 @@ def test_running_says_why_a_pod_waits() -> None:
 def test_weights_in_sync(progress: Progress | None, expected: tuple[str, str]) -> None:
     finding = weights_in_sync(progress)
     assert (finding.status, finding.reason) == expected
-
-
-def test_gated_pods_wait_for_a_queue() -> None:
-    pod = make_pod(phase="Pending")
-    pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
-    assert admitted([pod]).reason == "WaitingForQueue"
-    assert admitted([make_pod()]).status == "True"
 
 
 def test_transition_time_moves_only_with_the_status() -> None:

@@ -6,6 +6,7 @@ from world import START, make_job, make_pod
 from sluice.api import GangStatus, RLJobStatus
 from sluice.api.job import FailurePolicy
 from sluice_operator.plan import clock
+from sluice_operator.plan.constants import BROKEN_GRACE
 from sluice_operator.plan.gangs import advance, deletions, desired_gangs, retire, rollout_replicas
 from sluice_operator.plan.model import Deletion, Gang
 
@@ -72,7 +73,7 @@ def test_retire_keeps_the_count_of_restarts() -> None:
 
 @pytest.mark.parametrize(
     ("after", "expected"),
-    [(None, [120]), (0, []), (119, []), (420, [0])],
+    [(None, [300]), (0, []), (119, []), (420, [0])],
 )
 def test_deletions_use_force_only_on_a_pod_that_a_dead_node_keeps(after: int | None, expected: list[int]) -> None:
     pod = make_pod()
@@ -81,9 +82,38 @@ def test_deletions_use_force_only_on_a_pod_that_a_dead_node_keeps(after: int | N
     assert [deletion.grace for deletion in deletions([pod], START)] == expected
 
 
-@pytest.mark.parametrize(("role", "grace"), [("trainer", 120), ("rollout", 60), ("buffer", 30), ("rendezvous", 10)])
+@pytest.mark.parametrize(("role", "grace"), [("trainer", 300), ("rollout", 60), ("buffer", 30), ("rendezvous", 10)])
 def test_grace_of_a_role(role: str, grace: int) -> None:
     assert deletions([make_pod(role)], START) == (Deletion("Pod", f"demo-{role}-0-1-0", grace),)
+
+
+def test_a_template_says_how_long_a_pod_may_take_to_end() -> None:
+    pod = make_pod("trainer")
+    pod["spec"]["terminationGracePeriodSeconds"] = 1800
+    assert [deletion.grace for deletion in deletions([pod], START)] == [1800]
+
+
+def test_zero_seconds_of_grace_are_no_deletion_by_force() -> None:
+    pod = make_pod("trainer")
+    pod["spec"]["terminationGracePeriodSeconds"] = 0
+    assert [deletion.grace for deletion in deletions([pod], START)] == [1]
+
+
+def test_what_is_left_of_a_broken_trainer_gang_is_not_waited_for() -> None:
+    alive, dead = make_pod("trainer"), make_pod("trainer", index=1, phase="Failed", ends={"trainer": 1})
+    alive["spec"]["terminationGracePeriodSeconds"] = 1800
+    gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, known, [alive, dead], FailurePolicy(), START)
+    assert {deletion.grace for deletion in step.delete} == {BROKEN_GRACE}
+
+
+def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:
+    alive, evicted = make_pod("trainer"), make_pod("trainer", index=1)
+    alive["spec"]["terminationGracePeriodSeconds"] = 1800
+    evicted["metadata"]["deletionTimestamp"] = clock.text(START)
+    gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, known, [alive, evicted], FailurePolicy(), START)
+    assert [(deletion.name, deletion.grace) for deletion in step.delete] == [("demo-trainer-0-1-0", 1800)]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,26 @@ WORKER = {"name": "worker", "image": "b"}
             {"env": [{"name": "A", "value": "1"}]},
         ),
         (
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+            {"env": [{"$patch": "delete", "name": "A"}]},
+            {"env": [{"name": "B", "value": "2"}]},
+        ),
+        (
+            {"ports": [{"name": "http", "containerPort": 30000}]},
+            {"ports": [{"containerPort": 8080}, {"containerPort": 8081}]},
+            {"ports": [{"name": "http", "containerPort": 30000}, {"containerPort": 8080}, {"containerPort": 8081}]},
+        ),
+        (
+            {"topologySpreadConstraints": [{"topologyKey": "host", "maxSkew": 1}]},
+            {"topologySpreadConstraints": [{"topologyKey": "rack", "maxSkew": 2}]},
+            {
+                "topologySpreadConstraints": [
+                    {"topologyKey": "host", "maxSkew": 1},
+                    {"topologyKey": "rack", "maxSkew": 2},
+                ]
+            },
+        ),
+        (
             {"volumes": [{"name": "run", "emptyDir": {}}]},
             {"volumes": [{"name": "run", "hostPath": {"path": "/x"}}]},
             {"volumes": [{"name": "run", "hostPath": {"path": "/x"}}]},

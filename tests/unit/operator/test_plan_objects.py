@@ -63,3 +63,14 @@ def test_the_job_file_is_json_and_the_token_is_left_to_whoever_applies_it() -> N
     assert secret["metadata"]["annotations"] == {names.GENERATE: "token"}
     assert "data" not in secret
     assert "stringData" not in secret
+
+
+def test_a_secret_carries_the_jobs_uid_in_its_name_since_it_is_never_read() -> None:
+    job = make_job(tls={"enabled": True})
+    secrets = [found["metadata"]["name"] for found in supporting_objects(job) if found["kind"] == "Secret"]
+    assert secrets == ["demo-token-1234", "demo-tls-1234"]
+
+
+def test_without_tls_there_are_no_certificates() -> None:
+    annotations = [found["metadata"].get("annotations") for found in supporting_objects(make_job())]
+    assert {names.GENERATE: names.GENERATE_TLS} not in annotations

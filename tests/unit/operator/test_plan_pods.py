@@ -29,6 +29,21 @@ JOBS = {
         buffer={"memory": "8Gi", "storage": {"size": "100Gi", "storageClassName": "fast"}},
         checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
     ),
+    "tls": make_job(rollout={"replicas": 1, "gpusPerReplica": 0}, tls={"enabled": True}),
+    "kueue": make_job(
+        trainer={"nodes": 2, "gpusPerNode": 8},
+        rollout={"gpusPerReplica": 1, "replicas": 2},
+        podGroupPolicy={"kueue": {"queueName": "team-a", "priorityClass": "high"}},
+        secrets={"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}},
+    ),
+    "volcano": make_job(
+        trainer={"nodes": 2, "gpusPerNode": 8},
+        rollout={"gpusPerReplica": 1},
+        podGroupPolicy={"volcano": {"queue": "team-a", "priorityClassName": "high"}},
+    ),
+    "native": make_job(
+        trainer={"nodes": 2, "gpusPerNode": 8}, rollout={"gpusPerReplica": 1}, podGroupPolicy={"native": {}}
+    ),
     "wide-engine": make_job(
         trainer={"gpusPerNode": 8},
         rollout={"gpusPerReplica": 8, "nodesPerReplica": 2},
@@ -141,3 +156,28 @@ def test_every_container_knows_what_the_contract_promises(role: str) -> None:
 def test_engines_see_checkpoints_where_weights_travel_by_disk(spec: dict[str, Any], mounted: bool) -> None:
     names = [volume["name"] for volume in render(make_job(**spec), "rollout")["spec"]["volumes"]]
     assert ("checkpoint" in names) is mounted
+
+
+def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:
+    """Kubelet does not start a pod whose volumes name a claim twice."""
+    claim = {"persistentVolumeClaim": {"claimName": "all"}}
+    read_only = {"persistentVolumeClaim": {"claimName": "all", "readOnly": True}}
+    job = make_job(
+        model={"path": "m", "volume": read_only},
+        data={"prompts": [{"path": "d.jsonl"}], "volume": claim},
+        checkpoint={"volume": claim},
+    )
+    for role in ("trainer", "rollout", "buffer"):
+        spec = render(job, role)["spec"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert [
+            name
+            for name, volume in volumes.items()
+            if volume.get("persistentVolumeClaim") == claim["persistentVolumeClaim"]
+        ] == ["model"]
+        for container in spec["containers"]:
+            mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            assert mounts["/sluice/data"] == {"name": "model", "mountPath": "/sluice/data", "readOnly": True}
+            assert all(mount["name"] in volumes for mount in mounts.values())
+    trainer = {mount["mountPath"]: mount for mount in containers(render(job, "trainer"))["trainer"]["volumeMounts"]}
+    assert (trainer["/sluice/checkpoint"]["name"], trainer["/sluice/run"]["name"]) == ("model", "model")

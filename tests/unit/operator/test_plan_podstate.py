@@ -7,6 +7,7 @@ from sluice_operator.plan import podstate
 from sluice_operator.plan.facts import gang_facts
 from sluice_operator.plan.model import Gang, KubeObject
 
+STOPPED_BY_KUEUE = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
 
@@ -16,6 +17,8 @@ EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEv
         (make_pod(), ""),
         (make_pod(conditions=[EVICTED]), "demo-trainer-0-1-0: EvictionByEvictionAPI"),
         (make_pod(phase="Failed", reason="Evicted"), "demo-trainer-0-1-0: Evicted"),
+        (make_pod(conditions=[STOPPED_BY_KUEUE]), "demo-trainer-0-1-0: WorkloadEvicted"),
+        (make_pod(phase="Failed", reason="OutOfnvidia.com/gpu"), "demo-trainer-0-1-0: OutOfnvidia.com/gpu"),
         (make_pod(phase="Failed", ends={"trainer": 137}), ""),
         (make_pod(phase="Failed", reason="DeadlineExceeded"), ""),
     ],
@@ -87,13 +90,10 @@ def test_headline(code: int, message: str, expected: str) -> None:
 def test_headline_of_a_process_that_used_too_much_memory() -> None:
     end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-31T12:00:00Z", "message": "step 3"}
     pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
-    assert podstate.headline(podstate.failures(pod, START)[0]) == "trainer: OOMKilled, killed by SIGKILL"
-
-
-def test_waiting_for_names_what_keeps_a_pod_from_starting() -> None:
-    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}}]
-    pod = make_pod(phase="Pending", containerStatuses=waiting)
-    assert podstate.waiting_for(pod) == "demo-trainer-0-1-0: ImagePullBackOff no image"
+    assert podstate.headline(podstate.failures(pod, START)[0]) == (
+        "trainer: OOMKilled, killed by SIGKILL; it used more memory than it may: "
+        "raise resources.limits.memory in the role's template"
+    )
 
 
 def test_exit_code_2_of_a_pod_that_somebody_ends_is_no_configuration_error() -> None:

@@ -13,7 +13,13 @@ ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo
 def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
     world = World(make_job())
     first = world.step()
-    assert {found["kind"] for found in first.create} == {"ConfigMap", "Secret", "Service", "PersistentVolumeClaim"}
+    assert {found["kind"] for found in first.create} == {
+        "ConfigMap",
+        "Secret",
+        "Service",
+        "PersistentVolumeClaim",
+        "NetworkPolicy",
+    }
     second = world.step()
     assert [found["metadata"]["name"] for found in second.create] == [
         "demo-rendezvous-0-1-0",
@@ -237,7 +243,7 @@ def test_a_trainer_that_hangs_is_restarted_and_counted() -> None:
     assert world.step().delete == ()
     world.advance(1)
     found = world.step()
-    assert [(deletion.name, deletion.grace) for deletion in found.delete] == [("demo-trainer-0-1-0", 120)]
+    assert [(deletion.name, deletion.grace) for deletion in found.delete] == [("demo-trainer-0-1-0", 30)]
     assert (world.status.restarts, world.status.last_failure.reason) == (1, "ProgressDeadlineExceeded")  # type: ignore[union-attr]
     assert found.events[0].reason == "ProgressDeadlineExceeded"
 

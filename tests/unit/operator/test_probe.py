@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sluice.wire import rpc
+from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.plan import Progress
 from sluice_operator.probe import Target, ask
 from sluice_operator.probing import Prober, target_of
 
-TOKEN = "secret"
+KEYS = JobKeys(bytes(32))
+TOKEN = KEYS.token("u")
 
 
 class Rendezvous(rendezvous_pb2_grpc.RendezvousServicer):
@@ -41,18 +48,24 @@ class Buffer(buffer_pb2_grpc.BufferServicer):
         )
 
 
-@pytest.fixture
-async def services() -> Any:
-    """(target, rendezvous, buffer), as one server that asks for the job's token."""
+@contextlib.asynccontextmanager
+async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[Target, Rendezvous, Buffer]]:
+    """One server for both services, which asks for the job's token."""
     rendezvous, buffer = Rendezvous(), Buffer()
     server = rpc.server(TOKEN)
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server)
     buffer_pb2_grpc.add_BufferServicer_to_server(buffer, server)
-    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0')}"
+    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0', served)}"
     await server.start()
     rendezvous.buffer = address
     yield Target(address, TOKEN), rendezvous, buffer
     await server.stop(None)
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[tuple[Target, Rendezvous, Buffer]]:
+    async with serving() as found:
+        yield found
 
 
 async def test_progress_is_what_buffer_and_rendezvous_say(services: Any) -> None:
@@ -74,8 +87,21 @@ async def test_before_the_buffer_has_joined_nothing_is_known(services: Any) -> N
     assert await ask(target) is None
 
 
-async def test_a_foreign_token_is_refused_and_that_is_no_progress(services: Any) -> None:
-    assert await ask(Target(services[0].rendezvous, "other")) is None
+async def test_a_foreign_token_is_refused_and_that_is_no_progress_but_told(services: Any) -> None:
+    with capture_logs() as told:
+        assert await ask(Target(services[0].rendezvous, "other")) is None
+    assert told[0]["log_level"] == "warning"
+    assert "was its key replaced?" in told[0]["event"]
+
+
+async def test_progress_is_asked_for_over_tls() -> None:
+    files = {name: text.encode() for name, text in KEYS.certificates("u", "demo.n.sluice").items()}
+    served = Tls(files["ca.crt"], "demo.n.sluice", files["tls.crt"], files["tls.key"])
+    async with serving(served) as (target, _, _):
+        assert await ask(replace(target, tls=Tls(KEYS.authority("u").encode(), "demo.n.sluice"))) is not None
+        with capture_logs() as told:
+            assert await ask(replace(target, tls=Tls(KEYS.authority("other").encode(), "demo.n.sluice"))) is None
+    assert "belongs to another job" in told[0]["cause"]
 
 
 def pod(role: str, phase: str = "Running", code: int | None = None) -> dict[str, Any]:
@@ -84,12 +110,16 @@ def pod(role: str, phase: str = "Running", code: int | None = None) -> dict[str,
     return {"metadata": {"name": role, "labels": labels}, "status": {"phase": phase, "containerStatuses": states}}
 
 
+def config(**spec: Any) -> dict[str, Any]:
+    return {"data": {"rljob.json": json.dumps({"spec": spec})}}
+
+
 class Seen:
     def __init__(self) -> None:
         self.pods = [pod("rendezvous"), pod("buffer"), pod("trainer")]
         self.objects = {
             ("Service", "demo-rendezvous"): {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 7700}]}},
-            ("Secret", "demo-token"): {"data": {"token": base64.b64encode(b"secret").decode()}},
+            ("ConfigMap", "demo-config"): config(),
         }
 
     def pods_of(self, stored: Any) -> Any:
@@ -104,18 +134,26 @@ def stored(state: str = "Running") -> dict[str, Any]:
 
 
 def test_a_running_job_is_asked_at_its_service_with_its_token() -> None:
-    assert target_of(Seen(), stored()) == Target("10.0.0.9:7700", "secret")
+    assert target_of(Seen(), stored(), KEYS) == Target("10.0.0.9:7700", TOKEN, PLAIN)
+
+
+def test_a_job_that_was_started_with_tls_is_asked_with_tls_whatever_its_spec_says_now() -> None:
+    seen = Seen()
+    seen.objects["ConfigMap", "demo-config"] = config(tls={"enabled": True})
+    target = target_of(seen, stored(), KEYS)
+    assert target is not None
+    assert target.tls == Tls(KEYS.authority("u").encode(), "demo.n.sluice")
 
 
 @pytest.mark.parametrize("state", ["", "Suspended", "Succeeded", "Failed"])
 def test_a_job_that_does_not_run_is_not_asked(state: str) -> None:
-    assert target_of(Seen(), stored(state)) is None
+    assert target_of(Seen(), stored(state), KEYS) is None
 
 
 def test_without_a_running_buffer_nobody_is_asked() -> None:
     seen = Seen()
     seen.pods[1] = pod("buffer", "Pending")
-    assert target_of(seen, stored()) is None
+    assert target_of(seen, stored(), KEYS) is None
 
 
 async def test_only_new_answers_are_news() -> None:
@@ -124,7 +162,7 @@ async def test_only_new_answers_are_news() -> None:
     async def answer(target: Target, deadline: float) -> Progress | None:
         return next(answers)
 
-    prober = Prober(answer)
+    prober = Prober(KEYS, answer)
     news = [await prober.ask_all(Seen(), [stored()]) for _ in range(4)]
     assert news == [[("n", "demo")], [], [("n", "demo")], [("n", "demo")]]
 
@@ -136,7 +174,7 @@ async def test_a_trainer_that_has_ended_is_asked_for_its_last_step() -> None:
         asked.append(deadline)
         return Progress(len(asked))
 
-    prober, seen = Prober(answer), Seen()
+    prober, seen = Prober(KEYS, answer), Seen()
     await prober.ask_all(seen, [stored()])
     assert await prober.latest(seen, stored()) == Progress(1)
     seen.pods[2] = pod("trainer", "Succeeded", 0)

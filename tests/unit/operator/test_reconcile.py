@@ -10,7 +10,7 @@ from world import World, make_job
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed, Progress
-from sluice_operator.reconcile import reconcile, with_secrets
+from sluice_operator.reconcile import reconcile
 
 
 class Recorder:
@@ -93,12 +93,3 @@ async def test_a_crash_in_between_is_made_good_by_the_next_pass(recorder: Record
 async def test_progress_comes_from_the_caller(recorder: Recorder) -> None:
     await run(recorder, progress=Progress(7))
     assert recorder.world.status.step == 7
-
-
-def test_secrets_are_made_when_they_are_applied() -> None:
-    wanted = {"kind": "Secret", "metadata": {"annotations": {"sluice.dev/generate": "token"}}}
-    one, other = with_secrets(wanted), with_secrets(wanted)
-    assert one["stringData"]["token"] != other["stringData"]["token"]
-    assert "stringData" not in wanted
-    plain = {"kind": "ConfigMap", "metadata": {}}
-    assert with_secrets(plain) == plain

@@ -81,6 +81,7 @@ class World:
         self.events: list[Event] = []
         self.job_deleted = False
         self.seen: set[str] = set()
+        self.gated_roles: tuple[str, ...] = ()
 
     @property
     def status(self) -> RLJobStatus:
@@ -103,6 +104,8 @@ class World:
         for deletion in found.delete:
             if deletion.kind == "RLJob":
                 self.job_deleted = True
+            elif deletion.kind != "Pod":
+                del self.objects[deletion.kind, deletion.name]
             else:
                 self._delete(deletion.name, deletion.grace)
         for each in found.create[:create]:
@@ -128,7 +131,7 @@ class World:
 
     def start_pods(self) -> None:
         for name, pod in self.pods.items():
-            if pod["status"]["phase"] == "Pending":
+            if pod["status"]["phase"] == "Pending" and not podstate.is_gated(pod):
                 self.replace(name, phase="Running")
 
     def end(self, name: str, code: int, container: str = "", message: str = "") -> None:
@@ -179,6 +182,14 @@ class World:
         place = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
         self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
         del self.pods[name]["status"]["startTime"]
+        if labels["role"] in self.gated_roles:
+            self.pods[name]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+
+    def admit(self, *roles: str) -> None:
+        """The queue lets pods of these roles go."""
+        for pod in self.pods.values():
+            if podstate.role(pod) in roles:
+                pod["spec"].pop("schedulingGates", None)
 
     def _delete(self, name: str, grace: int) -> None:
         if grace == 0:

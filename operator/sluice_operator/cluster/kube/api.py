@@ -7,9 +7,10 @@ server that is newer than them would lose fields.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -31,6 +32,7 @@ FIELD_MANAGER = "sluice"
 CALL_SECONDS = 20.0
 CONNECTIONS = 32
 PAGE = 500
+_ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
 Observer = Callable[[str, int], None]
 """Told about each request: method and HTTP code; code 0: no answer."""
@@ -67,7 +69,9 @@ class Api:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def get(self, path: str, query: Mapping[str, Any] | None = None, accept: str = "") -> KubeObject:
+    async def get(
+        self, path: str, query: Mapping[str, Any] | None = None, accept: str = "application/json"
+    ) -> KubeObject:
         return await self._request("GET", path, query=query, accept=accept)
 
     async def create(self, path: str, body: KubeObject) -> KubeObject:
@@ -86,7 +90,7 @@ class Api:
     async def delete(self, path: str, options: KubeObject) -> KubeObject:
         return await self._request("DELETE", path, options)
 
-    async def pages(self, path: str, selector: str = "", accept: str = "") -> AsyncIterator[KubeObject]:
+    async def pages(self, path: str, selector: str = "", accept: str = "application/json") -> AsyncIterator[KubeObject]:
         """A list, page by page."""
         query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
         while True:
@@ -106,6 +110,22 @@ class Api:
             at = int(page["metadata"]["resourceVersion"])
         return found, at
 
+    async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:
+        """A text, line by line as it comes, until the server ends it: a log that is followed may take for ever."""
+        rest = b""
+        with self._as_unavailable("GET", path):
+            async with asyncio.timeout(CALL_SECONDS):
+                response = await self._send("GET", path, None, query, accept="*/*", timeout=_ENDLESS)
+            if response.status >= 400:
+                raise error_of(response.status, await response.read(), response.headers, f"GET {path}")
+            with contextlib.closing(response.response):
+                async for chunk in response.response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+        if rest:
+            yield rest.decode(errors="replace")
+
     async def _request(
         self,
         method: str,
@@ -113,23 +133,42 @@ class Api:
         body: KubeObject | None = None,
         query: Mapping[str, Any] | None = None,
         content: str = "application/json",
-        accept: str = "",
+        accept: str = "application/json",
     ) -> KubeObject:
-        headers = {"Accept": accept or "application/json", "Content-Type": content, **self._client.default_headers}
-        url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
-        try:
+        with self._as_unavailable(method, path):
             async with asyncio.timeout(CALL_SECONDS):
-                await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-                response = await self._client.rest_client.request(method, url, headers=headers, body=body)
+                response = await self._send(method, path, body, query, content, accept)
                 text = await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._observer(method, 0)
-            raise errors.UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
         self._observer(method, response.status)
         if response.status >= 400:
             raise error_of(response.status, text, response.headers, f"{method} {path}")
         found: KubeObject = json.loads(text)
         return found
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: KubeObject | None,
+        query: Mapping[str, Any] | None,
+        content: str = "application/json",
+        accept: str = "application/json",
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> Any:
+        """The client's response, its body not read yet."""
+        headers = {"Accept": accept, "Content-Type": content, **self._client.default_headers}
+        url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        return await self._client.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+
+    @contextlib.contextmanager
+    def _as_unavailable(self, method: str, path: str) -> Iterator[None]:
+        """Nobody answered, or not to the end."""
+        try:
+            yield
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._observer(method, 0)
+            raise errors.UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
 
 
 def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) -> errors.ApiError:
@@ -137,10 +176,13 @@ def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) ->
     try:
         answer = json.loads(text)
         reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
-        retry = (answer.get("details") or {}).get("retryAfterSeconds")
+        details = answer.get("details") or {}
+        retry, known = details.get("retryAfterSeconds"), bool(details.get("name"))
     except (ValueError, AttributeError):
-        reason, message, retry = "", text[:200].decode(errors="replace"), None
+        reason, message, retry, known = "", text[:200].decode(errors="replace"), None, False
     delay = float(headers["Retry-After"]) if headers.get("Retry-After", "").isdigit() else retry
+    if status == 404 and not known:  # of a kind that it knows, an API server names the object that is not there
+        return errors.MissingApiError(f"{what}: the API server does not have this API", status)
     return _type(status, reason)(message or f"{what}: HTTP {status}", status, delay)
 
 

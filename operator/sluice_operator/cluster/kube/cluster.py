@@ -2,7 +2,8 @@
 
 Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at
 once; so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a
-job owns besides pods, is read when the job is first seen, and again from time to time.
+job owns besides pods, is read when the job is first seen, and again from time to time. Secrets are never read:
+as long as no pod proves that they are there they are created again, and "already exists" is a good answer.
 
 Every write may be repeated and may be raced by another operator: names are deterministic, creations that find their
 object there are done, deletions name the uid they mean, and the status carries the version that it was planned from.
@@ -22,16 +23,19 @@ import structlog
 
 from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys
+from sluice_operator.cluster.kube import extras
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.events import event_object
-from sluice_operator.cluster.kube.patch import merge_patch
+from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
-from sluice_operator.plan import clock, names
+from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 from sluice_operator.plan.objects import supporting_objects
 
-REREAD_SECONDS = 300.0
+REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
+"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for want of one."""
 POD_SELECTOR = names.LABEL_JOB
 
 log = structlog.get_logger(__name__)
@@ -42,14 +46,15 @@ class _Owned:
     """What one job owns besides pods, and when that was read."""
 
     objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
     read: float = 0.0
 
 
 class KubeCluster:
-    """identity: this process, as events name it."""
+    """identity: this process, as events name it. keys: what the jobs' Secrets are made from. namespace: our own."""
 
-    def __init__(self, api: Api, identity: str) -> None:
-        self.api, self.identity = api, identity
+    def __init__(self, api: Api, identity: str, keys: JobKeys, namespace: str) -> None:
+        self.api, self.identity, self.keys, self.namespace = api, identity, keys, namespace
         self.jobs = Store(job_key, lean_job)
         self.pods = Store(pod_key, lean_pod)
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
@@ -58,9 +63,10 @@ class KubeCluster:
     # -- Cluster ------------------------------------------------------------------------------------------------------
 
     async def observe(self, job: RLJob) -> Observed:
-        objects = await self._read_owned(job)
+        owned = await self._read_owned(job)
         self._check_fresh(job)
-        return Observed(tuple(self._pods(job)), objects, job.status)
+        pods, objects = tuple(self._pods(job)), dict(owned.objects)
+        return Observed(pods, objects, job.status, absent_kinds=owned.absent, operator_namespace=self.namespace)
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
         self._check_fresh(job)
@@ -120,7 +126,7 @@ class KubeCluster:
         A version that somebody else made meanwhile is refused by the server: that fences a leader who does not know
         yet that he was replaced.
         """
-        patch = merge_patch(stored.get("status") or {}, manifest(status))
+        patch = merge_patch(stored.get("status") or {}, without_empty(manifest(status)))
         if not patch:
             return
         namespace, name = _place(stored)
@@ -170,17 +176,31 @@ class KubeCluster:
 
     # -- what a job owns ----------------------------------------------------------------------------------------------
 
-    async def _read_owned(self, job: RLJob) -> Mapping[tuple[str, str], KubeObject]:
+    async def _read_owned(self, job: RLJob) -> _Owned:
         owned = self._owned.setdefault(job.metadata.uid, _Owned())
-        if owned.read and time.monotonic() - owned.read < REREAD_SECONDS:
-            return dict(owned.objects)
-        wanted = [(found["kind"], found["metadata"]["name"]) for found in supporting_objects(job)]
+        patience = REREAD_WAITING_SECONDS if any(map(podstate.is_starting, self._pods(job))) else REREAD_SECONDS
+        if owned.read and time.monotonic() - owned.read < patience:
+            return owned
+        supporting = {(found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)}
+        wanted = [key for key in supporting if key[0] != "Secret"]
         answers = await asyncio.gather(*(self._get(kind, name, job.metadata.namespace) for kind, name in wanted))
         present = {key: found for key, found in zip(wanted, answers, strict=True) if found is not None}
+        more = await extras.read(self.api, job)
+        present |= {key: _lean(found) for key, found in more.objects.items()}
+        secrets = {key: found for key, found in supporting.items() if key[0] == "Secret"}
         for (kind, name), found in present.items():
             _check_owner(job, kind, name, found)
-        owned.objects, owned.read = present, time.monotonic()
-        return dict(present)
+        if more.absent and not owned.read and job.status is None:
+            await self.emit(job, [extras.missing(more.absent)])
+        owned.absent = more.absent
+        owned.objects = present | (secrets if self._has_its_secrets(job) else {})
+        owned.read = time.monotonic()
+        return owned
+
+    def _has_its_secrets(self, job: RLJob) -> bool:
+        """We may not look. Pods that run have read them; if none does, or one does not start, they are made again."""
+        pods = self._pods(job)
+        return any(map(podstate.is_running, pods)) and not any(map(podstate.is_starting, pods))
 
     async def _get(self, kind: str, name: str, namespace: str) -> KubeObject | None:
         try:
@@ -189,17 +209,15 @@ class KubeCluster:
             return None
 
     async def _apply_owned(self, job: RLJob, found: KubeObject) -> None:
-        """By server-side apply; but a Secret is created, so that of two operators' random tokens only one ever is."""
+        """By server-side apply; but a Secret is created, and one that is there has this job's uid in its name."""
         kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
-        try:
-            if kind == "Secret":
-                stored = await self.api.create(collection(kind, namespace), found)
-            else:
-                stored = await self.api.apply(path(kind, namespace, name), _with_protocols(found))
-        except errors.AlreadyExistsError:
-            stored = await self.api.get(path(kind, namespace, name))
-            _check_owner(job, kind, name, stored)
-        self._owned.setdefault(job.metadata.uid, _Owned()).objects[kind, name] = _lean(stored)
+        if kind == "Secret":
+            with contextlib.suppress(errors.AlreadyExistsError):
+                await self.api.create(collection(kind, namespace), self.keys.filled(job, found))
+            stored = found
+        else:
+            stored = _lean(await self.api.apply(extras.location(job, kind, name), _with_protocols(found)))
+        self._owned.setdefault(job.metadata.uid, _Owned()).objects[kind, name] = stored
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
@@ -221,9 +239,22 @@ class KubeCluster:
             with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
                 await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
             return
+        if deletion.kind in extras.KINDS:
+            await self._delete_extra(job, deletion)
+            return
         for pod in self._pods(job):
             if pod["metadata"]["name"] == deletion.name:
                 await self._delete_pod(pod, deletion.grace)
+
+    async def _delete_extra(self, job: RLJob, deletion: Deletion) -> None:
+        owned = self._owned.setdefault(job.metadata.uid, _Owned())
+        found = owned.objects.get((deletion.kind, deletion.name))
+        if found is None:
+            return
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(found)}}
+        with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
+            await self.api.delete(extras.location(job, deletion.kind, deletion.name), options)
+        owned.objects.pop((deletion.kind, deletion.name), None)
 
     async def _delete_pod(self, pod: KubeObject, grace: int) -> None:
         namespace, name = _place(pod)

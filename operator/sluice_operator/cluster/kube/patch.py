@@ -17,3 +17,12 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         elif name not in old or before != value:
             patch[name] = value
     return patch
+
+
+def without_empty(value: Any) -> Any:
+    """The value without its empty texts: a status leaves them out, and Kubernetes 1.20 takes them for null."""
+    if isinstance(value, dict):
+        return {name: without_empty(each) for name, each in value.items() if each != ""}
+    if isinstance(value, list):
+        return [without_empty(each) for each in value]
+    return value

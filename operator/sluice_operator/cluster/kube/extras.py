@@ -1,0 +1,76 @@
+"""What a job owns and could run without, at the API server (plan/extras.py): budget, network policy, gangs' groups.
+
+Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job that asks for groups
+of a scheduler that is not installed cannot run, and is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+from sluice.api import RLJob
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.store import owner_uid
+from sluice_operator.plan import Event, names, queueing
+from sluice_operator.plan.extras import OPTIONAL, extra_keys
+from sluice_operator.plan.model import KubeObject
+
+KINDS = (*OPTIONAL, queueing.KIND)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """objects: by (kind, name). absent: kinds that the API server does not know."""
+
+    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+
+
+async def read(api: Api, job: RLJob) -> Extras:
+    """Groups are listed, since those of older attempts may be left."""
+    keys = extra_keys(job)
+    answers = await asyncio.gather(*(_get(api, kind, name, job.metadata.namespace) for kind, name in keys))
+    objects = {key: found for key, found in zip(keys, answers, strict=True) if isinstance(found, dict)}
+    absent = {kind for (kind, _), found in zip(keys, answers, strict=True) if found is errors.MissingApiError}
+    return Extras(objects | await _groups(api, job), frozenset(absent))
+
+
+def location(job: RLJob, kind: str, name: str) -> str:
+    return path(kind, job.metadata.namespace, name, group_version=_group_version(job, kind))
+
+
+def missing(absent: frozenset[str]) -> Event:
+    text = (
+        f"this API server has no {' and no '.join(sorted(absent))} of the version that is needed; the job runs without"
+    )
+    return Event("Warning", "ApiMissing", text)
+
+
+async def _get(api: Api, kind: str, name: str, namespace: str) -> KubeObject | type[errors.MissingApiError] | None:
+    try:
+        return await api.get(path(kind, namespace, name))
+    except errors.MissingApiError:
+        return errors.MissingApiError
+    except errors.NotFoundError:
+        return None
+
+
+async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
+    version = _group_version(job, queueing.KIND)
+    if not version:
+        return {}
+    at = collection(queueing.KIND, job.metadata.namespace, version)
+    found: dict[tuple[str, str], KubeObject] = {}
+    with contextlib.suppress(errors.MissingApiError):  # the first that is made will tell
+        async for page in api.pages(at, names.selector_text(names.selector(job))):
+            own = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
+            found |= {(queueing.KIND, each["metadata"]["name"]): {**each, "kind": queueing.KIND} for each in own}
+    return found
+
+
+def _group_version(job: RLJob, kind: str) -> str:
+    return queueing.group_version(job) or "" if kind == queueing.KIND else ""

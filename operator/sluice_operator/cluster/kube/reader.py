@@ -1,0 +1,160 @@
+"""One job of a cluster, read with a person's rights: for `sluice status` and `sluice logs`. Nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.kube_config import list_kube_config_contexts
+
+from sluice.environment import ConfigurationError
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import RLJOBS, collection, path
+from sluice_operator.cluster.picture import Happened, Picture, ReadError, Stamped, Stream, streams_of
+from sluice_operator.plan import names
+from sluice_operator.plan.model import KubeObject
+
+EVENTS, AGAIN_SECONDS = 50, 1.0
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NOT_YET = ("is waiting to start", "does not have a host assigned", "ContainerCreating", "PodInitializing")
+
+
+@contextlib.asynccontextmanager
+async def connect(name: str, namespace: str | None) -> AsyncIterator[KubeReader]:
+    """namespace: None: that of the kubeconfig's context. ConfigurationError: no API server is known."""
+    async with await Api.connect() as api:
+        yield KubeReader(api, name, namespace or current_namespace())
+
+
+class KubeReader:
+    def __init__(self, api: Api, name: str, namespace: str) -> None:
+        self._api, self._name, self._namespace = api, name, namespace
+
+    async def picture(self) -> Picture:
+        job = await self._job()
+        pods, (events, notes) = await asyncio.gather(self._pods(), self._events())
+        where = f"namespace {self._namespace}"
+        return Picture(where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes)
+
+    async def streams(self) -> tuple[list[Stream], bool]:
+        job, pods = await asyncio.gather(self._job(), self._pods())
+        ended = (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
+        return [stream for pod in pods for stream in streams_of(pod)], ended
+
+    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+        """A connection that breaks is made anew, from the last line on."""
+        where = path("Pod", self._namespace, stream.pod, "log")
+        query: dict[str, Any] = {"container": stream.container, "timestamps": "true"}
+        query |= {"follow": "true"} if follow else {}
+        query |= {"tailLines": tail} if tail is not None else {}
+        last = known = datetime.min.replace(tzinfo=UTC)
+        while True:
+            try:
+                with self._explained("get", "pods/log"):
+                    async for line in self._api.lines(where, query):
+                        stamp, _, text = line.partition(" ")
+                        last = datetime.fromisoformat(stamp)
+                        if last > known:
+                            yield last, text
+                return
+            except errors.NotFoundError as error:
+                what = "the pod is gone" if stream.pod in str(error) else "its node is not there to give it"
+                raise ReadError(f"no log of {stream.name}: {what} ({error})") from error
+            except errors.InvalidError as error:
+                if not follow or not any(words in str(error) for words in _NOT_YET):
+                    raise ReadError(f"no log of {stream.name}: {error}") from error
+            except errors.UnavailableError as error:
+                if not follow or last.year == 1:
+                    raise ReadError(f"no log of {stream.name}: {error}") from error
+            if last > known:
+                known = last
+                query = {"container": stream.container, "timestamps": "true", "follow": "true"}
+                query["sinceTime"] = known.strftime("%Y-%m-%dT%H:%M:%SZ")  # whole seconds: what comes twice is left out
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _job(self) -> KubeObject:
+        try:
+            with self._explained("get", "rljobs"):
+                return await self._api.get(path("RLJob", self._namespace, self._name))
+        except errors.NotFoundError:
+            if await self._knows_rljobs():
+                text = f"there is no RLJob {self._name} in namespace {self._namespace}"
+                raise ReadError(f"{text}; look with: kubectl get rljobs -A") from None
+            text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
+            raise ReadError(f"{text} (helm install sluice charts/sluice)") from None
+
+    async def _knows_rljobs(self) -> bool:
+        try:
+            with self._explained("get", RLJOBS):
+                await self._api.get(RLJOBS)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    async def _pods(self) -> list[KubeObject]:
+        query = {"labelSelector": f"{names.LABEL_JOB}={self._name}"}
+        with self._explained("list", "pods"):
+            return (await self._api.get(collection("Pod", self._namespace), query))["items"] or []
+
+    async def _events(self) -> tuple[list[Happened], tuple[str, ...]]:
+        """Events of the job, and warnings about its pods. Who may not read them sees the rest."""
+        mine = f"regarding.kind=RLJob,regarding.name={self._name}"
+        try:
+            with self._explained("list", "events.events.k8s.io"):
+                about_job = await self._list_events(mine)
+                about_pods = await self._list_events("regarding.kind=Pod,type=Warning")
+        except ReadError as error:
+            return [], (str(error),)
+        pods = [each for each in about_pods if each["regarding"]["name"].startswith(f"{self._name}-")]
+        return [_happened(each) for each in about_job] + [_happened(each) for each in pods], ()
+
+    async def _list_events(self, selector: str) -> list[KubeObject]:
+        return (await self._api.get(collection("Event", self._namespace), {"fieldSelector": selector}))["items"] or []
+
+    @contextlib.contextmanager
+    def _explained(self, verb: str, resource: str) -> Iterator[None]:
+        """What people can do something about, in their words."""
+        try:
+            yield
+        except errors.ForbiddenError as error:
+            if error.status == 401:
+                raise ReadError(f"the API server does not know you ({error}): log in, or set KUBECONFIG") from error
+            text = f"you have no right to {verb} {resource} in namespace {self._namespace}"
+            raise ReadError(f"{text}; ask for the role sluice-viewer ({error})") from error
+        except errors.UnavailableError as error:
+            if resource == "pods/log":
+                raise
+            raise ReadError(f"no answer from the API server: {error}") from error
+
+
+def current_namespace() -> str:
+    """That of the kubeconfig's context, or of the pod that this runs in."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+    try:
+        _, active = list_kube_config_contexts(os.environ.get("KUBECONFIG") or None)
+    except ConfigException as error:
+        raise ConfigurationError(f"no API server is known: set KUBECONFIG ({error})") from error
+    return str((active.get("context") or {}).get("namespace") or "default")
+
+
+def _happened(found: KubeObject) -> Happened:
+    """An event of the new API; one of an old client has its time elsewhere."""
+    series = found.get("series") or {}
+    time = series.get("lastObservedTime") or found.get("deprecatedLastTimestamp") or found.get("eventTime")
+    regarding = found["regarding"]
+    return Happened(
+        datetime.fromisoformat(time or found["metadata"]["creationTimestamp"]),
+        found.get("type") or "Normal",
+        found.get("reason") or "",
+        found.get("note") or "",
+        regarding["name"] if regarding.get("kind") == "Pod" else "",
+        series.get("count") or found.get("deprecatedCount") or 1,
+    )

@@ -1,0 +1,100 @@
+"""One job as people want to look at it, wherever it runs: what a cluster, or a run directory, can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from sluice_operator.plan import podstate
+from sluice_operator.plan.model import KubeObject
+
+Stamped = tuple[datetime, str]
+"""A line of a log, and when it was written."""
+
+
+class ReadError(RuntimeError):
+    """It cannot be read. The text says what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event. about: the pod that it is about; empty: the job. count: how often it was seen."""
+
+    time: datetime
+    type: str
+    reason: str
+    message: str
+    about: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """where: cluster namespace or run directory, in words. job: as it is stored. notes: what could not be read."""
+
+    where: str
+    job: KubeObject
+    pods: tuple[KubeObject, ...] = ()
+    events: tuple[Happened, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One container's log. silent: why there is none yet; empty: there is one, or there was."""
+
+    pod: str
+    container: str
+    role: str
+    replica: int
+    attempt: int
+    index: int
+    silent: str = ""
+
+    @property
+    def name(self) -> str:
+        """The pod without its job; with the container where the role has several."""
+        pod = f"{self.role}-{self.replica}-{self.attempt}-{self.index}"
+        return pod if self.container == self.role else f"{pod}/{self.container}"
+
+
+class Reader(Protocol):
+    async def picture(self) -> Picture:
+        """What `sluice status` shows. ReadError."""
+        ...
+
+    async def streams(self) -> tuple[list[Stream], bool]:
+        """The logs that there are; and whether the job has ended, so that no more will come. ReadError."""
+        ...
+
+    def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+        """A log from its beginning, or its last lines. follow: until the container has ended. ReadError."""
+        ...
+
+
+def streams_of(pod: KubeObject) -> list[Stream]:
+    """The logs of a pod's containers."""
+    waiting = {each["name"]: _silence(each) for each in podstate.container_statuses(pod)}
+    nowhere = podstate.unscheduled_because(pod) or "the pod waits for a node"
+    return [
+        Stream(
+            podstate.name(pod),
+            container["name"],
+            podstate.role(pod),
+            podstate.replica(pod),
+            podstate.attempt(pod),
+            podstate.index(pod),
+            waiting.get(container["name"], "" if podstate.is_running(pod) else nowhere),
+        )
+        for container in (pod.get("spec") or {}).get("containers") or []
+    ]
+
+
+def _silence(status: KubeObject) -> str:
+    """Why a container has written nothing; empty: it runs or has run."""
+    waits = (status.get("state") or {}).get("waiting")
+    if waits is None or status.get("lastState"):
+        return ""
+    return ": ".join(filter(None, (waits.get("reason") or "waiting", waits.get("message"))))

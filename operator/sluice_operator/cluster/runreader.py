@@ -1,0 +1,120 @@
+"""One job of a run directory, running or not: for `sluice status` and `sluice logs`. Nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sluice_operator.cluster.picture import Happened, Picture, ReadError, Stamped, Stream
+from sluice_operator.cluster.rundir import RunDirectoryError, State, Store
+
+JOB, EVENTS, LOGS = "job.json", "events.jsonl", "logs"
+POLL_SECONDS = 0.25
+_UTC = re.compile(r'^(?:\{.*"timestamp": "|)(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?)Z')
+_LOCAL = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+
+
+class RunReader:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def picture(self) -> Picture:
+        state = self._state()
+        job = json.loads((self._directory / JOB).read_text())
+        job["status"] = state.status or {}
+        events = [
+            Happened(datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"])
+            for each in _records(self._directory / EVENTS)
+        ]
+        return Picture(f"run directory {self._directory}", job, tuple(state.pods.values()), tuple(events))
+
+    async def streams(self) -> tuple[list[Stream], bool]:
+        """All that was ever written there, older attempts too."""
+        state = self._state().status or {}
+        found = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
+        return [stream for stream in found if stream], state.get("state") in ("Succeeded", "Failed")
+
+    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+        path = self._directory / LOGS / f"{stream.pod}.{stream.container}.log"
+        with path.open("rb") as file:
+            *there, rest = file.read().split(b"\n")
+            for stamped in stamp(_decoded(there[-tail:] if tail else there if tail is None else [])):
+                yield stamped
+            ended = not follow
+            while not ended:
+                await asyncio.sleep(POLL_SECONDS)
+                ended = self._has_ended(stream)  # asked before the last lines are read
+                *whole, rest = (rest + file.read()).split(b"\n")
+                for line in _decoded(whole):
+                    yield datetime.now(UTC), line
+            for line in _decoded([rest] if rest else []):
+                yield datetime.now(UTC), line
+
+    def _has_ended(self, stream: Stream) -> bool:
+        """The pod is gone, or has ended: its state is written down after its last line."""
+        pod = self._state().pods.get(stream.pod)
+        return pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+    def _state(self) -> State:
+        if not (self._directory / JOB).exists():
+            raise ReadError(f"{self._directory}: no {JOB} there; expected the directory of a run (sluice run)")
+        try:
+            return Store(self._directory).load()
+        except RunDirectoryError as error:
+            raise ReadError(str(error)) from error
+
+
+def _decoded(lines: Iterable[bytes]) -> list[str]:
+    return [line.decode(errors="replace") for line in lines]
+
+
+def stamp(lines: Iterable[str]) -> Iterator[Stamped]:
+    """When each line was written, as far as it says so itself.
+
+    One that does not, as a line of a traceback, was written with the one before it; and those before the first that
+    does, with that one.
+    """
+    waiting: list[str] = []
+    last: datetime | None = None
+    for line in lines:
+        last = _moment(line) or last
+        if last is None:
+            waiting.append(line)
+            continue
+        yield from ((last, each) for each in waiting)
+        waiting.clear()
+        yield last, line
+    yield from ((datetime.now(UTC), each) for each in waiting)
+
+
+def _moment(line: str) -> datetime | None:
+    """Ours are in UTC and end in Z; SGLang's, in brackets, are in this machine's time."""
+    match = _UTC.match(line)
+    if match:
+        return datetime.fromisoformat(match.group(1)).replace(tzinfo=UTC)
+    match = _LOCAL.match(line)
+    return datetime.fromisoformat(match.group(1).replace(",", ".")).astimezone() if match else None
+
+
+def _stream(path: Path) -> Stream | None:
+    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`; None: it is no container's."""
+    pod, _, container = path.stem.partition(".")
+    parts = pod.rsplit("-", 4)
+    if len(parts) != 5 or not all(part.isdigit() for part in parts[2:]):
+        return None
+    return Stream(pod, container, parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # a kill may cut off the last line
+            continue

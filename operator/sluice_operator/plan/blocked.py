@@ -1,0 +1,107 @@
+"""Why a pod does not start, in words that say what to do.
+
+What a kubelet or a scheduler reports is known to those who run clusters; who applied the job gets a cure with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sluice.api import LastFailure, RoleName
+from sluice_operator.plan import clock, podstate
+from sluice_operator.plan.model import KubeObject
+
+_ORDINARY = (None, "ContainerCreating", "PodInitializing")
+_IMAGE = "check the image's name, and imagePullSecrets in the role's template"
+_CURES = {
+    "CreateContainerConfigError": "create what it names in the job's namespace",
+    "CreateContainerError": "the node's container runtime refused it; check command and mounts in the role's template",
+    "ErrImageNeverPull": _IMAGE,
+    "ErrImagePull": _IMAGE,
+    "ImageInspectError": _IMAGE,
+    "ImagePullBackOff": _IMAGE,
+    "InvalidImageName": _IMAGE,
+    "RunContainerError": "the node's container runtime refused it; check command and mounts in the role's template",
+}
+_PLACEMENT_CURES = (
+    (r'persistentvolumeclaim "?([^"\s]+)"? not found', "create the PersistentVolumeClaim {}"),
+    (r"unbound immediate PersistentVolumeClaims", "a PersistentVolumeClaim has no volume: check its storage class"),
+    (r"volume node affinity conflict", "a volume is in another zone than the nodes that have room"),
+    (
+        r"Insufficient (\S+?\.\S+/\S+?|nvidia\.com/gpu)[,.]?(?:\s|$)",
+        "no node has enough free {}: wait, add nodes, or ask for less",
+    ),
+    (r"Insufficient (cpu|memory|ephemeral-storage)", "no node has enough free {}: wait, add nodes, or ask for less"),
+    (r"untolerated taint", "add tolerations to the role's template"),
+    (r"didn't match Pod's node affinity/selector", "no node has the labels of the template's nodeSelector or affinity"),
+    (r"didn't have free ports", "hostNetwork allows one pod of a port on a node: add nodes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """role, pod, container: who cannot start; container empty: the whole pod. message: why, and what to do."""
+
+    role: RoleName
+    pod: str
+    container: str
+    reason: str
+    message: str
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.pod, self.container
+
+    def text(self) -> str:
+        where = f"{self.pod} ({self.container})" if self.container else self.pod
+        return f"{where}: {self.reason}: {self.message}" if self.message else f"{where}: {self.reason}"
+
+    def failure(self, now: datetime) -> LastFailure:
+        return LastFailure(
+            role=self.role,
+            pod=self.pod,
+            container=self.container,
+            reason=self.reason,
+            message=self.message,
+            time=clock.text(now),
+        )
+
+
+def blocked(pods: Sequence[KubeObject]) -> Blocked | None:
+    """The first pod that cannot start; containers that were refused come before pods that nobody has a place for."""
+    refused = next((found for pod in pods if (found := refused_container(pod))), None)
+    return refused or next((found for pod in pods if (found := _unscheduled(pod))), None)
+
+
+def refused_container(pod: KubeObject) -> Blocked | None:
+    """A container that its kubelet cannot start."""
+    for status in podstate.container_statuses(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason not in _ORDINARY:
+            message = _with_cure(waiting.get("message", ""), _CURES.get(reason, ""))
+            return Blocked(podstate.role(pod), podstate.name(pod), status["name"], reason, message)  # type: ignore[arg-type]
+    return None
+
+
+def _unscheduled(pod: KubeObject) -> Blocked | None:
+    message = podstate.unscheduled_because(pod)
+    if not message or podstate.is_gated(pod):
+        return None
+    text = _with_cure(message, _place_cure(message))
+    return Blocked(podstate.role(pod), podstate.name(pod), "", "Unschedulable", text)  # type: ignore[arg-type]
+
+
+def _place_cure(message: str) -> str:
+    for pattern, cure in _PLACEMENT_CURES:
+        match = re.search(pattern, message)
+        if match:
+            return cure.format(*match.groups())
+    return ""
+
+
+def _with_cure(message: str, cure: str) -> str:
+    return "; ".join(filter(None, (message.strip().rstrip("."), cure)))

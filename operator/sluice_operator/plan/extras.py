@@ -1,0 +1,71 @@
+"""What a job owns and could run without: its budget for disruptions, its network policy, the groups of its gangs.
+
+They come and go while a job lives. An API server that does not know a budget or a policy runs the job all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sluice.api import RLJob
+from sluice_operator.plan import disruption, names, network, podstate, queueing
+from sluice_operator.plan.disruption import disruption_budget
+from sluice_operator.plan.gangs import rollout_replicas
+from sluice_operator.plan.model import Deletion, KubeObject, Observed
+from sluice_operator.plan.network import network_policy
+
+OPTIONAL = (disruption.KIND, network.KIND)
+
+
+def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
+    """Budget and policy, as far as the spec wants them and the cluster knows them."""
+    found = (
+        disruption_budget(job, rollout_replicas(job, observed.status)),
+        network_policy(job, observed.operator_namespace),
+    )
+    return tuple(each for each in found if each is not None and each["kind"] not in observed.absent_kinds)
+
+
+def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
+    """(kind, name) of what may be there, wanted or not."""
+    return (disruption.KIND, names.rollout_budget_name(job)), (network.KIND, names.network_policy_name(job))
+
+
+def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
+    """What is not there as it should be."""
+    return tuple(
+        wanted
+        for wanted in extra_objects(job, observed)
+        if not covers(observed.objects.get((wanted["kind"], wanted["metadata"]["name"])), wanted["spec"], "spec")
+    )
+
+
+def unwanted_extras(job: RLJob, observed: Observed, groups: Collection[str] = ()) -> tuple[Deletion, ...]:
+    """Budget and policy that the spec does not want any more, and groups of attempts that have no pods any more.
+
+    groups: those of present attempts, whose pods may not be there yet.
+    """
+    wanted = {(each["kind"], each["metadata"]["name"]) for each in extra_objects(job, observed)}
+    found = [key for key in extra_keys(job) if key in observed.objects and key not in wanted]
+    return tuple(Deletion(kind, name) for kind, name in found) + _old_groups(job, observed, groups)
+
+
+def _old_groups(job: RLJob, observed: Observed, present: Collection[str]) -> tuple[Deletion, ...]:
+    """A group goes after its pods: a scheduler would not know what to do with those that are left."""
+    used = set(present) | {
+        names.group_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod)) for pod in observed.pods
+    }
+    return tuple(Deletion(kind, name) for kind, name in observed.objects if kind == queueing.KIND and name not in used)
+
+
+def covers(found: Any, wanted: Any, field: str = "") -> bool:
+    """`found` says all that `wanted` says; an API server adds its defaults. field: look only below this one."""
+    if field:
+        return isinstance(found, dict) and covers(found.get(field), wanted)
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        same = isinstance(found, Sequence) and len(found) == len(wanted)
+        return same and all(covers(left, right) for left, right in zip(found, wanted, strict=True))
+    return bool(found == wanted)

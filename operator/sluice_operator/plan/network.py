@@ -1,0 +1,45 @@
+"""Who may connect to a job's pods. NCCL and SGLang ask nobody for a token: only the network can keep others away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.api import RLJob
+from sluice_operator.plan import names
+from sluice_operator.plan.model import KubeObject
+
+KIND = "NetworkPolicy"
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+"""Kubernetes puts it on every namespace (from 1.21)."""
+OPERATOR_LABELS = {"app.kubernetes.io/name": "sluice"}
+
+
+def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | None:
+    """Ingress only from the job's own pods (on all ports: NCCL chooses its own), the operator, and Prometheus.
+
+    operator_namespace: None where there is no operator in a cluster. Egress is left open: models, data sets and
+    rewards are elsewhere. Kubelets may always probe the pods of their node.
+    """
+    if not job.spec.network_policy.enabled:
+        return None
+    ingress: list[dict[str, Any]] = [{"from": [{"podSelector": {"matchLabels": names.selector(job)}}]}]
+    if operator_namespace is not None:
+        namespace = {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}
+        peer = {"namespaceSelector": namespace, "podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}
+        ingress.append({"from": [peer], "ports": [_tcp("rendezvous"), _tcp("buffer")]})
+    metrics_from = job.spec.network_policy.metrics_from or [{"namespaceSelector": {}}]
+    ingress.append({"from": list(metrics_from), "ports": [_tcp("metrics")]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": KIND,
+        "metadata": names.metadata(job, names.network_policy_name(job)),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(job)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }
+
+
+def _tcp(port: str) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": names.PORTS[port]}

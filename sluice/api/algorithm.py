@@ -1,0 +1,265 @@
+"""spec.algorithm: how rewards become advantages, and advantages a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import DottedPath, Fraction, Model, NonNegativeFloat, NonNegativeInt, PositiveFloat, Rule
+from sluice.api.base import Path as PathField
+
+Estimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "ppo",
+    "custom",
+]
+Aggregation = Literal["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
+PolicyLoss = Literal["clip", "gspo", "cispo", "reinforce"]
+WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimators whose advantages are whitened by definition."""
+DISCOUNTED = ("ppo", "reinforce_plus_plus", "custom")
+"""Estimators that look at single tokens' returns, and so at gamma."""
+
+
+class Clip(Model):
+    low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
+    high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
+    dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")
+
+
+class KL(Model):
+    coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
+    loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
+    type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
+
+    rules = (
+        Rule(
+            "!(has(self.coef) && self.coef > 0.0 && has(self.lossCoef) && self.lossCoef > 0.0)",
+            lambda k: not (k.coef > 0 and k.loss_coef > 0),
+            "coef (in the reward) and lossCoef (in the loss) cannot both be set",
+            "lossCoef",
+        ),
+        Rule(
+            "!(has(self.unbiased) && self.unbiased) || (has(self.lossCoef) && self.lossCoef > 0.0)",
+            lambda k: not k.unbiased or k.loss_coef > 0,
+            "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
+            "unbiased",
+        ),
+    )
+
+
+class OffPolicy(Model):
+    """Corrections for samples that the present policy did not make."""
+
+    method: Literal["none", "tis", "icepop"] = Field(
+        "none", description="What becomes of pi_train / pi_rollout outside [low, high]: tis clamps it, icepop drops it."
+    )
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "token", description="The ratio of a token; of its whole sequence (product); or the sequence's geometric mean."
+    )
+    low: NonNegativeFloat = 0.0
+    high: PositiveFloat = 2.0
+    old_log_probs: Literal["trainer", "rollout"] = Field(
+        "trainer",
+        description="Denominator of the policy ratio: log-probs of the trainer before the step, or the engine's own.",
+    )
+    opsm_delta: NonNegativeFloat | None = Field(
+        None,
+        description="Off-policy sequence masking: a sequence of negative advantage is dropped where the mean of "
+        "log pi_old - log pi exceeds this.",
+    )
+
+    rules = (
+        Rule(
+            "!(has(self.oldLogProbs) && self.oldLogProbs == 'rollout') || !has(self.method) || self.method == 'none'",
+            lambda o: o.old_log_probs == "trainer" or o.method == "none",
+            "oldLogProbs: rollout corrects the gap between trainer and engine by itself; leave method out",
+            "oldLogProbs",
+        ),
+        Rule(
+            "!has(self.level) || self.level == 'token' || (has(self.method) && self.method != 'none')",
+            lambda o: o.level == "token" or o.method != "none",
+            "level has no effect without method: tis or icepop",
+            "level",
+        ),
+        Rule(
+            "(has(self.low) ? self.low : 0.0) <= (has(self.high) ? self.high : 2.0)",
+            lambda o: o.low <= o.high,
+            "low must not exceed high",
+            "low",
+        ),
+    )
+
+
+class Critic(Model):
+    """The value model of ppo. Its optimizer is as trainer.optimizer, but for the learning rate."""
+
+    model_path: PathField | None = Field(
+        None,
+        description="Checkpoint that the critic starts from, of a language or a reward model. Default: model.path.",
+    )
+    lr: NonNegativeFloat = 1e-5
+    min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule of trainer.optimizer ends for the critic.")
+    clip: PositiveFloat = Field(0.2, description="Values may move this far from those before the step.")
+    warmup_steps: NonNegativeInt = Field(0, description="First steps in which only the critic is trained.")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """CEL: a list of these texts."""
+    return "[" + ", ".join(f"'{name}'" for name in names) + "]"
+
+
+def _is(estimators: tuple[str, ...]) -> str:
+    return f"(has(self.estimator) ? self.estimator : 'grpo') in {_listed(estimators)}"
+
+
+class Algorithm(Model):
+    """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime and verl do."""
+
+    estimator: Estimator = Field("grpo", description="How rewards become advantages.")
+    function: DottedPath | None = Field(None, description="Own estimator; with `estimator: custom`.")
+    normalize_std: bool = Field(
+        True, description="grpo, gspo, cispo: divide advantages by the group's standard deviation."
+    )
+    normalize_advantages: bool | None = Field(
+        None,
+        description="Whiten advantages over the whole batch. Default: only for reinforce_plus_plus and "
+        "reinforce_plus_plus_baseline, which always do.",
+    )
+    gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
+    lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
+    clip: Clip = Field(default_factory=Clip)
+    kl: KL = Field(default_factory=KL)
+    entropy_coef: float = 0.0
+    aggregation: Aggregation | None = Field(
+        None,
+        description="From tokens to one number. sequence_mean: mean of each sequence, then of all; token_mean: mean of "
+        "all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum divided by "
+        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo.",
+    )
+    loss: PolicyLoss | None = Field(
+        None,
+        description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; reinforce: "
+        "-A log pi. Default: gspo and cispo for the estimators of that name, else clip.",
+    )
+    loss_function: DottedPath | None = Field(None, description="Own policy loss, in place of `loss`.")
+    off_policy: OffPolicy = Field(default_factory=OffPolicy)
+    critic: Critic | None = Field(None, description="Value model; ppo has one also where this is left out.")
+
+    rules = (
+        Rule(
+            f"({_is(('custom',))}) == has(self.__function__)",
+            lambda a: (a.estimator == "custom") == (a.function is not None),
+            "estimator: custom and function belong together",
+            "function",
+        ),
+        Rule(
+            f"!has(self.critic) || {_is(('ppo',))}",
+            lambda a: a.critic is None or a.estimator == "ppo",
+            "only estimator: ppo has a critic",
+            "critic",
+        ),
+        Rule(
+            f"!has(self.normalizeAdvantages) || self.normalizeAdvantages || !({_is(WHITENED)})",
+            lambda a: a.normalize_advantages is not False or a.estimator not in WHITENED,
+            "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; leave it out",
+            "normalizeAdvantages",
+        ),
+        Rule(
+            f"!has(self.gamma) || self.gamma == 1.0 || {_is(DISCOUNTED)}",
+            lambda a: a.gamma == 1 or a.estimator in DISCOUNTED,
+            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the same",
+            "gamma",
+        ),
+        Rule(
+            f"!has(self.lambda) || self.lambda == 1.0 || {_is(('ppo', 'custom'))}",
+            lambda a: a.lambda_ == 1 or a.estimator in ("ppo", "custom"),
+            "only ppo has a lambda: it weighs the critic's values",
+            "lambda",
+        ),
+        Rule(
+            "!has(self.loss) || !has(self.lossFunction)",
+            lambda a: a.loss is None or a.loss_function is None,
+            "loss and lossFunction cannot both be set",
+            "lossFunction",
+        ),
+        Rule(
+            "!(has(self.clip) && has(self.clip.dual)) || has(self.lossFunction) || "
+            f"(has(self.loss) ? self.loss in ['clip', 'gspo'] : !({_is(('cispo',))}))",
+            lambda a: a.clip.dual is None or a.loss_function is not None or a.policy_loss in ("clip", "gspo"),
+            "the dual clip bounds the losses clip and gspo; cispo and reinforce have nothing to bound",
+            "clip.dual",
+        ),
+    )
+
+    @property
+    def whitens(self) -> bool:
+        return self.estimator in WHITENED or bool(self.normalize_advantages)
+
+    @property
+    def loss_aggregation(self) -> Aggregation:
+        return self.aggregation or ("token_sum_norm" if self.estimator == "dr_grpo" else "sequence_mean")
+
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        if self.loss is not None:
+            return self.loss
+        return self.estimator if self.estimator in ("gspo", "cispo") else "clip"
+
+    @property
+    def value_model(self) -> Critic | None:
+        """The critic of ppo, with its defaults where it is not described."""
+        return (self.critic or Critic()) if self.estimator == "ppo" else None
+
+
+_ESTIMATOR = "(has(self.algorithm) && has(self.algorithm.estimator) ? self.algorithm.estimator : 'grpo')"
+_OFF_POLICY = "has(self.algorithm) && has(self.algorithm.offPolicy)"
+UNGROUPED = ("reinforce_plus_plus", "remax", "ppo", "custom")
+"""Estimators that need not compare responses to the same prompt."""
+
+ACROSS_GROUPS = (
+    Rule(
+        "(has(self.rollout) && has(self.rollout.samplesPerPrompt) ? self.rollout.samplesPerPrompt : 8) > 1 || "
+        f"{_ESTIMATOR} in {_listed(UNGROUPED)}",
+        lambda s: s.rollout.samples_per_prompt > 1 or s.algorithm.estimator in UNGROUPED,
+        "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: nothing would be "
+        "learned; use reinforce_plus_plus, remax or ppo, or more samples",
+        "algorithm.estimator",
+    ),
+    Rule(
+        f"{_ESTIMATOR} != 'remax' || !(has(self.reward.group) && self.reward.group)",
+        lambda s: s.algorithm.estimator != "remax" or not s.reward.group,
+        "remax scores its greedy response alone; a reward that needs the whole group cannot do that",
+        "reward.group",
+    ),
+    Rule(
+        "!(has(self.algorithm) && has(self.algorithm.critic) && has(self.algorithm.critic.warmupSteps) && "
+        "has(self.trainer.steps)) || self.algorithm.critic.warmupSteps < self.trainer.steps",
+        lambda s: not (s.algorithm.critic and s.trainer.steps) or s.algorithm.critic.warmup_steps < s.trainer.steps,
+        "the policy would never be trained: warmupSteps must be less than trainer.steps",
+        "algorithm.critic.warmupSteps",
+    ),
+    Rule(
+        f"!({_OFF_POLICY} && has(self.algorithm.offPolicy.opsmDelta)) || "
+        "(has(self.algorithm.offPolicy.oldLogProbs) && self.algorithm.offPolicy.oldLogProbs == 'rollout') || "
+        "(has(self.trainer.stepsPerBatch) && self.trainer.stepsPerBatch > 1)",
+        lambda s: (
+            s.algorithm.off_policy.opsm_delta is None
+            or s.algorithm.off_policy.old_log_probs == "rollout"
+            or s.trainer.steps_per_batch > 1
+        ),
+        "with one optimizer step a batch the old policy is the present one and no sequence is ever masked; set "
+        "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "algorithm.offPolicy.opsmDelta",
+    ),
+)
+"""Rules of the job's spec that are about its algorithm."""

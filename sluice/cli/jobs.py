@@ -1,0 +1,42 @@
+"""Where a job that somebody names is: in a cluster, or in a run directory of this machine.
+
+The Kubernetes client is loaded only when a cluster is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sluice.environment import ConfigurationError
+from sluice_operator.cluster.picture import Reader, ReadError
+from sluice_operator.cluster.runreader import JOB, RunReader
+
+RUNS = Path("runs")
+
+
+@contextlib.asynccontextmanager
+async def reading(name: str | None, namespace: str | None, run_dir: Path | None) -> AsyncIterator[Reader]:
+    """The job's reader: of `run_dir`; else of runs/NAME, if there is one and no namespace is given; else of a cluster.
+
+    ReadError, with what to do: it cannot be read.
+    """
+    directory = run_dir or _run_of(name, namespace)
+    if directory is not None:
+        yield RunReader(directory)
+        return
+    if name is None:
+        raise ReadError("say which job: its NAME, or --run-dir DIR")
+    from sluice_operator.cluster.kube.reader import connect
+
+    try:
+        async with connect(name, namespace) as reader:
+            yield reader
+    except ConfigurationError as error:
+        raise ReadError(f"{error}; or give --run-dir DIR") from error
+
+
+def _run_of(name: str | None, namespace: str | None) -> Path | None:
+    found = RUNS / name if name and namespace is None else None
+    return found if found is not None and (found / JOB).exists() else None

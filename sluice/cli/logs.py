@@ -1,0 +1,172 @@
+"""`sluice logs`: the logs of a job's containers as one, in the order of time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from sluice.cli.jobs import reading
+from sluice_operator.cluster.picture import Reader, ReadError, Stamped, Stream
+
+STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}
+LOOK_SECONDS = 2.0
+GATHER_SECONDS = 0.2
+"""When logs are followed: lines that come within this time are put in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which logs; None: all. tail: so many lines of each."""
+
+    role: str | None = None
+    replica: int | None = None
+    container: str | None = None
+    attempt: int | None = None
+    tail: int | None = None
+
+    def takes(self, stream: Stream) -> bool:
+        return (
+            self.role in (None, stream.role)
+            and self.replica in (None, stream.replica)
+            and self.container in (None, stream.container)
+            and self.attempt in (None, stream.attempt)
+        )
+
+    def __str__(self) -> str:
+        named = {"role": self.role, "replica": self.replica, "container": self.container, "attempt": self.attempt}
+        return " with " + ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    stream: Stream
+    time: datetime
+    text: str
+
+
+def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[Line]:
+    """All lines in the order of time; those of one log stay in theirs, whatever times they carry."""
+    return heapq.merge(*(_monotonous(stream, lines) for stream, lines in logs), key=lambda line: line.time)
+
+
+def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[Line]:
+    latest: datetime | None = None
+    for time, text in lines:
+        latest = max(time, latest) if latest else time
+        yield Line(stream, latest, text)
+
+
+def rendered(line: Line, width: int) -> Text:
+    """The log's name in its role's colour, then the line. width: of the longest name."""
+    return Text.assemble((f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")), line.text)
+
+
+def print_logs(name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, *, follow: bool) -> None:
+    """ReadError: nothing can be read."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_print(name, namespace, run_dir, wanted, follow))
+
+
+async def _print(name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, follow: bool) -> None:
+    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+    async with reading(name, namespace, run_dir) as reader:
+        printer = Printer(reader, wanted, console, errors)
+        await (printer.follow() if follow else printer.once())
+
+
+class Printer:
+    def __init__(self, reader: Reader, wanted: Wanted, console: Console, errors: Console) -> None:
+        self._reader, self._wanted, self._console, self._errors = reader, wanted, console, errors
+        self._width = 0
+        self._told: set[str] = set()
+
+    async def once(self) -> None:
+        """What there is now. One log that cannot be read does not hide the others; ReadError: none can be."""
+        found, _ = await self._streams()
+        if not found:
+            raise ReadError(f"there are no logs{self._wanted}: no such pod exists (any more)")
+        results = await asyncio.gather(*(self._read(stream) for stream in found))
+        if not any(isinstance(result, list) for result in results):
+            raise ReadError("\n".join(str(result) for result in results))
+        for result in results:
+            if isinstance(result, ReadError):
+                self._tell(str(result))
+        read = [(s, result) for s, result in zip(found, results, strict=True) if isinstance(result, list)]
+        for line in merged(read):
+            self._console.print(rendered(line, self._width))
+
+    async def follow(self) -> None:
+        """From the beginning, with what appears later, until the job has ended."""
+        lines: asyncio.Queue[Line] = asyncio.Queue()
+        reading: dict[Stream, asyncio.Task[None]] = {}
+        printing = asyncio.create_task(self._print_forever(lines))
+        try:
+            while True:
+                found, ended = await self._streams()
+                for stream in found:
+                    key = _without_silence(stream)
+                    if not stream.silent and key not in reading:
+                        reading[key] = asyncio.create_task(self._pump(key, lines))
+                open_ = [task for task in reading.values() if not task.done()]
+                if ended and not open_:
+                    break
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(2 * GATHER_SECONDS)
+        finally:
+            for task in [printing, *reading.values()]:
+                task.cancel()
+
+    async def _streams(self) -> tuple[list[Stream], bool]:
+        found, ended = await self._reader.streams()
+        found = [stream for stream in found if self._wanted.takes(stream)]
+        self._width = max([len(stream.name) for stream in found], default=self._width)
+        return found, ended
+
+    async def _read(self, stream: Stream) -> list[Stamped] | ReadError:
+        if stream.silent:
+            return ReadError(f"{stream.name} has no log yet: {stream.silent}")
+        try:
+            return [line async for line in self._reader.lines(stream, follow=False, tail=self._wanted.tail)]
+        except ReadError as error:
+            return error
+
+    async def _pump(self, stream: Stream, lines: asyncio.Queue[Line]) -> None:
+        try:
+            async for time, text in self._reader.lines(stream, follow=True, tail=self._wanted.tail):
+                lines.put_nowait(Line(stream, time, text))
+        except ReadError as error:
+            self._tell(str(error))
+
+    async def _print_forever(self, lines: asyncio.Queue[Line]) -> None:
+        async for batch in _batches(lines):
+            logs: dict[Stream, list[Stamped]] = {}
+            for line in batch:
+                logs.setdefault(line.stream, []).append((line.time, line.text))
+            for line in merged([*logs.items()]):
+                self._console.print(rendered(line, self._width))
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._errors.print(Text(text, style="yellow"))
+
+
+async def _batches(lines: asyncio.Queue[Line]) -> AsyncIterator[list[Line]]:
+    while True:
+        found = [await lines.get()]
+        await asyncio.sleep(GATHER_SECONDS)
+        while not lines.empty():
+            found.append(lines.get_nowait())
+        yield found
+
+
+def _without_silence(stream: Stream) -> Stream:
+    return Stream(stream.pod, stream.container, stream.role, stream.replica, stream.attempt, stream.index)

@@ -1,0 +1,49 @@
+"""`sluice status`: one job, once or until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from sluice.cli.jobs import reading
+from sluice.cli.status_view import show, status_of
+from sluice_operator.cluster.picture import Reader
+from sluice_operator.plan import is_finished
+
+REFRESH_SECONDS = 2.0
+
+
+def print_status(name: str | None, namespace: str | None, run_dir: Path | None, *, watch: bool) -> None:
+    """ReadError: it cannot be read."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_print(name, namespace, run_dir, watch))
+
+
+async def _print(name: str | None, namespace: str | None, run_dir: Path | None, watch: bool) -> None:
+    console = Console(soft_wrap=False)
+    async with reading(name, namespace, run_dir) as reader:
+        if watch:
+            await _watch(reader, console)
+        else:
+            console.print(show(await reader.picture(), datetime.now(UTC)))
+
+
+async def _watch(reader: Reader, console: Console) -> None:
+    """Until the job has ended. Elsewhere than on a terminal only what is new is printed, and so it can be kept."""
+    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
+        before: object = None
+        while True:
+            picture = await reader.picture()
+            if live is not None:
+                live.update(show(picture, datetime.now(UTC)), refresh=True)
+            elif (picture.job.get("status"), picture.events) != before:
+                before = (picture.job.get("status"), picture.events)
+                console.print(show(picture, datetime.now(UTC)), "")
+            if is_finished(status_of(picture.job)):
+                return
+            await asyncio.sleep(REFRESH_SECONDS)

@@ -1,0 +1,56 @@
+"""What time alone will do to a job next, by the planner's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sluice.api import RLJob, RLJobStatus
+from sluice_operator.plan import KubeObject, clock, is_finished, podstate
+from sluice_operator.plan.deadlines import progress_due
+from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.gangs import of_gang
+from sluice_operator.plan.model import Gang
+from sluice_operator.plan.status import known_gang
+from sluice_operator.plan.ttl import expiry
+
+Moment = tuple[datetime, str]
+
+
+def upcoming(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> list[Moment]:
+    """Moments to come, and what happens then; the next one first."""
+    if is_finished(status):
+        end = expiry(job.spec, status)
+        found = [(end, "the finished job is deleted (ttlSecondsAfterFinished)")] if end else []
+    else:
+        found = [*_deadlines(job, status), *_hang(job, status, pods, now), *_retries(status)]
+    return sorted(each for each in found if each[0] > now)
+
+
+def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
+    start, spec, found = clock.parse_optional(status.start_time), job.spec, list[Moment]()
+    if start and spec.active_deadline_seconds is not None:
+        text = "the job fails, if it still runs (activeDeadlineSeconds)"
+        found.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
+    if start and spec.startup_deadline_seconds is not None and not status.last_progress_time:
+        text = "the job fails, without a first step (startupDeadlineSeconds)"
+        found.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
+    return found
+
+
+def _hang(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> list[Moment]:
+    gang, known = Gang("trainer", 0, job.spec.trainer.nodes), known_gang(status, "trainer", 0)
+    if known is None:
+        return []
+    own = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == known.attempt]
+    due = progress_due(job.spec, status, known, gang_facts(gang, own, now), gang.size)
+    return [(due, "the trainer restarts, without another step (progressDeadlineSeconds)")] if due else []
+
+
+def _retries(status: RLJobStatus) -> list[Moment]:
+    return [
+        (clock.parse(gang.retry_time), f"{role.name}-{gang.replica} starts attempt {gang.attempt}")
+        for role in status.roles
+        for gang in role.gangs
+        if gang.retry_time
+    ]

@@ -1,0 +1,115 @@
+"""HTTP for the kubelet and for Prometheus, on threads of its own: /healthz, /readyz, /metrics.
+
+/healthz says whether the process should be restarted, /readyz whether it does its work. Both answer in words, so that
+`curl` explains what `kubectl` only counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+
+from sluice.environment import Environment
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+Check = Callable[[], str]
+"""Why not, in words; empty: all is well. Called from any thread."""
+
+PATIENCE_SECONDS = 60.0
+
+
+def well() -> str:
+    return ""
+
+
+class Pulse:
+    """Whether an event loop still turns: a process whose loop is stuck listens, and answers nobody."""
+
+    def __init__(self, patience: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience, self._clock = patience, clock
+        self._last = clock()
+
+    def felt(self) -> None:
+        self._last = self._clock()
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Beats for as long as the loop turns."""
+        task = asyncio.create_task(self._beat(), name="pulse")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self.felt()
+            await asyncio.sleep(1.0)
+
+    def check(self) -> str:
+        silent = self._clock() - self._last
+        return f"the event loop has been stuck for {silent:.0f} s" if silent > self._patience else ""
+
+
+def serve(
+    env: Environment, *, ready: Check, alive: Check = well, registry: CollectorRegistry = REGISTRY
+) -> Callable[[], None]:
+    """Serve on the container's port `metrics`, if it has one, until the returned function is called."""
+    if not env.variables.get("SLUICE_PORT_METRICS"):
+        return lambda: None
+    _, close = listen(env.port("metrics"), env.bind, ready=ready, alive=alive, registry=registry)
+    return close
+
+
+def listen(
+    port: int, bind: str, *, ready: Check, alive: Check = well, registry: CollectorRegistry = REGISTRY
+) -> tuple[int, Callable[[], None]]:
+    """(port, close). port 0: a free one."""
+    app = _app(make_wsgi_app(registry), {"/healthz": alive, "/readyz": ready})
+    server = make_server(bind, port, app, server_class=_Server, handler_class=_Silent)
+    Thread(target=server.serve_forever, name="endpoints", daemon=True).start()
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return server.server_port, close
+
+
+def _app(metrics: WSGIApplication, checks: dict[str, Check]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            return metrics(environ, start)
+        check = checks.get(path)
+        why = check() if check else "not found: /healthz, /readyz and /metrics are"
+        code = "404 Not Found" if check is None else "503 Service Unavailable" if why else "200 OK"
+        start(code, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{why or 'ok'}\n".encode()]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Without the base's look-up of our own name in DNS, which may take its time."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """A kubelet asks every few seconds."""

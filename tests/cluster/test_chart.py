@@ -1,0 +1,146 @@
+"""The chart's life on a real API server: install, upgrade, uninstall, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from tests.cluster.conftest import install_crd
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.releases import CRD, Release, age_arguments, make_namespace, new_release
+from tests.cluster.world import World, new_world
+from tests.helm import CHART, VALUES, helm, load
+from tests.tools import tool
+
+ANNOTATION = "helm.sh/resource-policy"
+
+
+@pytest.fixture
+async def release(plane: ControlPlane) -> AsyncIterator[Release]:
+    """Of the chart with its CRD, which is the cluster's only one: so it must be our own cluster."""
+    if plane.directory is None:
+        pytest.skip("installs and deletes the CRD: not on the cluster of KUBECONFIG")
+    async with await Api.connect() as api:
+        await delete_crd(api)
+        async with new_release(api) as found:
+            yield found
+        await delete_crd(api)
+
+
+async def delete_crd(api: Api) -> None:
+    """And wait until it is gone, with all jobs."""
+    try:
+        await api.delete(CRD, {})
+        async with asyncio.timeout(30):
+            while True:
+                await api.get(CRD)
+                await asyncio.sleep(0.1)
+    except errors.NotFoundError:
+        return
+
+
+@pytest.fixture
+async def world(release: Release) -> AsyncIterator[World]:
+    async with new_world(release.api, f"{release.name}-jobs") as found:
+        yield found
+
+
+async def established(api: Api) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            conditions = (await api.get(CRD)).get("status", {}).get("conditions", [])
+            if any(each["type"] == "Established" and each["status"] == "True" for each in conditions):
+                await asyncio.sleep(1)  # the API server takes up a new schema after a moment
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_install_brings_the_crd_and_the_operator(release: Release, world: World) -> None:
+    release.install()
+    await established(release.api)
+    assert (await release.deployment())["spec"]["replicas"] == 2
+    await world.create()
+    with pytest.raises(errors.InvalidError, match=r"spec\.algorithm\.estimator"):
+        await world.create("bad", algorithm={"estimator": "guess"})
+
+
+async def test_upgrade_changes_values_and_the_crd(release: Release, world: World, tmp_path: Path) -> None:
+    """From a chart whose CRD lacks a column and a field: what crds/ of Helm would leave as it is."""
+    old = tmp_path / "sluice"
+    shutil.copytree(CHART, old)
+    file = old / "files" / "rljobs.sluice.dev.yaml"
+    text = file.read_text()
+    column = "    - name: Reward\n      type: string\n      jsonPath: .status.reward\n"
+    assert column in text
+    file.write_text(text.replace(column, ""))
+    release.install(chart=old)
+    await established(release.api)
+    job = await world.create()
+    release.upgrade("--set", "replicas=3,lease.seconds=20")
+    wanted = load((CHART / "files" / "rljobs.sluice.dev.yaml").read_text())["spec"]["versions"][0]
+    (found,) = (await release.api.get(CRD))["spec"]["versions"]
+    assert found["additionalPrinterColumns"] == wanted["additionalPrinterColumns"]
+    deployment = await release.deployment()
+    assert deployment["spec"]["replicas"] == 3
+    env = {each["name"]: each.get("value") for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["SLUICE_LEASE_SECONDS"] == "20"
+    assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+async def test_uninstall_keeps_the_crd_and_the_jobs_and_a_new_install_takes_them_over(
+    release: Release, world: World
+) -> None:
+    release.install()
+    await established(release.api)
+    job = await world.create()
+    release.uninstall()
+    with pytest.raises(errors.NotFoundError):
+        await release.deployment()
+    for path in ("clusterroles", "clusterrolebindings"):
+        with pytest.raises(errors.NotFoundError):
+            await release.api.get(f"/apis/rbac.authorization.k8s.io/v1/{path}/{release.name}-sluice-operator")
+    assert (await release.api.get(CRD))["metadata"]["annotations"][ANNOTATION] == "keep"
+    assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
+    release.install()
+    assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+async def test_giving_up_the_crd_on_an_upgrade_keeps_it(release: Release) -> None:
+    release.install()
+    release.upgrade("--set", "crds.install=false")
+    assert (await release.api.get(CRD))["metadata"]["name"] == "rljobs.sluice.dev"
+
+
+async def test_a_crd_of_kubectl_is_taken_over_only_when_asked(release: Release) -> None:
+    await install_crd(release.api)
+    refused = release.helm("install")
+    assert "invalid ownership metadata" in refused.stderr
+    release.helm("uninstall", "--ignore-not-found")
+    release.install("--take-ownership")
+    assert (await release.api.get(CRD))["metadata"]["annotations"][ANNOTATION] == "keep"
+
+
+@pytest.mark.parametrize("values", ["defaults", "namespaces", "everything"])
+async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
+    """All but the monitors, whose kinds belong to the Prometheus operator."""
+    for namespace in ("sluice-system", "team-a", "team-b"):
+        await make_namespace(api, namespace)
+    settings = "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false,crds.install=false"
+    rendered = helm(
+        "template", "dry", CHART, "--namespace", "sluice-system", "--values", VALUES / f"{values}.yaml",
+        "--validate", *await age_arguments(api), "--set", settings,
+    )  # fmt: skip
+    assert rendered.returncode == 0, rendered.stderr
+    done = subprocess.run(
+        [tool("kubectl"), "create", "--dry-run=server", "--filename=-"],
+        input=rendered.stdout, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("server dry run") == rendered.stdout.count("\nkind: ")

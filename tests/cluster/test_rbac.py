@@ -1,0 +1,208 @@
+"""The operator under exactly the rights that the chart gives it, and what the chart's roles let people do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import Operator
+from tests.cluster.releases import Object, Release, new_release
+from tests.cluster.world import OWNED, World
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+@pytest.fixture
+async def release(api: Api) -> AsyncIterator[Release]:
+    async with new_release(api) as found:
+        yield found
+
+
+StartUnder = Callable[[Release], Awaitable[Operator]]
+
+
+@pytest.fixture
+async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterator[StartUnder]:
+    """Starts an operator with the service account, and the environment, of an installed release."""
+    started: list[Operator] = []
+
+    async def start(release: Release) -> Operator:
+        pod = (await release.deployment())["spec"]["template"]["spec"]
+        account = f"/api/v1/namespaces/{release.namespace}/serviceaccounts/{pod['serviceAccountName']}/token"
+        request: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = (await api.create(account, request))["status"]["token"]
+        kubeconfig = tmp_path / "kubeconfig"
+        write_kubeconfig(Path(plane.kubeconfig), kubeconfig, token)
+        env = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"] if "valueFrom" not in each}
+        ours = ("SLUICE_HTTP_PORT", "SLUICE_LEASE_SECONDS", "SLUICE_PROBE_SECONDS")
+        variables = {name: value for name, value in env.items() if name not in ours}
+        started.append(Operator(str(kubeconfig), release.namespace, tmp_path / "operator.log", **variables))
+        return await started[-1].ready()
+
+    yield start
+    for operator in started:
+        operator.kill()
+        print(operator.log.read_text())
+
+
+def write_kubeconfig(administrator: Path, target: Path, token: str) -> None:
+    """Another's for the same API server."""
+    yaml = YAML(typ="safe")
+    config = yaml.load(administrator.read_text())
+    current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
+    config["users"] = [{"name": current["context"]["user"], "user": {"token": token}}]
+    config["contexts"] = [current]
+    with target.open("w") as file:
+        yaml.dump(config, file)
+
+
+@pytest.mark.usefixtures("garbage_collector")
+@pytest.mark.parametrize("mode", ["cluster", "namespaces"])
+async def test_a_job_lives_and_nothing_is_forbidden(
+    release: Release, start_under: StartUnder, world: World, mode: str
+) -> None:
+    watched = [] if mode == "cluster" else ["--set", f"watchNamespaces={{{world.namespace}}}"]
+    release.install("--set", "crds.install=false,replicas=0", *watched)
+    operator = await start_under(release)
+    await world.running(5)
+    pods = await world.names()
+    assert await has_policy(world)
+    await world.change({"networkPolicy": {"enabled": False}})
+    await world.until(lambda: has_no_policy(world))
+    await world.change({"suspend": True})
+    await world.until_state("Suspended")
+    await world.until_pods(0)
+    await world.change({"suspend": False})
+    await world.until_pods(len(pods))
+    await world.run()
+    await world.finish("demo-rollout-0-2-0", 1, "error: out of memory", container="engine")
+    await world.until(lambda: has_pod(world, "demo-rollout-0-3-0"))
+    await world.delete()
+    await world.until(lambda: nothing_is_left(world), 60)
+    await world.running(5, ttlSecondsAfterFinished=1, suspend=False)
+    await world.finish("demo-trainer-0-1-0", 0)
+    await world.until(lambda: no_job_is_left(world), 60)
+    assert {"Suspended", "Resumed", "TrainerSucceeded"} <= await world.reasons()
+    log = operator.log.read_text()
+    assert [line for line in log.splitlines() if "forbidden" in line.lower() or "403" in line] == []
+    assert 'code="403"' not in operator.get("/metrics")[1]
+
+
+async def has_policy(world: World) -> bool:
+    return bool((await world.api.get(collection("NetworkPolicy", world.namespace)))["items"])
+
+
+async def has_no_policy(world: World) -> bool:
+    return not await has_policy(world)
+
+
+async def has_pod(world: World, name: str) -> bool:
+    return name in await world.names()
+
+
+async def nothing_is_left(world: World) -> bool:
+    return not any([await world.list(kind) for kind in OWNED])
+
+
+async def no_job_is_left(world: World) -> bool:
+    return not await world.list("RLJob")
+
+
+async def test_the_operator_may_do_no_more_than_its_work(release: Release, world: World) -> None:
+    release.install("--set", f"crds.install=false,replicas=0,watchNamespaces={{{world.namespace}}}")
+    account = f"system:serviceaccount:{release.namespace}:{release.name}-sluice"
+    here, elsewhere = world.namespace, "default"
+    assert await allowed(release.api, account, here, "list pods", "create secrets", "patch rljobs/status")
+    assert await refused(
+        release.api, account, here,
+        "get secrets", "list secrets", "patch secrets", "delete configmaps", "create pods/exec", "get pods/log",
+        "create rljobs", "patch rljobs", "create serviceaccounts/token", "create rolebindings", "get leases",
+    )  # fmt: skip
+    assert await refused(release.api, account, elsewhere, "list pods", "list rljobs", "create pods", "create secrets")
+    assert await refused(release.api, account, release.namespace, "list secrets", "list pods", "delete leases")
+    key = f"{release.name}-sluice-key"
+    assert await may(release.api, account, release.namespace, "get secrets", key)
+    assert not await may(release.api, account, release.namespace, "get secrets", "another")
+
+
+VIEW = ["get rljobs", "list rljobs", "watch rljobs", "get rljobs/status", "list pods", "get pods/log"]
+EDIT = ["create rljobs", "patch rljobs", "delete rljobs", "patch rljobs/scale", "update rljobs/scale"]
+MEND = ["patch rljobs/status"]
+NEVER = ["get secrets", "create pods", "delete pods", "create pods/exec", "create rolebindings"]
+MAY = {"viewer": VIEW, "editor": VIEW + EDIT, "admin": VIEW + EDIT + MEND}
+JOINS = {"viewer": "view", "editor": "edit", "admin": "admin"}
+
+
+@pytest.mark.parametrize("role", MAY)
+async def test_people_may_do_what_their_role_says_and_not_more(release: Release, world: World, role: str) -> None:
+    release.install("--set", "crds.install=false,replicas=0")
+    await bind(release.api, world.namespace, f"{release.name}-sluice-{role}", "eve")
+    assert await allowed(release.api, "eve", world.namespace, *MAY[role])
+    others = [each for each in VIEW + EDIT + MEND if each not in MAY[role]]
+    assert await refused(release.api, "eve", world.namespace, *others, *NEVER)
+    assert await refused(release.api, "eve", "default", *VIEW)
+
+
+@pytest.mark.usefixtures("garbage_collector")
+@pytest.mark.parametrize("role", MAY)
+async def test_the_clusters_own_roles_take_them_in(release: Release, world: World, role: str) -> None:
+    """Aggregation is work of the controller manager."""
+    release.install("--set", "crds.install=false,replicas=0")
+    await bind(release.api, world.namespace, JOINS[role], "eve")
+
+    async def is_in() -> bool:
+        return await allowed(release.api, "eve", world.namespace, *MAY[role])
+
+    await world.until(is_in)
+    others = [each for each in EDIT + MEND if each not in MAY[role]]
+    assert await refused(release.api, "eve", world.namespace, *others)
+
+
+async def bind(api: Api, namespace: str, role: str, user: str) -> None:
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"{role}-{user}", "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    await api.create(f"{RBAC}/namespaces/{namespace}/rolebindings", body)
+    await asyncio.sleep(0.3)  # the authorizer reads bindings from a watch
+
+
+async def allowed(api: Api, user: str, namespace: str, *deeds: str) -> bool:
+    return [deed for deed in deeds if not await may(api, user, namespace, deed)] == []
+
+
+async def refused(api: Api, user: str, namespace: str, *deeds: str) -> bool:
+    return [deed for deed in deeds if await may(api, user, namespace, deed)] == []
+
+
+GROUPS = {
+    "rljobs": "sluice.dev",
+    "leases": "coordination.k8s.io",
+    "rolebindings": "rbac.authorization.k8s.io",
+}
+
+
+async def may(api: Api, user: str, namespace: str, deed: str, name: str = "") -> bool:
+    """What `kubectl auth can-i VERB RESOURCE --as=USER` asks."""
+    verb, resource = deed.split()
+    resource, _, subresource = resource.partition("/")
+    attributes = {"namespace": namespace, "verb": verb, "group": GROUPS.get(resource, ""), "resource": resource}
+    attributes |= {"subresource": subresource, "name": name}
+    groups = ["system:serviceaccounts", "system:authenticated"] if ":" in user else ["system:authenticated"]
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+    }
+    return bool((await api.create(REVIEWS, body))["status"]["allowed"])

@@ -1,0 +1,47 @@
+"""The chart as helm renders it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tests.tools import ROOT, tool
+
+CHART = ROOT / "charts" / "sluice"
+VALUES = ROOT / "tests" / "unit" / "chart" / "values"
+Object = dict[str, Any]
+
+
+def load(text: str) -> Any:
+    return YAML(typ="safe").load(text)
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([tool("helm"), *arguments], capture_output=True, text=True)
+
+
+def template(values: str = "defaults", *arguments: str, release: str = "sluice") -> str:
+    """What an installation into the namespace sluice-system would make."""
+    file = VALUES / f"{values}.yaml"
+    done = helm("template", release, CHART, "--namespace", "sluice-system", "--values", file, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(values: str = "defaults", *arguments: str) -> list[Object]:
+    found = YAML(typ="safe").load_all(template(values, *arguments))
+    return [each for each in found if each]
+
+
+def one(found: list[Object], kind: str, name: str = "") -> Object:
+    (match,) = [each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    return match
+
+
+def environment(found: list[Object]) -> dict[str, str]:
+    """Of the operator's container; what only a running pod knows is left out."""
+    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}

@@ -1,0 +1,88 @@
+"""spec.algorithm: what follows from the estimator, and combinations that make no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sluice.api import Algorithm, RLJobSpec
+from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic, OffPolicy
+from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
+
+
+def job(algorithm: dict[str, Any], **groups: Any) -> RLJobSpec:
+    return RLJobSpec.model_validate(manifest(algorithm, groups))
+
+
+def test_grpo_is_the_default() -> None:
+    algorithm = Algorithm()
+    assert (algorithm.estimator, algorithm.policy_loss, algorithm.loss_aggregation) == ("grpo", "clip", "sequence_mean")
+    assert not algorithm.whitens
+    assert algorithm.value_model is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss", "aggregation", "whitens"),
+    [
+        ({"estimator": "dr_grpo"}, "clip", "token_sum_norm", False),
+        ({"estimator": "dr_grpo", "aggregation": "token_mean"}, "clip", "token_mean", False),
+        ({"estimator": "gspo"}, "gspo", "sequence_mean", False),
+        ({"estimator": "cispo", "normalizeAdvantages": True}, "cispo", "sequence_mean", True),
+        ({"estimator": "gspo", "loss": "reinforce"}, "reinforce", "sequence_mean", False),
+        ({"estimator": "rloo", "loss": "gspo"}, "gspo", "sequence_mean", False),
+        ({"estimator": "reinforce_plus_plus"}, "clip", "sequence_mean", True),
+        ({"estimator": "reinforce_plus_plus_baseline"}, "clip", "sequence_mean", True),
+        ({"estimator": "ppo"}, "clip", "sequence_mean", False),
+    ],
+)
+def test_what_an_estimator_brings_with_it(
+    algorithm: dict[str, Any], loss: str, aggregation: str, whitens: bool
+) -> None:
+    found = Algorithm.model_validate(algorithm)
+    assert (found.policy_loss, found.loss_aggregation, found.whitens) == (loss, aggregation, whitens)
+
+
+def test_ppo_has_a_critic_also_where_none_is_described() -> None:
+    assert Algorithm(estimator="ppo").value_model == Critic()
+    described = Algorithm.model_validate({"estimator": "ppo", "critic": CRITIC}).value_model
+    assert described is not None
+    assert described.warmup_steps == 2
+
+
+def refused(algorithm: dict[str, Any], **groups: Any) -> tuple[str, str]:
+    with pytest.raises(ValidationError) as raised:
+        job(algorithm, **groups)
+    (problem,) = raised.value.errors()
+    return str(problem["ctx"]["field"]), problem["msg"]
+
+
+@pytest.mark.parametrize(("algorithm", "field", "reason"), ALONE, ids=str)
+def test_combinations_without_sense_are_refused_with_the_reason(
+    algorithm: dict[str, Any], field: str, reason: str
+) -> None:
+    where, why = refused(algorithm)
+    assert where == field
+    assert reason in why
+
+
+@pytest.mark.parametrize(("algorithm", "groups", "field", "reason"), TOGETHER, ids=str)
+def test_so_are_combinations_with_other_groups(
+    algorithm: dict[str, Any], groups: dict[str, Any], field: str, reason: str
+) -> None:
+    where, why = refused(algorithm, **groups)
+    assert where == field
+    assert reason in why
+
+
+@pytest.mark.parametrize(("algorithm", "groups"), SENSIBLE, ids=str)
+def test_what_makes_sense_is_accepted(algorithm: dict[str, Any], groups: dict[str, Any]) -> None:
+    job(algorithm, **groups)
+
+
+def test_every_rule_has_a_case_above() -> None:
+    messages = [reason for *_, reason in (*ALONE, *TOGETHER)]
+    rules = [*Algorithm.rules, *KL.rules[1:], *OffPolicy.rules, *ACROSS_GROUPS]
+    for rule in rules:
+        assert any(message in rule.message for message in messages), rule.message

@@ -1,0 +1,217 @@
+"""The logs of a job as one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sluice.cli import logs
+from sluice.cli.logs import Line, Printer, Wanted, merged, rendered
+from sluice_operator.cluster.picture import Picture, ReadError, Stamped, Stream, streams_of
+from sluice_operator.cluster.runreader import RunReader, stamp
+
+START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def stream(role: str = "trainer", replica: int = 0, attempt: int = 1, container: str = "", silent: str = "") -> Stream:
+    return Stream(f"demo-{role}-{replica}-{attempt}-0", container or role, role, replica, attempt, 0, silent)
+
+
+TRAINER, ENGINE = stream(), stream("rollout", container="engine")
+
+
+def test_lines_come_in_the_order_of_time() -> None:
+    found = merged([(TRAINER, [(at(1), "a"), (at(3), "c")]), (ENGINE, [(at(2), "b")])])
+    assert [line.text for line in found] == ["a", "b", "c"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1000), max_size=20), max_size=5))
+def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(logs: list[list[float]]) -> None:
+    streams = [stream(replica=number) for number in range(len(logs))]
+    given_lines = [[(at(time), f"{number}") for number, time in enumerate(times)] for times in logs]
+    found = list(merged([*zip(streams, given_lines, strict=True)]))
+    assert [line.time for line in found] == sorted(line.time for line in found)
+    for each, lines in zip(streams, given_lines, strict=True):
+        assert [line.text for line in found if line.stream == each] == [text for _, text in lines]
+
+
+def test_a_line_that_carries_no_time_belongs_to_the_one_before_it() -> None:
+    lines = ["import", "2026-01-31T12:00:05Z error boom", "Traceback", '{"timestamp": "2026-01-31T12:00:06.5Z"}', "end"]
+    assert list(stamp(lines)) == [
+        (at(5), lines[0]), (at(5), lines[1]), (at(5), lines[2]), (at(6.5), lines[3]), (at(6.5), lines[4])
+    ]  # fmt: skip
+
+
+def test_sglangs_times_are_this_machines() -> None:
+    local = at(5).astimezone().strftime("[%Y-%m-%d %H:%M:%S TP0] decode")
+    assert list(stamp([local])) == [(at(5), local)]
+
+
+def test_a_line_is_named_after_its_pod_and_container() -> None:
+    assert rendered(Line(TRAINER, START, "[x] step"), 20).plain == "trainer-0-1-0        | [x] step"
+    assert rendered(Line(ENGINE, START, "up"), 20).plain == "rollout-0-1-0/engine | up"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (Wanted(), True),
+        (Wanted(role="rollout", replica=0, container="engine", attempt=1), True),
+        (Wanted(role="trainer"), False),
+        (Wanted(replica=1), False),
+        (Wanted(container="worker"), False),
+        (Wanted(attempt=2), False),
+    ],
+)
+def test_logs_are_chosen_by_role_replica_container_and_attempt(wanted: Wanted, taken: bool) -> None:
+    assert wanted.takes(ENGINE) is taken
+
+
+class Fake:
+    """A reader whose logs a test writes."""
+
+    def __init__(self) -> None:
+        self.logs: dict[Stream, list[Stamped] | str] = {}
+        self.ended = False
+
+    async def picture(self) -> Picture:
+        raise NotImplementedError
+
+    async def streams(self) -> tuple[list[Stream], bool]:
+        return [*self.logs], self.ended
+
+    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+        found = self.logs[stream]
+        if isinstance(found, str):
+            raise ReadError(found)
+        for line in found:
+            yield line
+
+
+def printer(reader: Fake, **wanted: Any) -> tuple[Printer, io.StringIO, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    consoles = [Console(file=file, width=200, color_system=None) for file in (out, err)]
+    return Printer(reader, Wanted(**wanted), *consoles), out, err
+
+
+async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:
+    reader = Fake()
+    waiting = stream("buffer", silent="ImagePullBackOff: no such image")
+    reader.logs = {TRAINER: [(at(1), "step 1")], ENGINE: "no log of rollout-0-1-0/engine: gone", waiting: []}
+    found, out, err = printer(reader)
+    await found.once()
+    assert out.getvalue() == "trainer-0-1-0        | step 1\n"
+    assert sorted(err.getvalue().splitlines()) == [
+        "buffer-0-1-0 has no log yet: ImagePullBackOff: no such image",
+        "no log of rollout-0-1-0/engine: gone",
+    ]
+
+
+async def test_where_no_log_can_be_read_that_is_an_error() -> None:
+    reader = Fake()
+    reader.logs = {ENGINE: "no log of rollout-0-1-0/engine: gone"}
+    with pytest.raises(ReadError, match="gone"):
+        await printer(reader)[0].once()
+
+
+async def test_where_nothing_is_chosen_that_is_an_error() -> None:
+    reader = Fake()
+    reader.logs = {TRAINER: []}
+    with pytest.raises(ReadError, match="there are no logs with role buffer, replica 3"):
+        await printer(reader, role="buffer", replica=3)[0].once()
+
+
+async def test_followed_logs_take_in_pods_that_appear_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
+    reader = Fake()
+    reader.logs = {TRAINER: [(at(1), "attempt 1")], ENGINE: [(at(2), "up")]}
+    found, out, _ = printer(reader)
+    following = asyncio.create_task(found.follow())
+    await asyncio.sleep(0.3)
+    later = stream(attempt=2, silent="ContainerCreating")
+    reader.logs[later] = []
+    await asyncio.sleep(0.1)
+    del reader.logs[later]
+    reader.logs[stream(attempt=2)] = [(at(3), "attempt 2")]
+    await asyncio.sleep(0.1)
+    reader.ended = True
+    await asyncio.wait_for(following, 10)
+    assert [line.partition(" | ")[2] for line in out.getvalue().splitlines()] == ["attempt 1", "up", "attempt 2"]
+
+
+def test_a_container_that_waits_says_for_what() -> None:
+    state = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "demo-token" not found'}}
+    labels = {"sluice.dev/role": "trainer"}
+    pod = {
+        "metadata": {"name": "demo-trainer-0-1-0", "labels": labels},
+        "spec": {"containers": [{"name": "trainer"}]},
+        "status": {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]},
+    }
+    assert streams_of(pod)[0].silent == 'CreateContainerConfigError: secret "demo-token" not found'
+    assert streams_of({**pod, "status": {"phase": "Pending"}})[0].silent == "the pod waits for a node"
+    running = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+    assert streams_of({**pod, "status": running})[0].silent == ""
+
+
+def run_directory(directory: Path, phase: str = "Running") -> RunReader:
+    (directory / "logs").mkdir()
+    (directory / "job.json").write_text(json.dumps({"metadata": {"name": "demo"}, "spec": {}}))
+    pod = {"metadata": {"name": "demo-trainer-0-1-0"}, "status": {"phase": phase}}
+    state = {"format": 1, "status": {"state": "Running"}, "pods": {"demo-trainer-0-1-0": pod}}
+    (directory / "state.json").write_text(json.dumps(state))
+    return RunReader(directory)
+
+
+async def test_the_logs_of_a_run_directory_are_its_files(tmp_path: Path) -> None:
+    reader = run_directory(tmp_path)
+    (tmp_path / "logs/demo-rollout-1-2-0.engine.log").write_text("a\nb\nc\n")
+    (tmp_path / "logs/notes.log").write_text("not a container's")
+    ([found], ended) = await reader.streams()
+    assert (found.role, found.replica, found.attempt, found.index, found.container) == ("rollout", 1, 2, 0, "engine")
+    assert not ended
+    assert [text async for _, text in reader.lines(found, follow=False, tail=2)] == ["b", "c"]
+
+
+async def test_a_file_is_followed_until_its_pod_has_ended(tmp_path: Path) -> None:
+    reader = run_directory(tmp_path)
+    log = tmp_path / "logs/demo-trainer-0-1-0.trainer.log"
+    log.write_text("first\n")
+    found: list[str] = []
+
+    async def read() -> None:
+        async for _, text in reader.lines(TRAINER, follow=True, tail=None):
+            found.append(text)
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.3)
+    with log.open("a") as file:
+        file.write("second\nthi")
+    await asyncio.sleep(0.5)
+    with log.open("a") as file:
+        file.write("rd\n")
+    await asyncio.sleep(0.5)
+    state = json.loads((tmp_path / "state.json").read_text())
+    state["pods"] = {}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    await asyncio.wait_for(reading, 10)
+    assert found == ["first", "second", "third"]
+
+
+async def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=r"no job\.json there; expected the directory of a run"):
+        await RunReader(tmp_path).streams()

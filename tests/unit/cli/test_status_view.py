@@ -1,0 +1,174 @@
+"""What `sluice status` prints, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them anew."""
+
+from __future__ import annotations
+
+import io
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sluice.api import LastFailure
+from sluice.cli.status_view import advice, pod_state, show
+from sluice_operator.cluster.picture import Happened, Picture
+
+GOLDEN = Path(__file__).with_name("golden")
+NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+SPEC: dict[str, Any] = {
+    "model": {"path": "/models/tiny"},
+    "data": {"prompts": [{"path": "/data/train.jsonl"}]},
+    "reward": {"type": "exact_match"},
+    "trainer": {"steps": 10},
+}
+
+
+def job(status: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "demo", "namespace": "team", "uid": "1234", "generation": 1},
+        "spec": SPEC | spec,
+        "status": status,
+    }
+
+
+def condition(type_: str, status: str, reason: str, message: str) -> dict[str, Any]:
+    time = "2026-01-31T11:50:00Z"
+    return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": time}
+
+
+def pod(role: str, phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    labels = {f"sluice.dev/{key}": value for key, value in (("role", role), ("replica", "0"), ("attempt", "1"))}
+    ready = "True" if phase == "Running" else "False"
+    return {
+        "metadata": {
+            "name": f"demo-{role}-0-1-0",
+            "labels": labels | {"sluice.dev/index": "0"},
+            "creationTimestamp": "2026-01-31T11:45:00Z",
+        },
+        "spec": {"nodeName": "gpu-7", "containers": [{"name": role}], **more},
+        "status": {
+            "phase": phase,
+            "startTime": "2026-01-31T11:45:10Z",
+            "conditions": [{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}],
+            "containerStatuses": [{"name": role, "state": state or {"running": {}}}],
+        },
+    }
+
+
+ROLES = [
+    {"name": "rollout", "desired": 2, "ready": 1, "attempt": 2, "restarts": 1,
+     "gangs": [{"replica": 0, "attempt": 2, "retryTime": "2026-01-31T12:00:30Z"}]},
+    {"name": "trainer", "desired": 1, "ready": 1, "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]},
+]  # fmt: skip
+RUNNING = Picture(
+    "namespace team",
+    job(
+        {
+            "state": "Running", "step": 3, "totalSteps": 10, "reward": "0.5123", "policyLag": "0.50",
+            "weightVersion": 3, "restarts": 1, "startTime": "2026-01-31T11:44:00Z", "roles": ROLES,
+            "lastProgressTime": "2026-01-31T11:59:00Z",
+            "conditions": [
+                condition("Running", "True", "Running", "training, with 2 of 3 pods running"),
+                condition("WeightsInSync", "False", "EnginesBehind", "not every engine holds the newest weights yet"),
+            ],
+            "lastFailure": {
+                "role": "rollout", "pod": "demo-rollout-0-1-0", "container": "engine", "reason": "Error",
+                "exitCode": 1, "message": "loading weights\ntorch.OutOfMemoryError: CUDA out of memory",
+                "time": "2026-01-31T11:59:50Z",
+            },
+        },
+        activeDeadlineSeconds=3600, progressDeadlineSeconds=600, startupDeadlineSeconds=300,
+    ),
+    (
+        pod("trainer", "Running"),
+        pod("rollout", "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}),
+    ),
+    (
+        Happened(datetime(2026, 1, 31, 11, 59, 51, tzinfo=UTC), "Warning", "GangRestarting", "rollout-0 failed"),
+        Happened(datetime(2026, 1, 31, 11, 59, 58, tzinfo=UTC), "Warning", "Failed", "pull", "demo-rollout-0-1-0", 3),
+    ),
+    ("you have no right to read something",),
+)  # fmt: skip
+FINISHED = Picture(
+    "run directory runs/demo",
+    job(
+        {
+            "state": "Succeeded", "step": 10, "totalSteps": 10, "startTime": "2026-01-31T10:00:00Z",
+            "completionTime": "2026-01-31T11:50:00Z",
+            "conditions": [condition("Succeeded", "True", "TrainerSucceeded", "all trainer pods have done their work")],
+        },
+        ttlSecondsAfterFinished=3600,
+    ),
+)  # fmt: skip
+PICTURES = {"running": RUNNING, "finished": FINISHED, "new": Picture("namespace team", job({}))}
+
+
+def text(picture: Picture) -> str:
+    console = Console(width=110, file=io.StringIO(), color_system=None)
+    console.print(show(picture, NOW))
+    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_job_is_shown_as_in_its_golden_file(name: str) -> None:
+    file = GOLDEN / f"status-{name}.txt"
+    if os.environ.get("SLUICE_UPDATE_GOLDEN"):
+        file.write_text(text(PICTURES[name]))
+    assert text(PICTURES[name]) == file.read_text()
+
+
+def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
+    status = {"state": "Failed", "conditions": [condition("Failed", "True", "InvalidSpec", "spec.trainer.steps: no")]}
+    document = job(status)
+    document["spec"] = {"trainer": {"steps": "many"}}
+    assert "Failed=True" in text(Picture("namespace team", document))
+    assert "spec.trainer.steps: no" in text(Picture("namespace team", document))
+
+
+def test_a_status_of_another_version_is_shown_as_far_as_it_can_be_read() -> None:
+    assert "RLJob demo  Odd" in text(Picture("namespace team", job({"state": "Odd", "roles": "new form"})))
+
+
+def test_words_in_brackets_are_not_taken_for_markup() -> None:
+    assert "[/red] [bold]" in text(
+        Picture("x", job({"conditions": [condition("Running", "True", "A", "[/red] [bold]")]}))
+    )
+
+
+def failure(**more: Any) -> LastFailure:
+    return LastFailure(role="trainer", pod="demo-trainer-0-1-0", time="2026-01-31T11:00:00Z", **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (failure(reason="OOMKilled", exit_code=137), "raise resources.limits.memory in spec.trainer.template"),
+        (failure(reason="Error", exit_code=2), "a configuration error"),
+        (failure(reason="Error", exit_code=139), "a crash in native code"),
+        (failure(reason="Error", exit_code=137), "kubectl describe pod demo-trainer-0-1-0"),
+        (failure(reason="ProgressDeadlineExceeded"), "it hung; see what it did last with: sluice logs demo trainer"),
+        (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
+    ],
+)  # fmt: skip
+def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
+    assert told in advice(found, RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (pod("trainer", "Running"), ("Running", "")),
+        (pod("trainer", "Pending", schedulingGates=[{"name": "kueue"}]), ("Queued", "waits for admission by a queue")),
+        (
+            pod("trainer", "Failed", {"terminated": {"exitCode": 3}}),
+            ("Failed", "trainer: exit code 3"),
+        ),
+    ],
+)
+def test_a_pods_state_is_a_word_and_a_reason(found: dict[str, Any], state: tuple[str, str]) -> None:
+    assert pod_state(found) == state

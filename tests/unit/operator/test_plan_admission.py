@@ -1,0 +1,117 @@
+"""A job in a queue: it says so, its clocks stand still, and being preempted costs it nothing."""
+
+from datetime import timedelta
+
+import pytest
+from world import START, World, make_job, make_pod
+
+from sluice_operator.plan import Progress, clock
+from sluice_operator.plan.admission import admitted, waits
+
+KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
+
+
+def queued(**spec: object) -> World:
+    world = World(make_job(**KUEUE, **spec))
+    world.gated_roles = ("trainer", "rollout")
+    world.settle()
+    return world
+
+
+def condition(world: World, kind: str) -> tuple[str, str]:
+    found = world.status.condition(kind)  # type: ignore[arg-type]
+    assert found is not None
+    return found.status, found.reason
+
+
+def test_a_queued_job_says_so_and_where_to_look() -> None:
+    world = queued()
+    assert world.status.state == "Queued"
+    assert condition(world, "Admitted") == ("False", "WaitingForQueue")
+    assert condition(world, "Running") == ("False", "WaitingForQueue")
+    message = world.status.condition("Admitted").message  # type: ignore[union-attr]
+    assert message == "2 pods wait for admission by a queue team-a; see kubectl describe workload demo-rollout-0-1"
+
+
+def test_the_clocks_stand_still_in_a_queue() -> None:
+    world = queued(startupDeadlineSeconds=60, activeDeadlineSeconds=100)
+    assert world.status.start_time is None
+    world.advance(86400)
+    world.settle()
+    assert world.status.state == "Queued"
+    world.admit("trainer", "rollout")
+    world.settle()
+    assert world.status.start_time == clock.text(START + timedelta(seconds=86400))
+    assert condition(world, "Admitted")[0] == "True"
+    world.advance(60)
+    world.settle()
+    assert world.status.condition("Failed").reason == "StartupDeadlineExceeded"  # type: ignore[union-attr]
+
+
+def test_one_engine_in_the_queue_holds_nothing_while_another_is_admitted() -> None:
+    world = World(make_job(**KUEUE, rollout={"replicas": 2}))
+    world.gated_roles = ("rollout",)
+    world.settle()
+    del world.pods["demo-rollout-0-1-0"]["spec"]["schedulingGates"]
+    world.settle()
+    assert world.status.start_time is not None
+    assert condition(world, "Admitted") == ("False", "WaitingForQueue")
+    assert condition(world, "Running")[1] != "WaitingForQueue"
+
+
+def test_a_trainer_in_the_queue_holds_the_job() -> None:
+    world = World(make_job(**KUEUE))
+    world.gated_roles = ("trainer",)
+    world.settle()
+    assert world.status.state == "Queued"
+
+
+def test_a_preempted_gang_queues_again_and_has_lost_no_restart() -> None:
+    world = queued(trainer={"nodes": 2})
+    world.admit("trainer", "rollout")
+    world.settle()
+    world.progress = Progress(3, engines=1, engines_in_sync=1)
+    world.settle()
+    assert world.status.state == "Running"
+    for name in world.names("trainer"):  # as Kueue does when it evicts a group: a condition, then a deletion
+        pod = world.pods[name]
+        reason = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
+        pod["status"]["conditions"].append(reason)
+        pod["metadata"]["deletionTimestamp"] = clock.text(world.now)
+    world.settle()
+    assert any("WorkloadEvicted" in event.message for event in world.events)
+    world.advance(2)
+    world.settle()
+    assert world.names("trainer") == ["demo-trainer-0-2-0", "demo-trainer-0-2-1"]
+    assert world.status.state == "Queued"
+    assert world.status.restarts == 0
+    assert world.names("rollout") == ["demo-rollout-0-1-0"], "engines keep their place"
+
+
+@pytest.mark.parametrize(
+    ("policy", "role", "scheduled", "expected"),
+    [
+        ({"volcano": {}}, "trainer", False, True),
+        ({"native": {}}, "rollout", False, True),
+        ({"volcano": {}}, "trainer", True, False),
+        ({"volcano": {}}, "buffer", False, False),
+        ({"kueue": {"queueName": "q"}}, "buffer", False, False),
+        (None, "trainer", False, False),
+    ],
+)
+def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
+    policy: dict[str, object] | None, role: str, scheduled: bool, expected: bool
+) -> None:
+    condition = {"type": "PodScheduled", "status": str(scheduled), "message": "2/3 tasks in gang unschedulable"}
+    pod = make_pod(role, phase="Pending", conditions=[condition])
+    job = make_job(**({"podGroupPolicy": policy} if policy else {}))
+    assert waits(job, pod) is expected
+    if expected:
+        assert admitted(job, [pod]).message.endswith(": 2/3 tasks in gang unschedulable")
+
+
+def test_a_gate_of_somebody_else_is_respected_without_a_policy() -> None:
+    pod = make_pod(phase="Pending")
+    pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
+    assert admitted(make_job(), [pod]).reason == "WaitingForQueue"
+    assert admitted(make_job(), [make_pod()]).status == "True"

@@ -1,0 +1,141 @@
+"""Why a pod does not start, in words that say what to do, and where they are shown."""
+
+from typing import Any
+
+import pytest
+from world import World, make_job, make_pod
+
+from sluice_operator.plan import KubeObject
+from sluice_operator.plan.blocked import blocked
+
+
+def waiting(reason: str, message: str, **pod: Any) -> KubeObject:
+    state = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": message}}}
+    return make_pod(phase="Pending", containerStatuses=[state], **pod)
+
+
+def unscheduled(message: str) -> KubeObject:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return make_pod(phase="Pending", conditions=[condition], containerStatuses=[])
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "words"),
+    [
+        (
+            waiting("ImagePullBackOff", 'Back-off pulling image "x:y"'),
+            "ImagePullBackOff",
+            ['Back-off pulling image "x:y"', "check the image's name, and imagePullSecrets"],
+        ),
+        (
+            waiting("CreateContainerConfigError", 'secret "hf" not found'),
+            "CreateContainerConfigError",
+            ['secret "hf" not found', "create what it names in the job's namespace"],
+        ),
+        (
+            unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+            "Unschedulable",
+            ["no node has enough free nvidia.com/gpu: wait, add nodes, or ask for less"],
+        ),
+        (
+            unscheduled("0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient rdma/hca."),
+            "Unschedulable",
+            ["no node has enough free cpu"],
+        ),
+        (
+            unscheduled('persistentvolumeclaim "models" not found'),
+            "Unschedulable",
+            ["create the PersistentVolumeClaim models"],
+        ),
+        (
+            unscheduled("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+            "Unschedulable",
+            ["check its storage class"],
+        ),
+        (
+            unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: }."),
+            "Unschedulable",
+            ["add tolerations to the role's template"],
+        ),
+        (
+            unscheduled("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."),
+            "Unschedulable",
+            ["nodeSelector or affinity"],
+        ),
+        (waiting("SomethingNew", "who knows"), "SomethingNew", ["who knows"]),
+    ],
+)
+def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
+    found = blocked([make_pod("buffer"), pod])
+    assert found is not None
+    assert (found.reason, found.pod) == (reason, "demo-trainer-0-1-0")
+    for each in words:
+        assert each in found.message
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_an_ordinary_start_is_nothing_to_tell(reason: str) -> None:
+    assert blocked([waiting(reason, "")]) is None
+
+
+def test_a_gated_pod_is_in_a_queue_and_not_blocked() -> None:
+    pod = unscheduled("Scheduling is blocked due to non-empty scheduling gates")
+    pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    assert blocked([pod]) is None
+
+
+def test_a_refused_container_comes_before_a_pod_without_a_place() -> None:
+    found = blocked([unscheduled("no room"), waiting("ErrImagePull", "no such image", index=1)])
+    assert found is not None
+    assert found.reason == "ErrImagePull"
+
+
+def start(world: World, pod: KubeObject) -> None:
+    world.step()
+    world.step()
+    for name in world.names():
+        if not name.startswith("demo-trainer"):
+            world.replace(name, phase="Running")
+    world.pods["demo-trainer-0-1-0"] = pod
+
+
+def test_a_refused_container_is_shown_at_once_and_noted_once() -> None:
+    world = World(make_job())
+    start(world, waiting("ErrImagePull", "no such image"))
+    world.step()
+    failure = world.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.container, failure.reason) == ("demo-trainer-0-1-0", "trainer", "ErrImagePull")
+    running = world.status.condition("Running")
+    assert running is not None
+    assert "demo-trainer-0-1-0 (trainer): ErrImagePull: no such image; check the image's name" in running.message
+    world.advance(30)
+    world.pods["demo-trainer-0-1-0"] = waiting("ImagePullBackOff", "Back-off")
+    world.step()
+    assert world.status.last_failure == failure
+
+
+def test_at_the_start_up_deadline_the_job_fails_with_what_it_waited_for() -> None:
+    world = World(make_job(startupDeadlineSeconds=60))
+    start(world, unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."))
+    world.step()
+    assert world.status.last_failure is None, "waiting for a place is no failure: machines may come"
+    world.advance(60)
+    world.step()
+    failed = world.status.condition("Failed")
+    assert failed is not None
+    assert failed.reason == "StartupDeadlineExceeded"
+    assert "no node has enough free nvidia.com/gpu" in failed.message
+    assert world.status.last_failure is not None
+    assert world.status.last_failure.reason == "Unschedulable"
+
+
+def test_a_gang_that_fails_again_and_again_says_of_what() -> None:
+    world = World(make_job())
+    world.settle()
+    world.end("demo-rollout-0-1-0", 1, container="engine", message="error: CUDA out of memory")
+    world.settle()
+    running = world.status.condition("Running")
+    assert running is not None
+    assert running.reason == "Restarting"
+    assert running.message == "waiting for rollout-0 (attempt 2); demo-rollout-0-1-0: engine: CUDA out of memory"

@@ -1,0 +1,44 @@
+"""Tokens by reference, in the containers that use them and in no other."""
+
+from typing import Any
+
+import pytest
+from world import make_job
+
+from sluice_operator.plan.model import Gang, Images
+from sluice_operator.plan.pods import pod
+
+SECRETS = {"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}}
+HF = {"secretKeyRef": {"name": "hf", "key": "token"}}
+WANDB = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
+
+
+def variables(role: Any, **spec: Any) -> dict[str, dict[str, Any]]:
+    """Container -> variables."""
+    found = pod(make_job(**spec), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
+    return {
+        each["name"]: {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in each["env"]}
+        for each in found["spec"]["containers"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "container", "hub", "wandb"),
+    [
+        ("trainer", "trainer", HF, WANDB),
+        ("rollout", "engine", HF, None),
+        ("rollout", "worker", HF, None),
+        ("buffer", "buffer", None, None),
+        ("rendezvous", "rendezvous", None, None),
+    ],
+)
+def test_who_gets_which_token(role: str, container: str, hub: Any, wandb: Any) -> None:
+    found = variables(role, secrets=SECRETS)[container]
+    assert (found.get("HF_TOKEN"), found.get("WANDB_API_KEY")) == (hub, wandb)
+    assert found["HF_HUB_OFFLINE"] == ("0" if hub else "1")
+
+
+def test_without_secrets_nothing_is_referred_to() -> None:
+    found = variables("trainer")["trainer"]
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(found)
+    assert found["HF_HUB_OFFLINE"] == "1"

@@ -1,0 +1,143 @@
+"""Budget, network policy and groups: what a job owns and could run without."""
+
+from typing import Any
+
+import pytest
+from world import World, make_job, settled
+
+from sluice_operator.plan import Deletion, Observed
+from sluice_operator.plan.disruption import disruption_budget
+from sluice_operator.plan.extras import covers, extra_objects, missing_extras
+from sluice_operator.plan.network import network_policy
+
+BUDGET, POLICY = ("PodDisruptionBudget", "demo-rollout"), ("NetworkPolicy", "demo-ingress")
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas", "expected"),
+    [
+        ({}, 2, 1),
+        ({}, 64, 1),
+        ({"rollout": {"nodesPerReplica": 4}}, 2, 4),
+        ({}, 1, None),
+        ({"podDisruptionBudget": {"enabled": False}}, 2, None),
+    ],
+)
+def test_one_engine_stays_while_machines_are_drained(spec: Any, replicas: int, expected: int | None) -> None:
+    found = disruption_budget(make_job(**spec), replicas)
+    assert (found["spec"]["minAvailable"] if found else None) == expected
+    if found:
+        assert found["spec"]["selector"]["matchLabels"] == {"sluice.dev/job-name": "demo", "sluice.dev/role": "rollout"}
+
+
+def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:
+    found = network_policy(make_job(), "sluice-system")
+    assert found is not None
+    own, operator, scrape = found["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": {"sluice.dev/job-name": "demo"}}}]}
+    assert operator["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "sluice-system"}
+    assert operator["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "sluice"}
+    assert [port["port"] for port in operator["ports"]] == [7700, 7701]
+    assert scrape == {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": 9400}]}
+    assert found["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_who_may_scrape_can_be_narrowed() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"team": "sre"}}}
+    found = network_policy(make_job(networkPolicy={"metricsFrom": [peer]}), "sluice-system")
+    assert found is not None
+    assert found["spec"]["ingress"][-1]["from"] == [peer]
+
+
+def test_without_an_operator_in_the_cluster_nobody_else_gets_in() -> None:
+    found = network_policy(make_job(), None)
+    assert found is not None
+    assert len(found["spec"]["ingress"]) == 2
+
+
+def test_a_job_may_do_without_a_network_policy() -> None:
+    assert network_policy(make_job(networkPolicy={"enabled": False}), "sluice-system") is None
+
+
+def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
+    job = make_job(rollout={"replicas": 2})
+    assert {each["kind"] for each in extra_objects(job, Observed())} == {"PodDisruptionBudget", "NetworkPolicy"}
+    observed = Observed(absent_kinds=frozenset({"PodDisruptionBudget"}))
+    assert {each["kind"] for each in missing_extras(job, observed)} == {"NetworkPolicy"}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "expected"),
+    [
+        ({"a": 1, "default": True}, {"a": 1}, True),
+        ({"a": 1}, {"a": 2}, False),
+        ({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 1}]}, True),
+        ({"a": [1, 2]}, {"a": [1]}, False),
+        ({}, {"a": 1}, False),
+        (None, {"a": 1}, False),
+    ],
+)
+def test_an_api_servers_defaults_are_no_difference(found: Any, wanted: Any, expected: bool) -> None:
+    assert covers(found, wanted) is expected
+
+
+def test_the_budget_goes_with_the_second_engine_and_comes_with_it() -> None:
+    world = settled(rollout={"replicas": 2})
+    assert BUDGET in world.objects
+    world.job = make_job(rollout={"replicas": 1})
+    world.settle()
+    assert BUDGET not in world.objects
+    world.job = make_job(rollout={"replicas": 2})
+    world.settle()
+    assert BUDGET in world.objects
+
+
+def test_a_changed_policy_is_written_and_a_disabled_one_deleted() -> None:
+    world = settled()
+    peer = {"namespaceSelector": {"matchLabels": {"team": "sre"}}}
+    world.job = make_job(networkPolicy={"metricsFrom": [peer]})
+    assert "NetworkPolicy" in [each["kind"] for each in world.step().create]
+    assert world.step().create == ()
+    world.job = make_job(networkPolicy={"enabled": False})
+    assert world.step().delete == (Deletion(*POLICY),)
+    assert POLICY not in world.objects
+
+
+VOLCANO = {"podGroupPolicy": {"volcano": {}}, "trainer": {"nodes": 2}}
+
+
+def groups(world: World) -> list[str]:
+    return sorted(name for kind, name in world.objects if kind == "PodGroup")
+
+
+def test_each_attempt_of_a_gang_has_a_group_of_its_own() -> None:
+    world = settled(**VOLCANO)
+    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-1"]
+    world.end("demo-trainer-0-1-1", 1)
+    world.step()
+    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-1"], "its pods are still there"
+    world.settle()
+    assert groups(world) == ["demo-rollout-0-1"], "the next attempt waits for its back-off"
+    world.advance(60)
+    world.settle()
+    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-2"]
+
+
+def test_groups_of_a_suspended_job_go_with_its_pods() -> None:
+    world = settled(**VOLCANO)
+    world.job = make_job(**VOLCANO, suspend=True)
+    world.settle()
+    assert groups(world) == []
+    assert world.names() == []
+
+
+def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made() -> None:
+    world = World(make_job(**VOLCANO))
+    world.step()
+    found = world.plan()
+    order = [(each["kind"], each["metadata"]["name"]) for each in found.create]
+    assert order.index(("PodGroup", "demo-trainer-0-1")) < order.index(("Pod", "demo-trainer-0-1-0"))
+    world.step(create=order.index(("PodGroup", "demo-trainer-0-1")) + 1)
+    again = world.plan()
+    assert again.delete == ()
+    assert ("PodGroup", "demo-trainer-0-1") not in [(each["kind"], each["metadata"]["name"]) for each in again.create]

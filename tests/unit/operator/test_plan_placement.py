@@ -1,0 +1,90 @@
+"""Where pods would like to be, and what of it users may change."""
+
+from typing import Any
+
+import pytest
+from world import make_job
+
+from sluice.api import RLJob
+from sluice_operator.plan import KubeObject
+from sluice_operator.plan.model import Gang, Images
+from sluice_operator.plan.placement import HOST, STAY, ZONE
+from sluice_operator.plan.pods import pod
+
+
+def render(job: RLJob, role: Any) -> KubeObject:
+    return pod(job, Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_trainer_and_engines_prefer_one_zone_and_demand_nothing(role: str) -> None:
+    affinity = render(make_job(), role)["spec"]["affinity"]["podAffinity"]
+    assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["podAffinityTerm"]["topologyKey"] == ZONE
+    assert term["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"sluice.dev/job-name": "demo"}
+
+
+def test_engines_are_spread_over_machines_where_there_is_a_choice() -> None:
+    (found,) = render(make_job(), "rollout")["spec"]["topologySpreadConstraints"]
+    assert (found["topologyKey"], found["whenUnsatisfiable"]) == (HOST, "ScheduleAnyway")
+    assert "topologySpreadConstraints" not in render(make_job(), "trainer")["spec"]
+
+
+@pytest.mark.parametrize(("role", "stays"), [("trainer", True), ("buffer", True), ("rollout", False)])
+def test_autoscalers_leave_alone_what_would_cost_a_restart(role: str, stays: bool) -> None:
+    annotations = render(make_job(), role)["metadata"].get("annotations", {})
+    assert (annotations.items() >= STAY.items()) is stays
+
+
+def test_users_choose_nodes_priority_account_and_grace() -> None:
+    wanted = {
+        "priorityClassName": "high",
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "serviceAccountName": "trainer",
+        "imagePullSecrets": [{"name": "registry"}],
+        "terminationGracePeriodSeconds": 1800,
+    }
+    overrides = [{"roles": ["trainer"], "template": {"spec": wanted}}]
+    found = render(make_job(podTemplateOverrides=overrides), "trainer")["spec"]
+    assert {key: found[key] for key in wanted} == wanted
+
+
+def test_users_remove_or_replace_our_wishes() -> None:
+    spec = {"affinity": None, "topologySpreadConstraints": [{"$patch": "delete", "topologyKey": HOST}]}
+    found = render(make_job(rollout={"template": {"spec": spec}}), "rollout")["spec"]
+    assert "affinity" not in found
+    assert found["topologySpreadConstraints"] == []
+
+
+def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None:
+    key = "kueue.x-k8s.io/podset-required-topology"
+    template = {"metadata": {"annotations": {key: "cloud.provider.com/topology-rack"}}}
+    job = make_job(podGroupPolicy={"kueue": {"queueName": "q"}}, trainer={"template": template})
+    annotations = render(job, "trainer")["metadata"]["annotations"]
+    assert annotations[key] == "cloud.provider.com/topology-rack"
+    assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
+
+
+def test_rdma_by_template() -> None:
+    """The example of docs/concepts.md."""
+    trainer = {
+        "name": "trainer",
+        "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}],
+        "resources": {"limits": {"rdma/hca": 1}},
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    job = make_job(trainer={"gpusPerNode": 8, "template": {"spec": {"containers": [trainer]}}})
+    (found,) = render(job, "trainer")["spec"]["containers"]
+    assert found["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
+    assert found["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"add": ["IPC_LOCK"]}}
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in found["env"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_processes_share_memory_beyond_the_default_of_64_mb(role: str) -> None:
+    spec = render(make_job(), role)["spec"]
+    assert {"name": "dshm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    for container in spec["containers"]:
+        assert {"name": "dshm", "mountPath": "/dev/shm"} in container["volumeMounts"]

@@ -1,0 +1,106 @@
+"""remax: the greedy response beside a group. It is scored, noted, and never one of the group's samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJobSpec
+from sluice.rewards import RewardError, RewardInput
+from sluice.sample import BASELINE_REWARD, Prompt, Purpose, Sample, SampleGroup, SampleStatus
+from sluice_rollout.group import GroupMaker, note_baseline
+
+PROMPT = Prompt(3, "max 1 2 =", label="2")
+
+
+class House:
+    """Engine, encoder, judge and membership in memory: what a group maker talks to."""
+
+    latest = None
+
+    def __init__(self, greedy: str = "finished") -> None:
+        self.greedy = greedy
+        self.temperatures: list[float] = []
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [1, 2]
+
+    async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
+        self.temperatures.append(params["temperature"])
+        greedy = params["temperature"] == 0
+        sample.append_prompt(ids)
+        sample.append([7], [-0.5], [])
+        sample.status = SampleStatus.COMPLETED
+        if greedy and self.greedy == "drained":
+            sample.status = SampleStatus.ABORTED
+        if greedy and self.greedy == "failed":
+            sample.fail("the engine said no")
+        return sample
+
+    async def judge(self, inputs: list[RewardInput]) -> list[Any]:
+        if self.greedy == "unjudged" and any("baseline" in i.metadata for i in inputs):
+            return [RewardError("no idea") for _ in inputs]
+        return [(0.25 if "baseline" in i.metadata else 1.0, {}) for i in inputs]
+
+
+def maker(house: House, estimator: str) -> GroupMaker:
+    spec = RLJobSpec.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"prompts": [{"path": "p"}]},
+            "reward": {"type": "f1"},
+            "trainer": {"steps": 1},
+            "rollout": {"samplesPerPrompt": 2, "sampling": {"temperature": 0.7}},
+            "algorithm": {"estimator": estimator},
+        }
+    )
+    return GroupMaker(spec, house, house.generator, house.judge, house)  # type: ignore[arg-type]
+
+
+async def test_a_greedy_response_is_scored_and_noted_beside_the_samples() -> None:
+    house = House()
+    group = await maker(house, "remax")(PROMPT, [])
+    assert sorted(house.temperatures) == [0, 0.7, 0.7]
+    assert [s.index for s in group.samples] == [0, 1]
+    assert [s.reward for s in group.samples] == [1, 1]
+    assert [s.metadata[BASELINE_REWARD] for s in group.samples] == [0.25, 0.25]
+    group.check_finished(2)
+
+
+async def test_other_estimators_make_none() -> None:
+    house = House()
+    group = await maker(house, "grpo")(PROMPT, [])
+    assert house.temperatures == [0.7, 0.7]
+    assert not any(BASELINE_REWARD in s.metadata for s in group.samples)
+
+
+async def test_an_evaluation_has_none() -> None:
+    house = House()
+    await maker(house, "remax")(Prompt(3, "x", purpose=Purpose.TRAIN), [])
+    assert 0 in house.temperatures
+    group = SampleGroup(Prompt(3, "x", purpose=Purpose.EVALUATE))
+    assert await maker(house, "remax")._greedy([1], {"temperature": 1.0}, group.prompt) is None
+
+
+@pytest.mark.parametrize(("greedy", "reason"), [("failed", "the engine said no"), ("unjudged", "no idea")])
+async def test_a_group_without_a_baseline_fails(greedy: str, reason: str) -> None:
+    group = await maker(House(greedy), "remax")(PROMPT, [])
+    assert {s.status for s in group.samples} == {SampleStatus.FAILED}
+    assert all(reason in s.error for s in group.samples)
+    group.check_finished(2)
+
+
+async def test_a_group_whose_greedy_response_was_cut_off_is_not_finished() -> None:
+    group = await maker(House("drained"), "remax")(PROMPT, [])
+    assert [s.status for s in group.samples] == [SampleStatus.COMPLETED, SampleStatus.PENDING]
+    assert [s.index for s in group.samples] == [0, 1]
+
+
+def test_the_note_is_a_number_that_survives_the_wire() -> None:
+    from sluice.wire import codec
+
+    group = SampleGroup(PROMPT, [Sample(0, reward=1.0, status=SampleStatus.COMPLETED)])
+    note_baseline(group, Sample(-1, reward=0.5, status=SampleStatus.TRUNCATED))
+    again = codec.group_from_message(codec.group_to_message(group))
+    assert again.samples[0].metadata[BASELINE_REWARD] == 0.5

@@ -1,0 +1,46 @@
+"""When an engine is ready, in the words of the worker beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_rollout.__main__ import Readiness
+from sluice_rollout.worker import Worker
+
+
+def make_worker(latest: pb.ServerMessage | None, *, connected: bool = True, unhealthy: str = "") -> Worker:
+    joined = asyncio.Event()
+    if connected:
+        joined.set()
+    membership = cast("Any", SimpleNamespace(latest=latest, connected=joined))
+    nothing = cast("Any", None)
+    worker = Worker(nothing, nothing, nothing, nothing, nothing, membership, nothing, nothing)
+    worker.unhealthy = unhealthy
+    return worker
+
+
+ADMITTED = pb.ServerMessage(admitted=True, version=3)
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [
+        (make_worker(ADMITTED), ""),
+        (make_worker(None, connected=False), "not joined: the rendezvous does not answer"),
+        (make_worker(ADMITTED, connected=False), "not joined: the rendezvous does not answer"),
+        (make_worker(pb.ServerMessage(version=-1)), "the engine holds no weights that may be used"),
+        (make_worker(pb.ServerMessage(dropped="hung")), "the engine holds no weights that may be used (hung)"),
+        (make_worker(ADMITTED, unhealthy="/health answered 503"), "the engine is not healthy: /health answered 503"),
+    ],
+)
+def test_an_engine_is_ready_while_it_holds_weights_that_may_be_used(worker: Worker, expected: str) -> None:
+    assert worker.unready() == expected
+
+
+def test_before_the_engine_has_started_nothing_is_ready() -> None:
+    assert Readiness().check() == "the engine has not started yet"

@@ -1,0 +1,79 @@
+"""What a kubelet and Prometheus get from a process."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from sluice import environment
+from sluice.telemetry import endpoints
+
+
+class Server:
+    def __init__(self) -> None:
+        self.ready, self.alive = "", ""
+        registry = CollectorRegistry()
+        Counter("sluice_things", "Things", registry=registry).inc(3)
+        self.port, self.close = endpoints.listen(
+            0, "127.0.0.1", ready=lambda: self.ready, alive=lambda: self.alive, registry=registry
+        )
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+def test_a_process_that_is_well_says_so(server: Server) -> None:
+    assert server.get("/healthz") == (200, "ok\n")
+    assert server.get("/readyz") == (200, "ok\n")
+
+
+def test_what_is_wrong_is_said_in_words(server: Server) -> None:
+    server.ready = "the engine holds no weights yet"
+    assert server.get("/readyz") == (503, "the engine holds no weights yet\n")
+    assert server.get("/healthz")[0] == 200
+
+
+def test_metrics_are_served_beside(server: Server) -> None:
+    assert "sluice_things_total 3.0" in server.get("/metrics")[1]
+    assert server.get("/other")[0] == 404
+
+
+def test_a_container_without_the_port_serves_nothing() -> None:
+    endpoints.serve(environment.read("buffer", {}), ready=endpoints.well)()
+
+
+def test_a_pulse_is_missed_when_the_loop_is_stuck() -> None:
+    now = [0.0]
+    pulse = endpoints.Pulse(patience=60, clock=lambda: now[0])
+    now[0] = 59
+    assert pulse.check() == ""
+    now[0] = 61
+    assert pulse.check() == "the event loop has been stuck for 61 s"
+    pulse.felt()
+    assert pulse.check() == ""
+
+
+async def test_a_turning_loop_is_felt() -> None:
+    moments: Any = iter(range(1000))
+    pulse = endpoints.Pulse(clock=lambda: next(moments))
+    before = pulse._last
+    async with pulse.beating():
+        await asyncio.sleep(0)
+    assert pulse._last > before

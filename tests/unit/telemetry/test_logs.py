@@ -1,0 +1,87 @@
+"""Lines of a process's log, as whoever reads its stderr sees them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+HEAD = """
+import logging, warnings, structlog
+from sluice.telemetry import logs
+log = logs.configure("buffer", name="buffer-0")
+"""
+
+
+def lines(program: str, **variables: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + program], env=variables, check=True, text=True, stderr=subprocess.PIPE, timeout=60
+    )
+    return done.stderr.splitlines()
+
+
+def records(program: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(program, SLUICE_LOG_FORMAT="json")]
+
+
+def test_our_own_lines_are_json_with_the_context_of_the_process() -> None:
+    (record,) = records('log.info("lease granted", group=3)')
+    record.pop("timestamp")
+    assert record == {"event": "lease granted", "level": "info", "role": "buffer", "name": "buffer-0", "group": 3}
+
+
+def test_what_a_library_logs_is_json_with_its_name() -> None:
+    (record,) = records('logging.getLogger("kubernetes").warning("no %s", "route")')
+    assert (record["event"], record["level"], record["logger"], record["role"]) == (
+        "no route",
+        "warning",
+        "kubernetes",
+        "buffer",
+    )
+
+
+def test_a_library_is_heard_from_warnings_on() -> None:
+    assert records('logging.getLogger("kopf").info("hello")') == []
+
+
+def test_errors_of_both_carry_their_traceback_in_the_same_line() -> None:
+    program = """
+for logger in (log, logging.getLogger("kopf")):
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        logger.exception("pass failed")
+"""
+    found = records(program)
+    assert [record["level"] for record in found] == ["error", "error"]
+    assert all(record["exception"].endswith("ZeroDivisionError: division by zero") for record in found)
+
+
+def test_a_line_about_an_object_names_it() -> None:
+    program = """
+for kind in ("RLJob", "Pod"):
+    ref = {"kind": kind, "namespace": "ns", "name": "demo"}
+    logging.getLogger("kopf.objects").warning("odd", extra={"k8s_ref": ref})
+"""
+    job, pod = records(program)
+    assert (job["job"], pod["pod"]) == ("ns/demo", "ns/demo")
+
+
+def test_what_is_bound_to_a_task_stands_on_the_lines_of_libraries_too() -> None:
+    program = """
+with structlog.contextvars.bound_contextvars(job="ns/demo"):
+    logging.getLogger("aiohttp").warning("slow")
+"""
+    assert records(program)[0]["job"] == "ns/demo"
+
+
+def test_warnings_are_lines_too() -> None:
+    (record,) = records('warnings.warn("deprecated")')
+    assert record["logger"] == "py.warnings"
+
+
+def test_people_get_a_line_that_reads_well() -> None:
+    (ours, theirs) = lines('log.info("lease granted", group=3); logging.getLogger("kopf").warning("odd")')
+    assert ours.endswith("Z info    lease granted group=3")
+    assert theirs.endswith("Z warning odd logger=kopf")
