@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--engine-gpus", type=int, default=1, help="GPUs, and tensor parallel size, of an engine")
     parser.add_argument("--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each")
     parser.add_argument("--pause-mode", default="retract")
+    parser.add_argument("--load", type=int, default=0, help="requests that each engine is working on all the while")
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS)
@@ -106,12 +108,13 @@ def measure(options: argparse.Namespace) -> None:
     result |= {
         "machine": machine(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "shape": options.shape,
         "sources": options.sources, "tensor": options.tensor, "expert": options.expert, "engines": options.engines,
-        "engine_gpus": options.engine_gpus, "pause_mode": options.pause_mode,
+        "engine_gpus": options.engine_gpus, "pause_mode": options.pause_mode, "load": options.load,
     }  # fmt: skip
     table(result)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        name = f"weight-sync-{options.shape}-{options.sources}-to-{options.engines}x{options.engine_gpus}.json"
+        name = f"weight-sync-{options.shape}-{options.sources}-to-{options.engines}x{options.engine_gpus}"
+        name += f"-{options.pause_mode}-{options.load}.json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -119,6 +122,7 @@ def table(result: dict[str, Any]) -> None:
     trainer = f"{result['sources']} trainer ranks (tensor {result['tensor']}, expert {result['expert']})"
     engines = f"{result['engines']} engines of {result['engine_gpus']} GPUs"
     print(f"{result['shape']}, {result['bytes'] / 1e6:.0f} MB: {trainer} -> {engines}, {result['machine']}")
+    print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
     print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")
     print(
         f"first update: {result['first'] * 1e3:.0f} ms; gather and conversion alone: {result['convert'] * 1e3:.1f} ms"
@@ -161,6 +165,7 @@ def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
 
 async def with_members(address: str, servers: list[str], options: argparse.Namespace) -> None:
     """Join the engines, as the workers beside them do, while the sources measure."""
+    busy: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as stack:
         for number, server in enumerate(servers):
             one = await stack.enter_async_context(Engine(f"http://{server}"))
@@ -177,8 +182,19 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
             )  # fmt: skip
             membership = await stack.enter_async_context(Membership(address, lambda member=member: member))
             await membership.connected.wait()
+            for request in range(options.load):
+                busy.append(asyncio.create_task(keep_busy(one, request)))
         env = {"SLUICE_RENDEZVOUS": address}
         await asyncio.to_thread(run, options, "source", options.sources, list(range(options.sources)), env)
+        for task in busy:
+            task.cancel()
+
+
+async def keep_busy(one: Engine, number: int) -> None:
+    """One request after another, of 256 tokens and up to 2,000 more."""
+    for again in itertools.count():
+        prompt = [(number * 7919 + i * 104729) % 2000 + 10 for i in range(256)]
+        await one.generate(f"{number}-{again}", prompt, {"max_new_tokens": 2000, "ignore_eos": True})
 
 
 def run(

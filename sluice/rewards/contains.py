@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.rewards.types import RewardInput
+from sluice.rewards.types import RewardInput, label_text
 
 
 def contains(sample: RewardInput) -> float:
-    return float(str(sample.label).strip() in sample.response)
+    return float(label_text(sample, "contains").strip() in sample.response)

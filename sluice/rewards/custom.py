@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -41,3 +42,45 @@ def _file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@cache
+def load_reward(dotted: str) -> Callable[[Any], Any]:
+    """A reward function as one of a sample (or of a list of samples), whichever way it was written.
+
+    sluice: f(sample); slime: f(args, sample, **kwargs), where args has no attributes but those that a reward needs of
+    slime's (rm_type, rm_url, reward_key: all None); verl: f(data_source, solution_str, ground_truth, extra_info=None).
+    """
+    function = load(dotted)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a C function nothing is known
+        return function
+    if {"solution_str", "ground_truth"} <= parameters.keys():
+        return _verl(function, parameters)
+    if len(required := [p for p in parameters.values() if _positional(p)]) > 1 and required[0].name == "args":
+        args = SimpleNamespace(rm_type=None, rm_url=None, reward_key=None)
+        return lambda sample: function(args, sample)
+    return function
+
+
+def _positional(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind in (
+        parameter.POSITIONAL_ONLY,
+        parameter.POSITIONAL_OR_KEYWORD,
+    )
+
+
+def _verl(function: Callable[..., Any], parameters: Any) -> Callable[[Any], Any]:
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def call(sample: Any) -> Any:
+        given = {
+            "data_source": sample.metadata.get("data_source", ""),
+            "solution_str": sample.response,
+            "ground_truth": sample.label,
+            "extra_info": sample.metadata,
+        }
+        return function(**{k: v for k, v in given.items() if takes_all or k in parameters})
+
+    return call

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.rewards.types import RewardInput
+from sluice.rewards.types import RewardInput, label_text
 
 
 def exact_match(sample: RewardInput) -> float:
-    return float(sample.response.strip() == str(sample.label).strip())
+    return float(sample.response.strip() == label_text(sample, "exact_match").strip())

@@ -1,4 +1,8 @@
-"""Word-level F1 of response and label, as in SQuAD (Rajpurkar et al. 2016): case, punctuation, articles aside."""
+"""Word-level F1 of response and label, as in SQuAD (Rajpurkar et al. 2016): case, punctuation, articles aside.
+
+As in HotpotQA (and slime), yes, no and noanswer match only themselves: no part of the score for "no, ..." where the
+label is "yes". Where the label is a list, the best of its answers counts.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,27 @@ import re
 import string
 from collections import Counter
 
-from sluice.rewards.types import RewardInput
+from sluice.rewards.types import RewardError, RewardInput, label_text
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_WHOLE = (["yes"], ["no"], ["noanswer"])
 
 
 def f1(sample: RewardInput) -> float:
-    answers = sample.label if isinstance(sample.label, list) else [sample.label]
-    return max((_f1(_words(sample.response), _words(str(answer))) for answer in answers), default=0.0)
+    answers = sample.label if isinstance(sample.label, list) else [label_text(sample, "f1")]
+    if not answers:
+        raise RewardError("label: f1 needs at least one answer, the row has an empty list")
+    words = _words(sample.response)
+    return max(_f1(words, _words(str(answer))) for answer in answers)
 
 
 def _words(text: str) -> list[str]:
-    return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split()
+    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def _f1(response: list[str], label: list[str]) -> float:
-    shared = sum((Counter(response) & Counter(label)).values())
-    if not response or not label:
+    if not response or not label or response in _WHOLE or label in _WHOLE:
         return float(response == label)
+    shared = sum((Counter(response) & Counter(label)).values())
     return 2 * shared / (len(response) + len(label))

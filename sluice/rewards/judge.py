@@ -1,144 +1,107 @@
 """Runs rewards. A reward that raises, hangs or returns nonsense fails its sample, never the run.
 
-Built-in rewards are bounded and run here. A user's function runs in a process of its own with a limit on time, memory
-and processor time; one that hangs is killed with its process, and the next call gets a new one (pebble does both).
+Cheap built-in rewards run here. A user's function, mathematics and tested programs run in processes with limits
+(`pool`); remote rewards and reward models are asked over HTTP. A row may name its own built-in reward.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import multiprocessing
-import resource
-from concurrent.futures import TimeoutError as PoolTimeoutError
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
-
-import pebble
+import os
+import time
+from dataclasses import replace
 
 from sluice.api import Reward, quantity_value
-from sluice.rewards import custom, registry, remote
-from sluice.rewards.types import RewardError, RewardInput, read_value
-
-Judgement = tuple[float, dict[str, float]]
-_POOL_ATTEMPTS = 3
+from sluice.rewards import metrics, registry, remote
+from sluice.rewards.configuration import Configuration
+from sluice.rewards.model import RewardModel
+from sluice.rewards.pool import Outcome, Pool
+from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
 
 
 class Judge:
     """`await judge(samples)` -> for each sample (reward, parts), or the RewardError that failed it."""
 
-    def __init__(self, reward: Reward, *, workers: int = 2) -> None:
+    def __init__(self, reward: Reward, *, workers: int | None = None) -> None:
         self._reward = reward
-        self._workers = workers
-        self._pool: pebble.ProcessPool | None = self._new_pool() if reward.function else None
+        self._size = workers or reward.sandbox.processes or _processes()
+        self._function = self._new_pool(reward.function or "")
+        self._builtin = self._new_pool("")
         self._remote = remote.Remote(reward.url, reward.timeout_seconds) if reward.url else None
+        self._model = RewardModel(reward.model, reward.timeout_seconds) if reward.model else None
 
-    def _new_pool(self) -> pebble.ProcessPool:
-        return pebble.ProcessPool(
-            max_workers=self._workers,
-            context=multiprocessing.get_context("spawn"),
-            initializer=_limit_process,
-            initargs=(int(quantity_value(str(self._reward.sandbox.memory))),),
+    def _new_pool(self, function: str) -> Pool:
+        pooled = registry.in_pool.get(self._reward.type or "")
+        limits = Configuration(
+            function=function,
+            key=self._reward.key,
+            memory=int(quantity_value(str(self._reward.sandbox.memory))),
+            cpu_seconds=self._reward.sandbox.cpu_seconds,
+            timeout_seconds=self._reward.timeout_seconds,
+            test_seconds=self._reward.sandbox.test_seconds,
+            imports=pooled.imports if pooled and not function else (),
         )
+        return Pool(limits, self._size)
 
     async def check(self) -> None:
-        """Load the user's function once, so that a wrong path fails the job at its start. Raises RewardError."""
+        """Try what can be tried without a sample, so that a job that cannot judge fails at its start. RewardError."""
         if self._reward.function:
-            await self._in_pool(_load_only, self._reward.function, timeout=60.0)
+            await self._function.check()
+        if self._reward.type in registry.in_pool:
+            await self._builtin.check()
+        if self._reward.type == "code":
+            from sluice.rewards.sandbox import isolation
 
-    async def __call__(self, samples: list[RewardInput]) -> list[Judgement | RewardError]:
+            metrics.SANDBOX.labels(isolation=await asyncio.to_thread(isolation)).set(1)
+        if self._model:
+            await asyncio.to_thread(self._model.load)
+
+    async def __call__(self, samples: list[RewardInput]) -> list[Outcome]:
+        started = time.monotonic()
         if self._reward.group:
-            return await self._judge_group(samples)
-        return list(await asyncio.gather(*(self._judge(sample) for sample in samples)))
+            outcomes = await self._function("", samples)
+        elif len(samples) == 1:
+            outcomes = [await self._judge(samples[0])]
+        else:
+            outcomes = await asyncio.gather(*(self._judge(sample) for sample in samples))
+        metrics.SECONDS.observe(time.monotonic() - started)
+        return metrics.counted(outcomes)
 
     async def close(self) -> None:
-        if self._remote:
-            await self._remote.close()
-        if self._pool:
-            self._pool.stop()
-            await asyncio.to_thread(self._pool.join)
+        for part in (self._remote, self._model, self._function, self._builtin):
+            if part:
+                await part.close()
 
-    async def _judge(self, sample: RewardInput) -> Judgement | RewardError:
+    async def _judge(self, sample: RewardInput) -> Outcome:
         try:
-            return read_value(await self._value(sample), self._reward.key)
+            return await self._outcome(sample)
         except RewardError as error:
             return error
 
-    async def _value(self, sample: RewardInput) -> Any:
-        name = sample.metadata.get("rm_type") or self._reward.type
-        if name:
-            function = registry.lookup(str(name))
-            try:
-                return function(sample)
-            except Exception as error:  # a label of the wrong kind fails its sample alone
-                raise RewardError(f"reward {name} raised {type(error).__name__}: {error}") from error
+    async def _outcome(self, sample: RewardInput) -> Outcome:
+        name, sample = registry.choose(sample, self._reward.type)
+        if name in registry.here:
+            return read_value(_run_here(name, sample), self._reward.key)
+        if name in registry.in_pool:  # none of these looks at tokens
+            return (await self._builtin(name, replace(sample, tokens=[])))[0]
+        if name == registry.REMOTE and not self._remote:
+            raise RewardError(f"metadata.rm_type: {registry.REMOTE} needs reward.url")
         if self._remote:
-            return await self._remote(sample)
-        return await self._call(sample)
-
-    async def _judge_group(self, samples: list[RewardInput]) -> list[Judgement | RewardError]:
-        try:
-            values = await self._call(samples)
-            if not isinstance(values, list | tuple) or len(values) != len(samples):
-                raise RewardError(f"the group reward returned {values!r}, expected a list of {len(samples)} rewards")
-        except RewardError as error:
-            return [error] * len(samples)
-        return [self._read(value) for value in values]
-
-    def _read(self, value: Any) -> Judgement | RewardError:
-        try:
-            return read_value(value, self._reward.key)
-        except RewardError as error:
-            return error
-
-    async def _call(self, argument: RewardInput | list[RewardInput]) -> Any:
-        function = self._reward.function or ""
-        cpu_seconds = self._reward.sandbox.cpu_seconds
-        return await self._in_pool(_run, function, argument, cpu_seconds, timeout=self._reward.timeout_seconds)
-
-    async def _in_pool(self, function: Any, *arguments: Any, timeout: float) -> Any:
-        """Run in the pool. A pool whose processes were all killed from outside is replaced, and the call repeated."""
-        for _ in range(_POOL_ATTEMPTS):
-            pool = self._living_pool()
-            try:
-                return await asyncio.wrap_future(pool.schedule(function, args=arguments, timeout=timeout))
-            except BrokenProcessPool:
-                pool.stop()
-            except PoolTimeoutError as error:
-                raise RewardError(f"{self._reward.function}: no reward after {timeout:g} s") from error
-            except pebble.ProcessExpired as error:
-                raise RewardError(f"{self._reward.function}: its process died ({error})") from error
-            except custom.LoadError as error:
-                raise RewardError(str(error)) from error
-            except Exception as error:  # whatever the user's function raised, on the far side of a process
-                raise RewardError(f"{self._reward.function} raised {type(error).__name__}: {error}") from error
-        raise RewardError(f"{self._reward.function}: its processes were killed {_POOL_ATTEMPTS} times")
-
-    def _living_pool(self) -> pebble.ProcessPool:
-        if self._pool is None:
-            raise RewardError("no reward function is set")
-        if not self._pool.active:
-            self._pool = self._new_pool()
-        return self._pool
+            return read_value(await self._remote(sample), self._reward.key)
+        if self._model:
+            return await self._model(sample), {}
+        return (await self._function("", sample))[0]
 
 
-def _limit_process(memory: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+def _run_here(name: str, sample: RewardInput) -> RewardValue:
+    try:
+        return registry.here[name](sample)
+    except RewardError:
+        raise
+    except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
+        raise RewardError(f"{name} raised {type(error).__name__}: {error}", "raised") from error
 
 
-def _load_only(dotted: str) -> None:
-    custom.load(dotted)
-
-
-def _run(dotted: str, argument: Any, cpu_seconds: int) -> Any:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_seconds + 1, hard))
-    result = custom.load(dotted)(argument)
-    return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
+def _processes() -> int:
+    """A quarter of the cores that this process may use, 2 to 16: the engine beside it needs some, too."""
+    return min(max(len(os.sched_getaffinity(0)) // 4, 2), 16)

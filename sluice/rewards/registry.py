@@ -1,16 +1,106 @@
-"""The rewards that come with sluice, by the name that `reward.type` and a row's `metadata.rm_type` use."""
+"""The rewards that come with sluice, by the name that `reward.type` and a row's `metadata.rm_type` use.
+
+`here`: trusted, cheap and bounded by the length of the response; they run in the worker itself. `in_pool`: those that
+think (sympy), try many patterns, or run what a model wrote; they run in processes with limits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sluice.rewards.answers import boxed
 from sluice.rewards.contains import contains
+from sluice.rewards.dapo import dapo
 from sluice.rewards.exact_match import exact_match
 from sluice.rewards.f1 import f1
-from sluice.rewards.types import RewardError, RewardFunction
+from sluice.rewards.gsm8k import gsm8k
+from sluice.rewards.multiple_choice import gpqa, multiple_choice
+from sluice.rewards.random import by_chance
+from sluice.rewards.types import RewardError, RewardFunction, RewardInput, shown
 
-builtin: dict[str, RewardFunction] = {"exact_match": exact_match, "contains": contains, "f1": f1}
+REMOTE = "remote_rm"
+BY_SOURCE = "data_source"
+_BOXED = "boxed_"
 
 
-def lookup(name: str) -> RewardFunction:
-    if name not in builtin:
-        raise RewardError(f"no reward is called {name!r}; there are {', '.join(sorted(builtin))}")
-    return builtin[name]
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A reward for a process of its own. imports: what it needs before its clock may start."""
+
+    function: str
+    imports: tuple[str, ...] = ()
+
+
+here: dict[str, RewardFunction] = {
+    "contains": contains,
+    "dapo": dapo,
+    "exact_match": exact_match,
+    "f1": f1,
+    "gpqa": gpqa,
+    "gsm8k": gsm8k,
+    "multiple_choice": multiple_choice,
+    "random": by_chance,
+}
+_GRADER = ("pylatexenc.latex2text", "sympy.parsing.sympy_parser")
+in_pool: dict[str, Pooled] = {
+    "code": Pooled("sluice.rewards.code.code"),
+    "deepscaler": Pooled("sluice.rewards.deepscaler.deepscaler", _GRADER),
+    "ifbench": Pooled("sluice.rewards.ifbench.ifbench"),
+    "math": Pooled("sluice.rewards.math.math", ("math_verify",)),
+    "math_prm800k": Pooled("sluice.rewards.math_prm800k.math_prm800k", _GRADER),
+}
+
+# verl's default_compute_score (verl/utils/reward_score), by the row's data_source.
+_BY_SOURCE = {
+    "openai/gsm8k": "gsm8k",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH-lighteval": "math",
+    "HuggingFaceH4/MATH-500": "math",
+    "hiyouga/geometry3k": "math",
+    "math_dapo": "dapo",
+    "math": "dapo",
+    "math_dapo_reasoning": "dapo",
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
+    **dict.fromkeys(
+        (
+            "numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc", "numina_cn_k12",
+            "numina_olympiads",
+        ),
+        "math_prm800k",
+    ),
+}  # fmt: skip
+
+
+def names() -> Iterator[str]:
+    yield from sorted([*here, *in_pool])
+
+
+def choose(sample: RewardInput, default: str | None) -> tuple[str | None, RewardInput]:
+    """(name of the built-in reward that judges this row, the sample as it judges it); None: what the job names.
+
+    A row's `metadata.rm_type` goes before the job's. With the prefix `boxed_` (slime's) only what stands in the last
+    box is judged. Raises RewardError on a name that does not exist.
+    """
+    name = str(sample.metadata.get("rm_type") or default or "").strip()
+    if name == BY_SOURCE:
+        name = _from_source(sample)
+    if not name or name == REMOTE:
+        return name or None, sample
+    if name.startswith(_BOXED):
+        name, sample = name.removeprefix(_BOXED), replace(sample, response=boxed(sample.response) or "")
+    if name not in here and name not in in_pool:
+        raise RewardError(f"metadata.rm_type: no reward is called {shown(name)}; there are {', '.join(names())}")
+    return name, sample
+
+
+def _from_source(sample: RewardInput) -> str:
+    source = str(sample.metadata.get("data_source", ""))
+    if source.startswith("aime"):
+        return "dapo"
+    if source not in _BY_SOURCE:
+        raise RewardError(
+            f"data_source: {shown(source)} has no reward; those that have are {', '.join(sorted(_BY_SOURCE))}, "
+            "aime*. Set the row's metadata.rm_type, or reward.type"
+        )
+    return _BY_SOURCE[source]

@@ -1,53 +1,81 @@
 """A reward behind HTTP, in slime's protocol: POST {prompt, response, label}; the JSON answer is the reward.
 
-Ten attempts with back-off min(2^n, 30) s + jitter, as slime's rm_hub does; all of it under the reward's time limit.
+Requests that fail in a way that may pass (no connection, no answer in time, 408, 429, 5xx) are repeated with slime's
+back-off, min(2^n, 30) s + jitter, for at most four times the time limit of one request. Any other refusal is final.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
-from sluice.rewards.types import RewardError, RewardInput
+from sluice.rewards.types import RewardError, RewardInput, shown
 
-_ATTEMPTS = 10
 _CONNECTIONS = 64
+_PATIENCE = 4
+_LARGEST_ANSWER = 1 << 20
+_MAY_PASS = (408, 429)
 
 
-class Remote:
-    def __init__(self, url: str, timeout_seconds: float) -> None:
-        self._url = url
+class Endpoint:
+    """A URL that takes and answers JSON."""
+
+    def __init__(
+        self, url: str, timeout_seconds: float, back_off: Callable[[int], float] = lambda n: min(2.0**n, 30.0)
+    ) -> None:
+        self.url = url
         self._timeout = timeout_seconds
+        self._back_off = back_off
         self._session: aiohttp.ClientSession | None = None
 
-    async def __call__(self, sample: RewardInput) -> Any:
-        body = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+    async def post(self, body: dict[str, Any]) -> Any:
+        """The answer. Raises RewardError, with the last failure's cause, once patience has run out."""
+        failure = "no answer"
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._retrying(body)
-        except TimeoutError as error:
-            raise RewardError(f"{self._url}: no reward after {self._timeout:g} s") from error
+            async with asyncio.timeout(_PATIENCE * self._timeout):
+                attempt = 0
+                while True:
+                    try:
+                        return await self._once(body)
+                    except TimeoutError:
+                        failure = f"no answer after {self._timeout:g} s"
+                    except (aiohttp.ClientError, OSError) as error:
+                        failure = f"{type(error).__name__}: {error}"
+                    await asyncio.sleep(self._back_off(attempt) + random.random())
+                    attempt += 1
+        except TimeoutError:
+            raise RewardError(f"{self.url}: {failure}; given up after {attempt + 1} attempts", "timeout") from None
 
-    async def _retrying(self, body: dict[str, Any]) -> Any:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return await self._post(body)
-            except (aiohttp.ClientError, ValueError) as error:
-                if attempt == _ATTEMPTS - 1:
-                    raise RewardError(f"{self._url}: {type(error).__name__}: {error}") from error
-            await asyncio.sleep(min(2**attempt, 30) + random.random())
-        raise AssertionError("unreachable")
-
-    async def _post(self, body: dict[str, Any]) -> Any:
+    async def _once(self, body: dict[str, Any]) -> Any:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS))
-        async with self._session.post(self._url, json=body) as response:
-            response.raise_for_status()
-            return await response.json(content_type=None)
+        timeout = aiohttp.ClientTimeout(total=None)  # ours below also counts the wait for a connection's turn
+        async with asyncio.timeout(self._timeout), self._session.post(self.url, json=body, timeout=timeout) as response:
+            data = await response.content.read(_LARGEST_ANSWER + 1)
+            while not response.content.at_eof() and len(data) <= _LARGEST_ANSWER:
+                data += await response.content.read(_LARGEST_ANSWER + 1)
+            if response.status in _MAY_PASS or response.status >= 500:
+                raise aiohttp.ClientError(f"{response.status} {response.reason}")
+        if response.status >= 400:
+            raise RewardError(f"{self.url}: {response.status} {response.reason}: {shown(data[:200])}", "refused")
+        if len(data) > _LARGEST_ANSWER:
+            raise RewardError(f"{self.url}: the answer has more than {_LARGEST_ANSWER} bytes", "invalid")
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise RewardError(f"{self.url}: expected JSON, got {shown(data[:200])}", "invalid") from None
 
     async def close(self) -> None:
         if self._session:
             await self._session.close()
+
+
+class Remote(Endpoint):
+    async def __call__(self, sample: RewardInput) -> Any:
+        """The value of a reward, yet unread."""
+        return await self.post({"prompt": sample.prompt, "response": sample.response, "label": sample.label})

@@ -10,16 +10,29 @@ from typing import Any
 from sluice.sample import Messages
 
 RewardValue = float | int | bool | dict[str, Any]
-"""A number, or a dictionary of named numbers of which `reward.key` picks the reward."""
+"""A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is the reward."""
+
+Judgement = tuple[float, dict[str, float]]
+"""(the reward, all named parts of it)."""
+
+DEFAULT_KEY = "score"
+_MOST_PARTS = 64
+_LONGEST_NAME = 128
+_SHOWN = 200
+_LONGEST_MESSAGE = 2000
 
 
 class RewardError(Exception):
-    """The reward of one sample could not be had. The message says why, for people."""
+    """The reward of one sample could not be had. The message says why, for people; the reason, for metrics."""
+
+    def __init__(self, message: str, reason: str = "refused") -> None:
+        super().__init__(message[:_LONGEST_MESSAGE])
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """What a reward function sees of a sample."""
+    """What a reward function sees of a sample. The names are those of slime's Sample."""
 
     prompt: str | Messages
     response: str
@@ -33,22 +46,48 @@ class RewardInput:
 RewardFunction = Callable[[RewardInput], RewardValue]
 
 
-def read_value(value: Any, key: str | None) -> tuple[float, dict[str, float]]:
+def read_value(value: Any, key: str | None) -> Judgement:
     """(reward, parts) of what a reward function returned. Raises RewardError on anything that is no number."""
-    if isinstance(value, dict):
-        parts = {str(k): _number(v, f"reward part {k!r}") for k, v in value.items() if isinstance(v, int | float)}
-        if key is None:
-            raise RewardError(f"the reward is a dictionary ({', '.join(map(str, value))}): set reward.key")
-        if key not in parts:
-            raise RewardError(f"the reward has no number {key!r}; it has {', '.join(map(str, value)) or 'nothing'}")
-        return parts[key], parts
-    return _number(value, "the reward"), {}
+    if not isinstance(value, dict):
+        return _number(value, "the reward"), {}
+    if len(value) > _MOST_PARTS or any(len(str(name)) > _LONGEST_NAME for name in value):
+        raise RewardError(
+            f"the reward is a dictionary of {len(value)} entries, expected at most {_MOST_PARTS} with short names"
+        )
+    parts = {str(k): _number(v, f"reward part {k!r}") for k, v in value.items() if _is_number(v)}
+    wanted = key or DEFAULT_KEY
+    if wanted in parts:
+        return parts[wanted], parts
+    names = ", ".join(map(str, value)) or "nothing"
+    if key is None:
+        raise RewardError(f"the reward is a dictionary without {DEFAULT_KEY!r} ({names}): set reward.key")
+    raise RewardError(f"the reward has no number {key!r}; it has {names}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or hasattr(value, "__float__")
 
 
 def _number(value: Any, what: str) -> float:
-    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
-        raise RewardError(f"{what} is {type(value).__name__} {value!r}, expected a number")
-    number = float(value)
+    if not _is_number(value):
+        raise RewardError(f"{what} is {type(value).__name__} {shown(value)}, expected a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:  # an array of several numbers, an int beyond floats
+        raise RewardError(f"{what} is {type(value).__name__}, expected one number: {error}") from error
     if not math.isfinite(number):
         raise RewardError(f"{what} is {number}, expected a finite number")
     return number
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: what `repr` says of it, shortened."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def label_text(sample: RewardInput, reward: str) -> str:
+    """The label of a reward that needs one, as text. Raises RewardError where there is none."""
+    if sample.label is None or isinstance(sample.label, dict | list):
+        raise RewardError(f"label: {reward} needs a text or a number, the row has {shown(sample.label)}")
+    return str(sample.label)

@@ -10,7 +10,7 @@ from typing import Any
 from sluice.api import EvaluationDataset, RLJobSpec
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judge import Judge
-from sluice.sample import Prompt, Purpose, Sample, SampleGroup, SampleStatus
+from sluice.sample import BASELINE_REWARD, Prompt, Purpose, Sample, SampleGroup, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
 from sluice_rollout.generate import Generator, sampling_params
@@ -44,7 +44,12 @@ class GroupMaker:
                 sample.fail(str(error))
             return group
         params = self._sampling(dataset)
-        await asyncio.gather(*(self._sample(ids, sample, params, prompt) for sample in group.samples))
+        greedy = self._greedy(ids, params, prompt)
+        _, baseline = await asyncio.gather(
+            asyncio.gather(*(self._sample(ids, sample, params, prompt) for sample in group.samples)), greedy
+        )
+        if baseline is not None:
+            note_baseline(group, baseline)
         if self.spec.reward.group and all(sample.status.finished for sample in group.samples):
             await self._score(group.samples, prompt)
         return group
@@ -60,6 +65,15 @@ class GroupMaker:
             self.finished_samples += 1
             if not self.spec.reward.group:
                 await self._score([sample], prompt)
+
+    async def _greedy(self, ids: list[int], params: dict[str, Any], prompt: Prompt) -> Sample | None:
+        """The greedy response that remax compares a prompt's samples with: scored, but none of the group's samples."""
+        if self.spec.algorithm.estimator != "remax" or prompt.purpose is not Purpose.TRAIN:
+            return None
+        sample = Sample(index=-1, metadata={"baseline": True})
+        await self.generator(ids, sample, params | {"temperature": 0.0})
+        await self._score([sample], prompt)
+        return sample
 
     def _continued(self, partial: list[Sample], prompt: Prompt, count: int) -> list[Sample]:
         """The group's samples: those returned by an earlier lease go on where they stopped, if the weights allow it."""
@@ -104,10 +118,27 @@ class GroupMaker:
         ]
         for sample, outcome in zip(judged, await self.judge(inputs), strict=True):
             if isinstance(outcome, RewardError):
-                logs.get().warning("reward failed", group=prompt.group_id, index=sample.index, error=str(outcome))
-                sample.fail(str(outcome))
+                error = f"{prompt.dataset} row {prompt.row}: {outcome}"
+                logs.get().warning("reward failed", group=prompt.group_id, index=sample.index, error=error)
+                sample.fail(error)
             else:
                 sample.reward, sample.reward_parts = outcome
+
+
+def note_baseline(group: SampleGroup, greedy: Sample) -> None:
+    """Write the reward of the greedy response into each sample's metadata.
+
+    Without it the group is worth nothing: it fails with the greedy response, and where that was cut off by a drain the
+    group is not finished either, so one sample is made again, beside a new greedy response, under the next lease.
+    """
+    if greedy.status is SampleStatus.FAILED:
+        for sample in group.samples:
+            sample.fail(f"the greedy response that remax compares with failed: {greedy.error}")
+    elif not greedy.status.finished:
+        group.samples[-1] = Sample(index=group.samples[-1].index)
+    else:
+        for sample in group.samples:
+            sample.metadata[BASELINE_REWARD] = greedy.reward
 
 
 def mask_off_policy(sample: Sample) -> None:

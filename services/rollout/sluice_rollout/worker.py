@@ -58,7 +58,19 @@ class Worker:
     drain_seconds: float = 20.0
     work: dict[str, Work] = field(default_factory=dict)
     exhausted: bool = False
+    unhealthy: str = ""
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def unready(self) -> str:
+        """Why this engine does no work, in words; empty: it does, also while its weights are being replaced."""
+        latest = self.membership.latest
+        if self.unhealthy:
+            return f"the engine is not healthy: {self.unhealthy}"
+        if latest is None or not self.membership.connected.is_set():
+            return "not joined: the rendezvous does not answer"
+        if not latest.admitted:
+            return f"the engine holds no weights that may be used{f' ({latest.dropped})' if latest.dropped else ''}"
+        return ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`, then give everything back. Raises WorkerError."""
@@ -187,6 +199,7 @@ class Worker:
             if stalled and healthy:
                 self.make.last_progress = time.monotonic()
             failures = 0 if healthy else failures + 1
+            self.unhealthy = "" if healthy else reason
             if failures >= UNHEALTHY_AFTER:
                 raise WorkerError(f"engine {self.engine.url} failed {failures} health checks: {reason}")
 

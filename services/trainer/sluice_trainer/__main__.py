@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from sluice import environment
-from sluice.telemetry import logs
+from sluice.telemetry import endpoints, logs
 
 COLLECTIVE_MINUTES = 30
 
@@ -24,19 +24,23 @@ def main() -> int:
     checkpoints = env.directory("checkpoint_dir")
 
     # torch and Megatron take seconds to import: read the manifest first
+    from sluice_trainer import custom
     from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 
     coordinator = Coordinator(env, spec, stop, rank=int(os.environ.get("RANK", 0)))
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # for the whole pod
+        endpoints.serve(env, ready=coordinator.unready)
     try:
         total = spec.trainer.steps or coordinator.total_steps()
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
         policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
         policy.load_latest(checkpoints)
         recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
-        Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop).run()
+        own = custom.estimator(spec.algorithm)
+        Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop, own).run()
     except Stopped:
         logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM

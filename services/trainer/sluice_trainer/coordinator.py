@@ -107,6 +107,10 @@ class Coordinator:
 
     # --- who we are
 
+    def unready(self) -> str:
+        """Why this rank cannot train yet, in words; empty: it has joined. What comes later is told by its progress."""
+        return "" if self._membership.latest else "not joined: the rendezvous does not answer"
+
     def _hello(self) -> rendezvous_pb2.Member:
         return rendezvous_pb2.Member(
             role="trainer",

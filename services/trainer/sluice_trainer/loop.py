@@ -18,24 +18,18 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from sluice.api import RLJobSpec
-from sluice.sample import SampleGroup
 from sluice.telemetry import logs
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.algorithms.advantages import Moments, group_advantages, whiten
+from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.coordinator import Coordinator, Stopped
-from sluice_trainer.megatron.policy import BatchTotals, Policy, TrainSequence
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics
 from sluice_trainer.weights.publish import publish
 
 FINAL_EVALUATION_SECONDS = 1800.0
-SampleKey = tuple[int, int]
-"""(group id, index in the group)"""
 
 
 class Action(enum.IntEnum):
@@ -58,6 +52,7 @@ class Loop:
     total_steps: int
     recorder: Recorder | None
     stop: threading.Event
+    estimator: Custom | None = None
     saved_step: int = -1
     save_seconds: float = 0.0
     evaluated_version: int = -1
@@ -85,6 +80,7 @@ class Loop:
             if step % self.spec.checkpoint.every_steps == 0:
                 self._checkpoint(step)
         self._checkpoint(step)
+        self._finish_checkpoint(wait=True)
         self._finish(step)
 
     # --- one step
@@ -98,12 +94,14 @@ class Loop:
         started = time.perf_counter()
         self._state("waiting")
         while True:
+            self._finish_checkpoint(wait=False)
             action, batch = self._decide(step)
             if action is Action.SYNC:
                 self._publish(step, joiners_only=True)
                 self._state("waiting")
             elif action is Action.STOP:
                 self._checkpoint(step)
+                self._finish_checkpoint(wait=True)
                 raise Stopped
             elif action is not Action.WAIT:
                 self.times["perf/train_wait_time"] = time.perf_counter() - started
@@ -130,22 +128,12 @@ class Loop:
         groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
-        advantages = batch_advantages(batch, self._penalties(groups), self.spec)
-        shard = split_optimizer_steps(groups, batch, advantages, self.spec.trainer.steps_per_batch)
-        metrics = self.policy.train(shard, batch_totals(batch, self.spec.trainer.steps_per_batch))
+        prepared = prepare(self.policy, batch, groups, self.estimator)
+        metrics = prepared.metrics | self.policy.train(prepared.shard, prepared.totals)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
         if self.recorder:
             self.recorder.samples(step, groups)
         return metrics | batch_metrics(batch, step)
-
-    def _penalties(self, groups: list[SampleGroup]) -> dict[SampleKey, float]:
-        """KL penalties to take off the rewards, of the whole batch; empty where `kl.coef` is 0. All ranks take part."""
-        if not self.spec.algorithm.kl.coef > 0:
-            return {}
-        sequences = [TrainSequence.of(group.group_id, s, 0.0) for group in groups for s in group.samples]
-        penalties = self.policy.kl_penalties(sequences) or []
-        own = {(s.group_id, s.index): penalty for s, penalty in zip(sequences, penalties, strict=True)}
-        return {key: value for part in self.ranks.gather(own) for key, value in part.items()}
 
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them."""
@@ -172,16 +160,22 @@ class Loop:
         self.joiners_after = time.monotonic() + (min(2.0**self.failed_joins, 30.0) if failures else 0.0)
 
     def _checkpoint(self, step: int) -> None:
-        """Save and tell the buffer, which may then forget what the checkpoint covers."""
+        """Save; with `checkpoint.async` only begin to, and go on while it is written."""
         if step == self.saved_step:
             return
         self._state("saving")
         started = time.perf_counter()
-        self.policy.save(self.checkpoints, step, keep=self.spec.checkpoint.keep)
+        self._finish_checkpoint(wait=True)
+        self.policy.begin_save(self.checkpoints, step, beside=self.spec.checkpoint.async_)
         self.saved_step = step
+        self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
         self.save_seconds = time.perf_counter() - started
-        if self.ranks.rank == 0:
-            self.coordinator.commit_checkpoint(step)
+
+    def _finish_checkpoint(self, *, wait: bool) -> None:
+        """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint covers."""
+        durable = self.policy.finish_save(self.checkpoints, wait=wait)
+        if durable is not None and self.ranks.rank == 0:
+            self.coordinator.commit_checkpoint(durable)
 
     def _commit(self, step: int, metrics: dict[str, float], seconds: float) -> None:
         """Tell the buffer that the step is trained, and write it down. The save time is the last checkpoint's."""
@@ -240,44 +234,3 @@ _LOGGED = (
     "train/train_rollout_logprob_abs_diff_max",
     "perf/step_time",
 )
-
-
-def batch_advantages(
-    batch: list[pb.Sequence], penalties: dict[SampleKey, float], spec: RLJobSpec
-) -> dict[SampleKey, float]:
-    """Advantage of each sample. Failed samples are nobody's baseline and have advantage 0."""
-    sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
-    advantages = group_advantages(
-        torch.tensor([s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32),
-        torch.tensor([s.group_id for s in sound]),
-        normalize_std=spec.algorithm.normalize_std,
-    )
-    if spec.algorithm.normalize_advantages:
-        advantages = whiten_over_tokens(advantages, torch.tensor([s.trainable_tokens for s in sound]))
-    found = {(s.group_id, s.index): float(a) for s, a in zip(sound, advantages, strict=True)}
-    return {(s.group_id, s.index): found.get((s.group_id, s.index), 0.0) for s in batch}
-
-
-def whiten_over_tokens(advantages: Tensor, tokens: Tensor) -> Tensor:
-    """Whiten over the trainable tokens of the batch; all tokens of a sequence have its advantage. Both [sequences]."""
-    values, counts = advantages.double(), tokens.double()
-    return whiten(advantages, Moments(counts.sum(), (values * counts).sum(), (values.square() * counts).sum()))
-
-
-def batch_totals(batch: list[pb.Sequence], steps: int) -> list[BatchTotals]:
-    """What each optimizer step holds over all ranks: the denominators of its loss."""
-    parts = [[s for s in batch if s.optimizer_step == step] for step in range(steps)]
-    return [BatchTotals(sequences=len(part), tokens=sum(s.trainable_tokens for s in part)) for part in parts]
-
-
-def split_optimizer_steps(
-    groups: list[SampleGroup], batch: list[pb.Sequence], advantages: dict[SampleKey, float], steps: int
-) -> list[list[TrainSequence]]:
-    """The samples of this rank by optimizer step, in batch order."""
-    of_step = {(s.group_id, s.index): s.optimizer_step for s in batch}
-    shard: list[list[TrainSequence]] = [[] for _ in range(steps)]
-    for group in groups:
-        for sample in group.samples:
-            key = (group.group_id, sample.index)
-            shard[of_step[key]].append(TrainSequence.of(group.group_id, sample, advantages[key]))
-    return shard

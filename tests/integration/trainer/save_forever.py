@@ -1,4 +1,4 @@
-"""Child process: save one checkpoint after another until it is killed. Prints "saved N" after each."""
+"""Child process: save one checkpoint after another until it is killed. Prints "saved N" when one is durable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import tiny
 
 from sluice_trainer.megatron.policy import Policy
 
-model, checkpoints = Path(sys.argv[1]), Path(sys.argv[2])
+model, checkpoints, beside = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["beside"]
 policy = Policy(tiny.spec(model, checkpoint={"keep": 2}), model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 policy.load_latest(checkpoints)
 while True:
     shard = tiny.batch(4, seed=policy.step)
     policy.train([shard], [tiny.totals(shard)])
-    policy.save(checkpoints, policy.step)
-    print(f"saved {policy.step}", flush=True)
+    saved = policy.finish_save(checkpoints, wait=True)
+    policy.begin_save(checkpoints, policy.step, beside=beside)
+    if not beside:
+        saved = policy.finish_save(checkpoints, wait=True)
+    if saved is not None:
+        print(f"saved {saved}", flush=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
+import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ import pytest
 import tiny
 import torch
 import train_steps
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint import filesystem
 
-from sluice_trainer.megatron import checkpoint
+from sluice_trainer.megatron import checkpoint_directory
 from sluice_trainer.megatron.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 
@@ -61,13 +65,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_p
     through = train_steps.train(**job(qwen3, steps=6))
     train_steps.train(**job(qwen3, steps=3, save_at=3, checkpoints=str(tmp_path)))
     resumed = elsewhere(**job(qwen3, steps=6, checkpoints=str(tmp_path)))
-    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "user": {"seen": 3}}
+    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "saved": None, "user": {"seen": 3}}
 
 
 def test_so_it_does_on_two_ranks(qwen3: Path, saved_by_two: Path) -> None:
     through = elsewhere(2, **job(qwen3, steps=6))
     resumed = elsewhere(2, **job(qwen3, steps=6, checkpoints=str(saved_by_two)))
-    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "user": {"seen": 3}}
+    assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "saved": None, "user": {"seen": 3}}
 
 
 def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, saved_by_two: Path) -> None:
@@ -75,6 +79,34 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, saved_by_two: P
     resumed = train_steps.train(**job(qwen3, steps=5, checkpoints=str(saved_by_two)))
     for ours, expected in zip(resumed["history"], through["history"][3:], strict=True):
         assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+TENSOR, INTERLEAVED = {"tensor": 2}, {"pipeline": 2, "virtualPipeline": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "before", "after"),
+    [
+        ("qwen3-tied", TENSOR, INTERLEAVED),
+        ("qwen3-tied", INTERLEAVED, {"context": 2}),
+        ("deepseek-v3", {"expert": 2, "tensor": 2}, {"pipeline": 2}),
+        ("qwen3-moe-mixed", {"pipeline": 2}, {"expert": 2}),
+    ],
+)
+def test_training_goes_on_under_another_layout(
+    models: dict[str, Path], tmp_path: Path, family: str, before: dict[str, int], after: dict[str, int]
+) -> None:
+    def run(layout: dict[str, int], steps: int, **options: Any) -> dict[str, Any]:
+        options |= {"trainer": {**TRAINER, "parallelism": layout, "processesPerNode": 2}}
+        return elsewhere(2, **{**job(models[family], steps=steps, checkpoints=str(tmp_path)), **options})
+
+    through = train_steps.train(**job(models[family], steps=4))
+    run(before, 2, save_at=2)
+    resumed = run(after, 4)
+    assert (resumed["resumed"], len(resumed["history"])) == (2, 2)
+    for ours, expected in zip(resumed["history"], through["history"][2:], strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4, abs=2e-6)
 
 
 def test_the_bf16_optimizer_keeps_its_fp32_weights(qwen3: Path, tmp_path: Path) -> None:
@@ -113,8 +145,8 @@ def test_only_the_newest_are_kept(qwen3: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         train(policy)
         policy.save(tmp_path, step)
-    assert checkpoint.steps(tmp_path) == [2, 3]
-    assert (tmp_path / checkpoint.TRACKER).read_text() == "3"
+    assert checkpoint_directory.steps(tmp_path) == [2, 3]
+    assert (tmp_path / checkpoint_directory.TRACKER).read_text() == "3"
 
 
 def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path) -> None:
@@ -126,9 +158,10 @@ def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path)
     assert (tmp_path / "iter_0000001" / ".metadata").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("how", ["now", "beside"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_path: Path, seed: int) -> None:
-    process = tiny.start("save_forever.py", qwen3, tmp_path)
+def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_path: Path, seed: int, how: str) -> None:
+    process = tiny.start("save_forever.py", qwen3, tmp_path, how)
     try:
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(2)]
@@ -145,12 +178,63 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_pa
     train(resumed)
     resumed.save(tmp_path, step + 1)
     assert not list(tmp_path.glob(".*.tmp"))
-    assert checkpoint.steps(tmp_path) == [step, step + 1]
+    assert checkpoint_directory.steps(tmp_path) == [step, step + 1]
 
 
+@pytest.fixture
+def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Checkpoint files are written only once the event is set."""
+    released = threading.Event()
+    write = filesystem_async._write_item
+
+    @functools.wraps(write)
+    def held(*arguments: Any, **options: Any) -> Any:
+        assert released.wait(tiny.TIMEOUT)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(filesystem_async, "_write_item", held)
+    yield released
+    released.set()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    qwen3: Path, tmp_path: Path, held_writer: threading.Event
+) -> None:
+    policy = make(qwen3)
+    train(policy, 2)
+    policy.begin_save(tmp_path, 2, beside=True)
+    after = train(policy, 2)
+    assert policy.finish_save(tmp_path, wait=False) is None
+    assert make(qwen3).load_latest(tmp_path) is None
+    held_writer.set()
+    assert policy.finish_save(tmp_path, wait=True) == 2
+    assert policy.finish_save(tmp_path, wait=True) is None
+    resumed = make(qwen3)
+    assert resumed.load_latest(tmp_path) == 2
+    assert train(resumed, 2) == after  # what was saved is not what training has changed since
+
+
+def test_the_next_checkpoint_waits_for_the_one_under_way(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3, checkpoint={"keep": 1})
+    for step in (1, 2):
+        train(policy)
+        policy.begin_save(tmp_path, step, beside=True)
+    assert checkpoint_directory.steps(tmp_path) == [1]
+    assert policy.finish_save(tmp_path, wait=True) == 2
+    assert checkpoint_directory.steps(tmp_path) == [2]
+
+
+def test_two_ranks_write_beside_training(qwen3: Path, tmp_path: Path) -> None:
+    through = elsewhere(2, **job(qwen3, steps=5, save_at=3, beside=True, checkpoints=str(tmp_path)))
+    assert through["saved"] == 3
+    resumed = elsewhere(2, **job(qwen3, steps=5, checkpoints=str(tmp_path)))
+    assert (resumed["resumed"], resumed["weights"]) == (3, through["weights"])
+
+
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("where", ["weights", "metadata"])
 def test_a_full_disk_is_said_clearly_and_harms_nothing(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, beside: bool
 ) -> None:
     policy = make(qwen3)
     train(policy)
@@ -164,8 +248,13 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
         monkeypatch.setattr("megatron.core.dist_checkpointing.strategies.filesystem_async._write_item", full)
     else:
         monkeypatch.setattr(filesystem.FileSystemWriter, "finish", full)
+
+    def save() -> None:
+        policy.begin_save(tmp_path, 2, beside=beside)
+        policy.finish_save(tmp_path, wait=True)
+
     with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left on the disk of"):
-        policy.save(tmp_path, 2)
+        save()
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["iter_0000001"]
     assert make(qwen3).load_latest(tmp_path) == 1

@@ -16,8 +16,10 @@ from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
 from sluice_trainer.megatron import mapping
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.attention import packing
-from sluice_trainer.megatron.hf_config import read_shape, transformer_config
-from sluice_trainer.megatron.model import CheckpointFilesError, build, load_hf, load_random, save_hf
+from sluice_trainer.megatron.config import transformer_config
+from sluice_trainer.megatron.hf_config import ModelShape, read_shape
+from sluice_trainer.megatron.hf_files import CheckpointFilesError, save_hf
+from sluice_trainer.megatron.model import build, load_hf, load_random
 from sluice_trainer.megatron.packing import TrainSequence
 from sluice_trainer.megatron.policy import Policy
 
@@ -33,7 +35,7 @@ def family(request: pytest.FixtureRequest, models: dict[str, Path]) -> Path:
     return models[request.param]
 
 
-def megatron_model(directory: Path) -> tuple[torch.nn.Module, object]:
+def megatron_model(directory: Path) -> tuple[list[torch.nn.Module], ModelShape]:
     shape = read_shape(directory)
     model = build(transformer_config(shape, Parallelism(), dtype=torch.float32), shape)
     load_hf(model, shape, directory)
@@ -41,10 +43,10 @@ def megatron_model(directory: Path) -> tuple[torch.nn.Module, object]:
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, sequences: list[torch.Tensor]) -> torch.Tensor:
+def logits(model: list[torch.nn.Module], sequences: list[torch.Tensor]) -> torch.Tensor:
     packed = packing([len(s) for s in sequences], CPU)
     with megatron_device():
-        return model(torch.cat(sequences)[None], packed.positions[None], None, packed_seq_params=packed)[0]
+        return model[0](torch.cat(sequences)[None], packed.positions[None], None, packed_seq_params=packed)[0]
 
 
 def random_tokens(lengths: list[int]) -> list[torch.Tensor]:
@@ -53,10 +55,11 @@ def random_tokens(lengths: list[int]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def test_logits_of_one_sequence_are_equal_to_the_bit(family: Path) -> None:
-    model, _ = megatron_model(family)
+@pytest.mark.parametrize("name", [name for name in tiny.FAMILIES if name not in tiny.REORDERED])
+def test_logits_of_one_sequence_are_equal_to_the_bit(models: dict[str, Path], name: str) -> None:
+    model, _ = megatron_model(models[name])
     (tokens,) = random_tokens([100])
-    assert torch.equal(logits(model, [tokens]), tiny.hf_model(family)(input_ids=tokens[None]).logits[0])
+    assert torch.equal(logits(model, [tokens]), tiny.hf_model(models[name])(input_ids=tokens[None]).logits[0])
 
 
 @torch.no_grad()
@@ -78,10 +81,20 @@ def test_weights_survive_the_round_trip_to_the_bit(family: Path, tmp_path: Path)
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
 
 
-def test_names_come_in_the_order_of_a_checkpoint(family: Path) -> None:
-    model, shape = megatron_model(family)
-    names = [name for name, _ in tiny.hf_model(family).named_parameters()]
+@pytest.mark.parametrize("name", [name for name in tiny.FAMILIES if name not in tiny.MIXTURES])
+def test_names_come_in_the_order_of_a_checkpoint(models: dict[str, Path], name: str) -> None:
+    model, shape = megatron_model(models[name])
+    names = [name for name, _ in tiny.hf_model(models[name]).named_parameters()]
     assert [name for name, _ in mapping.hf_tensors(model, shape)] == names
+
+
+@pytest.mark.parametrize("name", tiny.MIXTURES)
+def test_all_of_an_expert_comes_before_the_next(models: dict[str, Path], name: str) -> None:
+    model, shape = megatron_model(models[name])
+    names = [name for name, _ in mapping.hf_tensors(model, shape) if "layers.1.mlp.experts." in name]
+    assert [name.split("experts.")[1] for name in names] == [
+        f"{expert}.{kind}_proj.weight" for expert in range(len(names) // 3) for kind in ("gate", "up", "down")
+    ]
 
 
 def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(qwen3: Path, tmp_path: Path) -> None:
@@ -246,22 +259,34 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, policy.hf_tensors(), strict=True))
 
 
-def test_kl_penalties_grow_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
+def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5, "type": "k2"}})
     policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(4, seed=0)
-    assert policy.kl_penalties(shard) == [0, 0, 0, 0]
+    _, before = policy.with_kl(shard)
+    assert before is not None
+    assert all((kl == 0).all() for kl in before)
     policy.train([shard], [tiny.totals(shard)])
-    penalties = policy.kl_penalties(shard)
-    assert penalties is not None
-    assert penalties[0] > 0
-    assert penalties[1] == 0  # all masked
+    same, after = policy.with_kl(shard)
+    assert after is not None
+    assert all((kl > 0).all() for kl in after)
+    assert [kl.shape[0] for kl in after] == [s.response_length for s in shard]
+    assert all(s.old_log_probs is None for s in same), "one optimizer step: the ratio must be exactly 1"
+
+
+def test_log_probs_of_the_kl_are_the_old_ones_of_several_optimizer_steps(qwen3: Path) -> None:
+    spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5}}, trainer={"stepsPerBatch": 2})
+    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    shard, _ = policy.with_kl(tiny.batch(4, seed=0))
+    for sequence, expected in zip(shard, policy.log_probs(shard), strict=True):
+        assert sequence.old_log_probs is not None
+        assert torch.equal(sequence.old_log_probs, expected)
 
 
 def test_without_a_kl_term_there_is_no_reference(qwen3: Path) -> None:
     policy = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     assert policy.reference_log_probs(tiny.batch(2, seed=0)) is None
-    assert policy.kl_penalties(tiny.batch(2, seed=0)) is None
+    assert policy.with_kl(tiny.batch(2, seed=0))[1] is None
 
 
 def test_bf16_trains_close_to_fp32(qwen3: Path) -> None:

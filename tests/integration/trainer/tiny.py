@@ -40,12 +40,54 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_MLA_YARN = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
+_MIXTURE = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_SIGMOID = {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "pad_token_id": 0,
+}
+_LATENT = {
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 32}),
-    "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "num_hidden_layers": 4}),
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"rope_parameters": _LLAMA3}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": _YARN}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 32, **_MIXTURE, "num_experts": 4, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {"head_dim": 32, **_MIXTURE, "num_experts": 4, "norm_topk_prob": False, "mlp_only_layers": [0]},
+    ),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            **_MIXTURE,
+            **_SIGMOID,
+            "n_routed_experts": 4,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": 32, "rope_parameters": _MLA_YARN}),
+    "moonlight": ("DeepseekV3", {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": None, "n_group": 1}),
 }
+REORDERED = ("qwen3-yarn", "qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
+"""Families that Megatron computes in another order than transformers: equal but for rounding."""
+MIXTURES = ("qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
 
 
 def save_model(family: str, directory: Path) -> Path:
@@ -53,7 +95,7 @@ def save_model(family: str, directory: Path) -> Path:
     import transformers  # seconds, and child processes do without
 
     kind, changes = FAMILIES[family]
-    config = getattr(transformers, f"{kind}Config")(**_SHAPE, **changes)
+    config = getattr(transformers, f"{kind}Config")(**{**_SHAPE, **changes})
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
@@ -61,6 +103,9 @@ def save_model(family: str, directory: Path) -> Path:
             parameter.data.uniform_(0.5, 1.5)
         else:
             parameter.data.normal_(0, 0.08)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.05)
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     return directory

@@ -11,15 +11,16 @@ from typing import Any
 
 import tiny
 import torch
+from safetensors.torch import save_file
 
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.policy import Policy
 
 
-def digest(policy: Policy) -> str:
+def digest(tensors: dict[str, torch.Tensor]) -> str:
     """The weights, to the bit."""
     state = hashlib.sha256()
-    for name, tensor in policy.hf_tensors():
+    for name, tensor in tensors.items():
         state.update(name.encode() + tensor.float().numpy().tobytes())
     return state.hexdigest()
 
@@ -33,10 +34,13 @@ def train(
     checkpoints: str | None = None,
     save_at: int = 0,
     share: int = 50,
+    dump: str | None = None,
+    beside: bool = False,
 ) -> dict[str, Any]:
     """Train up to step `steps`, from the latest checkpoint if there is one.
 
-    share: per cent of the sequences that data-parallel rank 0 trains.
+    share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest. dump: a file for rank
+    0's weights. beside: go on with training while the checkpoint is written.
     """
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
     policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
@@ -46,14 +50,20 @@ def train(
         parts = list(tiny.chunks(tiny.batch(16, seed=policy.step), spec.trainer.steps_per_batch))
         rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
         cuts = [len(part) * share // 100 if size > 1 else len(part) for part in parts]
-        mine = [part[:cut] if rank == 0 else part[cut:] for part, cut in zip(parts, cuts, strict=True)]
+        shares = zip(parts, cuts, strict=True)
+        mine = [part[:cut] if rank == 0 else part[cut:][rank - 1 :: size - 1] for part, cut in shares]
         history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
-            policy.save(Path(checkpoints), policy.step, user_state={"seen": policy.step})
+            policy.begin_save(Path(checkpoints), policy.step, beside=beside, user_state={"seen": policy.step})
+    saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
+    tensors = dict(policy.hf_tensors())
+    if dump and policy.ranks.rank == 0:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)
     return {
         "history": history,
         "resumed": resumed,
-        "weights": digest(policy),
+        "saved": saved,
+        "weights": digest(tensors),
         "rng": torch.rand(1).item(),
         "user": policy.user_state,
     }

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_trainer.algorithms.advantages import group_advantages, moments, whiten
+from sluice_trainer.algorithms.advantages import Moments, group_advantages, leave_one_out, moments, whiten
 
 
 def advantages(rewards: list[float], groups: list[int], *, normalize_std: bool = True) -> list[float]:
@@ -77,3 +77,40 @@ def test_moments_of_parts_add_up_to_those_of_the_whole() -> None:
 def test_whitening_what_does_not_vary_gives_zero(values: list[float]) -> None:
     tensor = torch.tensor(values)
     assert whiten(tensor, moments(tensor, torch.ones_like(tensor))).abs().max() < 1e-6
+
+
+def left_out(rewards: list[float], groups: list[int]) -> list[float]:
+    return leave_one_out(torch.tensor(rewards), torch.tensor(groups)).tolist()
+
+
+def test_leave_one_out_compares_with_the_others_only() -> None:
+    assert left_out([1, 0, 5], [3, 3, 3]) == pytest.approx([1 - 2.5, 0 - 3, 5 - 0.5])
+
+
+def test_leave_one_out_of_a_group_of_one_is_zero() -> None:
+    assert left_out([7, 1, 0], [0, 1, 1]) == pytest.approx([0, 1, -1])
+    assert left_out([], []) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=30))
+def test_leave_one_out_equals_a_loop(samples: list[tuple[int, int]]) -> None:
+    expected = []
+    for place, (group, reward) in enumerate(samples):
+        others = [r for i, (g, r) in enumerate(samples) if g == group and i != place]
+        expected.append(reward - sum(others) / len(others) if others else 0.0)
+    assert left_out([float(r) for _, r in samples], [g for g, _ in samples]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_whitening_equals_torch_over_the_unmasked_values() -> None:
+    values, mask = torch.randn(50), (torch.rand(50) > 0.4).int()
+    kept = values[mask > 0]
+    expected = (kept - kept.mean()) / (kept.var() + 1e-8).sqrt()
+    assert torch.allclose(whiten(values, moments(values, mask))[mask > 0], expected, atol=1e-6)
+
+
+def test_moments_of_nothing_are_zero() -> None:
+    nothing = moments(torch.empty(0), torch.empty(0))
+    assert (float(nothing.mean), float(nothing.variance)) == (0, 0)
+    one = moments(torch.tensor([3.0]), torch.ones(1))
+    assert isinstance(one, Moments)
+    assert (float(one.mean), float(one.variance)) == (3, 0)

@@ -12,6 +12,8 @@ from sluice_trainer.algorithms.aggregation import (
     BatchTotals,
     metric_aggregation,
     reduce_tokens,
+    sequence_average,
+    sequence_sum,
     token_weights,
 )
 
@@ -19,12 +21,12 @@ from sluice_trainer.algorithms.aggregation import (
 MASK = torch.tensor([1, 1, 1, 0, 1])
 SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
 VALUES = torch.tensor([1.0, 3.0, 10.0, 1000.0, 20.0])
-TOTALS = BatchTotals(sequences=2, tokens=4)
+TOTALS = BatchTotals(sequences=2, tokens=4, longest=10)
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
-    [("sequence_mean", (2 + 15) / 2), ("token_mean", 34 / 4), ("token_sum", (4 + 30) / 2)],
+    [("sequence_mean", (2 + 15) / 2), ("token_mean", 34 / 4), ("token_sum", (4 + 30) / 2), ("token_sum_norm", 1.7)],
 )
 def test_aggregates(aggregation: Aggregation, expected: float) -> None:
     weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation)
@@ -36,7 +38,7 @@ def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
     assert weights.tolist() == [0.5, 0, 0]
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "token_sum"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "token_sum", "token_sum_norm"])
 def test_no_tokens_at_all(aggregation: Aggregation) -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert token_weights(empty, empty, BatchTotals(0, 0), aggregation).numel() == 0
@@ -47,17 +49,17 @@ def test_masked_values_do_not_count_even_where_infinite() -> None:
     assert float(reduce_tokens(torch.tensor([2.0, float("nan")]), weights)) == 2
 
 
-def test_metrics_of_token_sum_are_means() -> None:
-    assert metric_aggregation("token_sum") == "token_mean"
+def test_metrics_of_sums_are_means() -> None:
+    assert metric_aggregation("token_sum") == metric_aggregation("token_sum_norm") == "token_mean"
     assert metric_aggregation("sequence_mean") == "sequence_mean"
 
 
 Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@given(Masks, st.sampled_from(["sequence_mean", "token_mean", "token_sum"]), st.data())
+@given(Masks, st.sampled_from(["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]), st.data())
 def test_any_split_into_micro_batches_gives_the_same(masks: list[list[int]], kind: Aggregation, data: object) -> None:
-    totals = BatchTotals(len(masks), sum(map(sum, masks)))
+    totals = BatchTotals(len(masks), sum(map(sum, masks)), longest=6)
 
     def aggregate(rows: list[int]) -> float:
         mask = torch.tensor([m for row in rows for m in masks[row]], dtype=torch.int64)
@@ -68,3 +70,23 @@ def test_any_split_into_micro_batches_gives_the_same(masks: list[list[int]], kin
     homes = data.draw(st.lists(st.integers(0, 2), min_size=len(masks), max_size=len(masks)))  # type: ignore[attr-defined]
     parts = [[row for row, home in enumerate(homes) if home == part] for part in range(3)]
     assert sum(map(aggregate, parts)) == pytest.approx(aggregate(list(range(len(masks)))), rel=1e-5)
+
+
+def test_sums_and_means_of_sequences_stand_at_each_of_their_tokens() -> None:
+    values = torch.tensor([1.0, 3.0, 10.0, float("inf"), 20.0])
+    assert sequence_sum(values, MASK, SEQUENCE).tolist() == [4, 4, 30, 30, 30]
+    assert sequence_average(values, MASK, SEQUENCE).tolist() == [2, 2, 15, 15, 15]
+
+
+def test_a_sequence_without_unmasked_tokens_has_mean_zero() -> None:
+    nothing = torch.zeros(2, dtype=torch.int64)
+    assert sequence_average(torch.tensor([5.0, 6.0]), nothing, nothing).tolist() == [0, 0]
+    empty = torch.empty(0)
+    assert sequence_average(empty, empty, torch.empty(0, dtype=torch.int64)).numel() == 0
+
+
+def test_the_gradient_of_a_mean_goes_to_unmasked_tokens() -> None:
+    values = torch.tensor([1.0, 3.0, 10.0, 7.0, 20.0], requires_grad=True)
+    sequence_average(values, MASK, SEQUENCE)[2].backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [0, 0, 0.5, 0, 0.5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice_trainer.megatron.checkpoint import latest, path_of, prune, steps
+from sluice_trainer.megatron.checkpoint_directory import latest, path_of, prune, steps
 
 
 def make(directory: Path, *names: str) -> None:

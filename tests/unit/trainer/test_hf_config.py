@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.hf_config import ModelShape, Rope, UnsupportedModelError, read_shape, transformer_config
+from sluice_trainer.megatron.config import transformer_config
+from sluice_trainer.megatron.hf_config import ModelShape, UnsupportedModelError, read_shape
+from sluice_trainer.megatron.rope import Rope
 
 BASE = {
     "model_type": "qwen3",
@@ -22,6 +25,16 @@ BASE = {
     "vocab_size": 131,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
+}
+
+MIXTURE = {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
 }
 
 
@@ -56,6 +69,27 @@ def test_rope_of_llama_3_1(tmp_path: Path) -> None:
     assert shape(tmp_path, model_type="llama", rope_scaling=scaling).rope == Rope(1e6, "llama3", 8.0, 1.0, 4.0, 4096)
 
 
+def test_layers_may_be_dense_or_mixtures(tmp_path: Path) -> None:
+    found = shape(tmp_path, **MIXTURE, use_qk_norm=True)
+    assert found.experts is not None
+    assert [found.is_mixture(layer) for layer in range(2)] == [False, True]
+    assert (found.experts.shared_ffn, found.experts.scaling, found.experts.score) == (64, 2.5, "sigmoid")
+    assert (found.qk_norm, found.rope_dim) == (True, 16)
+
+
+def test_every_other_layer_a_mixture(tmp_path: Path) -> None:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 5}
+    found = shape(tmp_path, model_type="qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3], **sizes)
+    assert [found.is_mixture(layer) for layer in range(5)] == [False, True, False, False, False]
+
+
+def test_yarn_stretches_slow_channels_only() -> None:
+    plain = Rope(1e4).inverse_frequencies(32)
+    yarn = Rope(1e4, "yarn", 4.0, original_max_positions=4096).inverse_frequencies(32)
+    assert torch.equal(yarn[:2], plain[:2])
+    assert torch.allclose(yarn[-1], plain[-1] / 4)
+
+
 def test_linear_scaling_stretches_all_waves() -> None:
     plain, stretched = Rope(1e4).inverse_frequencies(8), Rope(1e4, "linear", 4.0).inverse_frequencies(8)
     assert torch.equal(stretched, plain / 4)
@@ -64,8 +98,11 @@ def test_linear_scaling_stretches_all_waves() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' cannot be trained; supported are llama, qwen2, qwen3"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' cannot be trained; supported are llama, qwen2, qwen3, qwen3_moe"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type 'longrope'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported: convert"),
+        (MIXTURE | {"norm_topk_prob": False}, "norm_topk_prob: false is not supported with sigmoid routing"),
+        (MIXTURE | {"n_group": 4, "topk_group": 1}, "num_experts_per_tok / topk_group must be 2"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding-window"),
     ],
@@ -85,11 +122,24 @@ def test_vocabulary_is_padded_to_split_evenly(tmp_path: Path) -> None:
     assert shape(tmp_path).padded_vocab(4) == 132
 
 
-def test_heads_must_split_evenly(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="must divide the 2 key/value heads"):
-        transformer_config(shape(tmp_path), Parallelism(tensor=4), dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("changes", "layout", "message"),
+    [
+        ({}, {"tensor": 4}, "parallelism.tensor 4 must divide the 2 key/value heads"),
+        ({"intermediate_size": 129}, {"tensor": 2}, "must divide the 129 channels of the feed-forward layers"),
+        ({}, {"pipeline": 3}, "parallelism.pipeline 3 must divide the 2 layers into equal stages"),
+        ({}, {"pipeline": 2, "virtualPipeline": 2}, "pipeline x virtualPipeline 4 must divide the 2 layers"),
+        ({}, {"expert": 2}, "parallelism.expert 2: qwen3 has no experts"),
+        (MIXTURE, {"expert": 3}, "parallelism.expert 3 must divide the 8 experts"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_its_reason(
+    tmp_path: Path, changes: dict[str, object], layout: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        transformer_config(shape(tmp_path, **changes), Parallelism.model_validate(layout), dtype=torch.float32)
 
 
-def test_what_the_model_cannot_be_split_by_yet(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"parallelism\.context"):
-        transformer_config(shape(tmp_path), Parallelism(context=2), dtype=torch.float32)
+def test_every_reason_is_given_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"key/value heads; .*equal stages"):
+        transformer_config(shape(tmp_path), Parallelism(tensor=4, pipeline=3), dtype=torch.float32)

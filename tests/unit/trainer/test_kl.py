@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sluice_trainer.algorithms.kl import KLType, kl_estimate, reward_penalty
+from sluice_trainer.algorithms.kl import KLType, kl_estimate
 
 
 def estimate(log_prob: float, ref: float, kind: KLType, ratio: float | None = None) -> float:
@@ -50,6 +50,11 @@ def test_an_unknown_type_is_named() -> None:
         estimate(0, 0, "k9")  # type: ignore[arg-type]
 
 
-def test_the_reward_penalty_sums_unmasked_tokens() -> None:
-    log_probs, ref = torch.tensor([-1.0, -1.0, -5.0]), torch.tensor([-2.0, -1.5, 0.0])
-    assert float(reward_penalty(log_probs, ref, torch.tensor([1, 1, 0]), "k1")) == pytest.approx(1.5)
+def test_gradient_of_an_unbiased_estimate_flows_through_the_ratio_too() -> None:
+    log_prob = torch.tensor([-1.0], requires_grad=True)
+    ratio = torch.exp(log_prob - torch.tensor([-1.5]))
+    kl_estimate(log_prob, torch.tensor([-2.0]), "k3", ratio).backward()
+    # d/dx of r(x) * (exp(-d) - 1 + d) at d = 1: r * k3 + r * (1 - exp(-1))
+    expected = math.exp(0.5) * (math.exp(-1) + 1 - math.exp(-1))
+    assert log_prob.grad is not None
+    assert log_prob.grad.item() == pytest.approx(expected)

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from sluice.api import Algorithm
-from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
+from sluice_trainer.algorithms.objective import CustomLoss, LossInputs, Objective, policy_objective
 
 LOG_PROBS = torch.tensor([-1.0, -2.0, -0.5])
 ENTROPY = torch.tensor([2.0, 1.0, 9.0])
 ADVANTAGES = torch.tensor([1.0, -1.0, 5.0])
 WEIGHTS = torch.tensor([0.5, 0.5, 0.0])
 ROLLOUT = torch.tensor([-1.1, -1.8, 7.0])
+SEQUENCE = torch.tensor([0, 1, 1])
 
 
 def objective(
@@ -22,6 +23,8 @@ def objective(
     old: list[float] | None = None,
     ref: list[float] | None = None,
     log_probs: torch.Tensor = LOG_PROBS,
+    sequence: torch.Tensor = SEQUENCE,
+    custom: CustomLoss | None = None,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
@@ -29,10 +32,11 @@ def objective(
         loss_weights=WEIGHTS,
         metric_weights=WEIGHTS,
         rollout_log_probs=ROLLOUT,
+        sequence=sequence,
         old_log_probs=None if old is None else torch.tensor(old),
         ref_log_probs=None if ref is None else torch.tensor(ref),
     )
-    return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec))
+    return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec), custom)
 
 
 def test_on_policy_the_ratio_is_exactly_one() -> None:
@@ -111,8 +115,168 @@ def test_masked_tokens_get_no_gradient() -> None:
 def test_an_empty_micro_batch_has_a_loss_of_zero_with_a_gradient() -> None:
     empty = torch.empty(0)
     log_probs = empty.clone().requires_grad_()
-    inputs = LossInputs(empty, empty, empty, empty)
-    result = policy_objective(log_probs, empty, inputs, Algorithm())
+    inputs = LossInputs(empty, empty, empty, empty, torch.empty(0, dtype=torch.int64))
+    spec = {"estimator": "gspo", "offPolicy": {"method": "icepop", "level": "sequence", "opsmDelta": 0.1}}
+    for algorithm in (Algorithm(), Algorithm.model_validate(spec)):
+        result = policy_objective(log_probs, empty, inputs, algorithm)
+        result.loss.backward()
+        assert result.loss == 0
+        assert result.maxima["train_rollout_logprob_abs_diff_max"] == 0
+
+
+OLD = [-1.5, -1.5, 0.0]  # ratios e^0.5 (A = 1), e^-0.5 (A = -1); the third token is masked
+UP, DOWN = math.exp(0.5), math.exp(-0.5)
+
+
+def test_gspo_takes_the_ratio_of_the_sequence() -> None:
+    one = torch.tensor([0, 0, 0])
+    sums = objective(old=OLD, sequence=one, estimator="gspo").sums
+    assert float(sums["pg_loss"]) == pytest.approx(0, abs=1e-7), "the mean of +0.5 and -0.5: both ratios are 1"
+    assert float(sums["pg_clipfrac"]) == float(sums["ppo_kl"]) == 0
+    apart = objective(old=OLD, estimator="gspo").sums
+    assert float(apart["pg_loss"]) == pytest.approx(0.5 * -1.2 + 0.5 * 0.8), "sequences of one token: as grpo"
+
+
+def test_cispo_weighs_log_probs_by_clipped_ratios() -> None:
+    log_probs = LOG_PROBS.clone().requires_grad_()
+    result = objective(old=OLD, log_probs=log_probs, estimator="cispo", clip={"low": 1.0, "high": 0.28})
     result.loss.backward()
-    assert result.loss == 0
-    assert result.maxima["train_rollout_logprob_abs_diff_max"] == 0
+    assert float(result.sums["pg_loss"]) == pytest.approx(0.5 * 1.28 * 1.0 - 0.5 * DOWN * 2.0)
+    assert float(result.sums["pg_clipfrac"]) == 0.5
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == pytest.approx([-0.5 * 1.28, 0.5 * DOWN, 0])
+
+
+def test_reinforce_has_no_ratio() -> None:
+    sums = objective(old=OLD, loss="reinforce").sums
+    assert float(sums["pg_loss"]) == pytest.approx(0.5 * 1.0 - 0.5 * 2.0)
+
+
+def test_the_losses_of_other_estimators_can_be_chosen() -> None:
+    chosen = objective(old=OLD, estimator="rloo", loss="gspo", sequence=torch.zeros(3, dtype=torch.int64)).sums
+    assert float(chosen["ppo_kl"]) == 0
+
+
+def test_the_engines_log_probs_may_be_the_old_ones() -> None:
+    sums = objective(old=OLD, offPolicy={"oldLogProbs": "rollout"}).sums
+    # ratios e^0.1 and e^-0.2, both within the clip
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 * math.exp(0.1) + 0.5 * math.exp(-0.2))
+    assert float(sums["ppo_kl"]) == pytest.approx(0.5 * -0.1 + 0.5 * 0.2)
+    assert float(sums["train_rollout_logprob_abs_diff"]) == pytest.approx((0.4 + 0.3) / 2), "still trainer and engine"
+
+
+def test_icepop_of_a_sequence_drops_all_of_it() -> None:
+    off_policy = {"method": "icepop", "low": 0.9, "high": 2.0, "level": "sequence"}
+    sums = objective(offPolicy=off_policy).sums
+    # sequence 0: e^0.1 stays; sequence 1: e^-0.2 < 0.9 is dropped
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 * math.exp(0.1))
+    assert float(sums["tis_clipfrac"]) == 0.5
+
+
+def test_opsm_leaves_out_bad_sequences_only() -> None:
+    sums = objective(old=OLD, offPolicy={"opsmDelta": 0.1}).sums
+    assert float(sums["pg_loss"]) == pytest.approx(0.5 * -1.2), "the second sequence moved by 0.5 and is bad"
+    assert float(sums["opsm_clipfrac"]) == 0.5
+    assert float(objective(old=OLD, offPolicy={"opsmDelta": 0.6}).sums["opsm_clipfrac"]) == 0
+
+
+def test_the_dual_clip_is_told() -> None:
+    sums = objective(old=[-1.0, -4.0, 0.0], clip={"dual": 3.0}).sums
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 + 0.5 * 3.0), "e^2 = 7.4 is bounded by 3"
+    assert float(sums["pg_clipfrac_lower"]) == 0.5
+
+
+def test_unbiased_kl_of_gspo_uses_each_tokens_ratio() -> None:
+    kl = {"lossCoef": 0.5, "type": "k1", "unbiased": True}
+    one = torch.zeros(3, dtype=torch.int64)
+    sums = objective(old=OLD, ref=[-2.0, -2.5, 0.0], estimator="gspo", sequence=one, kl=kl).sums
+    assert float(sums["kl_loss"]) == pytest.approx(0.5 * UP * 1.0 + 0.5 * DOWN * 0.5)
+
+
+def test_an_own_loss_stands_in_for_the_policy_gradient() -> None:
+    def squared(log_probs, entropy, inputs, algorithm):  # type: ignore[no-untyped-def]
+        return (log_probs - inputs.rollout_log_probs).square(), {"mine": inputs.advantages}
+
+    sums = objective(custom=squared, entropyCoef=0.1).sums
+    assert float(sums["pg_loss"]) == pytest.approx((0.01 + 0.04) / 2)
+    assert float(sums["mine"]) == 0
+    assert float(sums["loss"] - sums["pg_loss"]) == pytest.approx(-0.15), "entropy and KL terms stay"
+
+
+ALGORITHMS = [
+    {},
+    {"clip": {"low": 0.2, "high": 0.28, "dual": 3.0}},
+    {"estimator": "gspo"},
+    {"estimator": "cispo"},
+    {"loss": "reinforce"},
+    {"entropyCoef": 0.1, "kl": {"lossCoef": 0.3, "type": "low_var_kl", "unbiased": True}},
+    {"offPolicy": {"method": "tis", "level": "sequence", "high": 1.1}},
+    {"offPolicy": {"method": "icepop", "low": 0.8, "high": 1.3, "level": "geometric", "opsmDelta": 0.05}},
+    {"offPolicy": {"oldLogProbs": "rollout"}},
+]
+
+
+@pytest.mark.parametrize("spec", ALGORITHMS, ids=str)
+def test_gradients_equal_those_of_the_formula(spec: dict[str, object]) -> None:
+    """Everything once more, sequence by sequence in double precision, as the papers write it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(low: float, high: float) -> torch.Tensor:
+        return torch.rand(12, generator=generator) * (high - low) + low
+
+    sequence = torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
+    mask = (draw(0, 1) > 0.25).float()
+    log_probs, old, rollout, ref = (draw(-3, -0.1) for _ in range(4))
+    old, rollout = log_probs + (old + 1.5) / 3, log_probs + (rollout + 1.5) / 3
+    advantages, entropy = torch.tensor([1.0, -0.7, -2.0])[sequence], draw(0, 2)
+    weights = mask / mask.sum()
+    algorithm = Algorithm.model_validate(spec)
+    inputs = LossInputs(advantages, weights, weights, rollout, sequence, old, ref)
+    ours = log_probs.clone().requires_grad_()
+    result = policy_objective(ours, entropy, inputs, algorithm)
+    result.loss.backward()
+    double = log_probs.double().requires_grad_()
+    parts = (double, entropy, advantages, old, rollout, ref, mask)
+    loss = sum(written(algorithm, *(part[sequence == s] for part in parts)) for s in range(3)) / mask.sum()
+    loss.backward()
+    assert result.loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert ours.grad is not None
+    assert double.grad is not None
+    assert ours.grad.tolist() == pytest.approx(double.grad.tolist(), rel=1e-4, abs=1e-7)
+
+
+def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  # type: ignore[no-untyped-def]
+    """Sum over the unmasked tokens of one sequence."""
+    n = mask.sum()
+    train = old
+    if a.off_policy.old_log_probs == "rollout":
+        old = rollout
+    log_ratio = logp - old
+    token_ratio = log_ratio.exp()
+    if a.estimator == "gspo":
+        log_ratio = ((log_ratio * mask).sum() / n).expand(len(mask))
+    ratio = log_ratio.exp()
+    low, high = 1 - a.clip.low, 1 + (a.clip.low if a.clip.high is None else a.clip.high)
+    if a.loss == "reinforce":
+        tokens = -advantage * logp
+    elif a.estimator == "cispo":
+        tokens = -ratio.clamp(low, high).detach() * advantage * logp
+    else:
+        tokens = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+        if a.clip.dual:
+            tokens = torch.where(advantage < 0, torch.minimum(tokens, -a.clip.dual * advantage), tokens)
+    if a.off_policy.opsm_delta is not None:
+        moved = ((old - logp.detach()) * mask).sum() / n
+        tokens = tokens * (1 - ((advantage < 0) & (moved > a.off_policy.opsm_delta)).float())
+    if a.off_policy.method != "none":
+        gap = (train - rollout).double()
+        gap = {"token": gap, "sequence": (gap * mask).sum(), "geometric": (gap * mask).sum() / n}[a.off_policy.level]
+        weight = gap.exp()
+        inside = (weight >= a.off_policy.low) & (weight <= a.off_policy.high)
+        clamped = weight.clamp(a.off_policy.low, a.off_policy.high)
+        tokens = tokens * (clamped if a.off_policy.method == "tis" else weight * inside)
+    tokens = tokens - a.entropy_coef * entropy
+    if a.kl.loss_coef:
+        gap = logp - ref
+        tokens = tokens + a.kl.loss_coef * (token_ratio * ((-gap).exp() - 1 + gap)).clamp(-10, 10)
+    return (tokens * mask).sum()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluice.sample import Sample
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron.attention import dense_layout, packing
+from sluice_trainer.megatron.attention import Split, dense_layout, packing
 from sluice_trainer.megatron.packing import (
     Sequence,
     TrainSequence,
@@ -73,8 +73,9 @@ def test_a_row_holds_all_but_the_last_token_of_each_sequence() -> None:
     batch = micro_batch(shard, [0, 2], CPU)
     assert batch.tokens.tolist() == [10, 11, 30, 31, 32]
     assert batch.packing.positions.tolist() == [0, 1, 0, 1, 2]
-    assert batch.packing.cu_seqlens_q.tolist() == [0, 2, 5]
-    assert batch.packing.max_seqlen_q == 3
+    (span,) = batch.packing.spans
+    assert span.starts_q.tolist() == span.starts_k.tolist() == [0, 2, 5]
+    assert span.longest_q == span.longest_k == 3
 
 
 def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
@@ -94,7 +95,7 @@ def test_rows_without_a_response_are_one_token(members: list[int]) -> None:
 
 
 def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
-    batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, multiple=4)
+    batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, split=Split(tensor=4))
     assert batch.tokens.tolist() == [1, 2, 3, 0]
     assert batch.packing.lengths == (3, 1)
     assert batch.targets.tolist() == [3, 4]
@@ -159,3 +160,50 @@ def test_short_sequences_share_a_bucket() -> None:
 
 def test_positions_start_anew_with_each_sequence() -> None:
     assert packing([2, 1, 3], CPU).positions.tolist() == [0, 1, 0, 0, 1, 2]
+
+
+def test_each_context_rank_holds_a_piece_from_the_front_and_its_mirror_image() -> None:
+    assert [Split(context=2, rank=rank).local(8).tolist() for rank in range(2)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(2, 4), st.integers(1, 2))
+def test_the_shares_of_context_ranks_make_up_the_row(lengths: list[int], context: int, tensor: int) -> None:
+    lengths = [*lengths, -sum(lengths) % (2 * context * tensor) or 2 * context * tensor]
+    splits = [Split(tensor, context, rank) for rank in range(context)]
+    shares = [packing(lengths, CPU, split) for split in splits]
+    held = torch.cat([split.local(sum(lengths)) for split in splits])
+    assert all(len(share.positions) * context == sum(lengths) for share in shares)
+    for share in shares:
+        assert share.restore is not None
+        assert held[share.restore].tolist() == list(range(sum(lengths)))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(2, 4))
+def test_each_query_sees_exactly_its_past(lengths: list[int], context: int) -> None:
+    lengths = [*lengths, -sum(lengths) % (2 * context) or 2 * context]
+    begins = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    for rank in range(context):
+        split = Split(context=context, rank=rank)
+        held = split.local(sum(lengths)).tolist()
+        for span in packing(lengths, CPU, split).spans:
+            for sequence in range(len(span.starts_q) - 1):
+                queries = range(int(span.starts_q[sequence]), int(span.starts_q[sequence + 1]))
+                first, last = int(span.starts_k[sequence]), int(span.starts_k[sequence + 1])
+                for query in queries:
+                    place = held[span.queries[0] + query]
+                    newest = span.keys[0] + last - (queries.stop - query)  # aligned at the end
+                    assert (span.keys[0] + first, newest) == (begins[place], place)
+
+
+def test_a_share_predicts_its_own_response_tokens() -> None:
+    shard = [Sequence(ints(10, 11, 12, 13), 2), Sequence(ints(30, 31, 32, 33, 34, 35), 3)]
+    whole = micro_batch(shard, [0, 1], CPU)
+    shares = [micro_batch(shard, [0, 1], CPU, split=Split(context=2, rank=rank)) for rank in range(2)]
+    found = torch.full_like(whole.targets, -1)
+    for share in shares:
+        assert share.own is not None
+        assert share.sequence.tolist() == whole.sequence.tolist()
+        found[share.own] = share.targets
+        before = share.tokens[share.predicting]
+        assert before.tolist() == whole.tokens[whole.predicting[share.own]].tolist()
+    assert found.tolist() == whole.targets.tolist()

@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from sluice_trainer.algorithms.policy_loss import clipped_surrogate, off_policy_correction
+from sluice_trainer.algorithms.policy_loss import (
+    cispo_loss,
+    clipped_surrogate,
+    correction_ratio,
+    masked_sequences,
+    off_policy_correction,
+    reinforce_loss,
+    sequence_log_ratio,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,36 +56,126 @@ def test_a_clipped_token_has_no_gradient() -> None:
     assert ratio.grad.tolist() == [0, -1]
 
 
+def test_what_the_dual_clip_bounds_is_told() -> None:
+    ratio, advantages = torch.tensor([10.0, 2.0, 10.0]), torch.tensor([-1.0, -1.0, 1.0])
+    result = clipped_surrogate(ratio, advantages, low=0.2, high=0.2, dual=3.0)
+    assert result.bounded is not None
+    assert result.bounded.tolist() == [1, 0, 0]
+    assert clipped_surrogate(ratio, advantages, low=0.2, high=0.2).bounded is None
+
+
+def test_a_token_beyond_the_dual_clip_has_no_gradient() -> None:
+    ratio = torch.tensor([10.0, 2.0], requires_grad=True)
+    clipped_surrogate(ratio, torch.tensor([-1.0, -1.0]), low=0.2, high=0.2, dual=3.0).loss.sum().backward()
+    assert ratio.grad is not None
+    assert ratio.grad.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "weight", "clipped"), [(1.0, 1.0, 0), (1.5, 1.28, 1), (0.5, 0.8, 1), (1.28, 1.28, 0), (0.0, 0.8, 1)]
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_clips_the_weight_and_keeps_every_gradient(
+    ratio: float, weight: float, clipped: int, advantage: float
+) -> None:
+    log_probs = torch.tensor([-1.5], requires_grad=True)
+    result = cispo_loss(log_probs, torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.28)
+    result.loss.sum().backward()
+    assert result.loss.item() == pytest.approx(weight * advantage * 1.5)
+    assert result.clipped.item() == clipped
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(-weight * advantage)
+
+
+def test_cispo_takes_no_gradient_through_the_ratio() -> None:
+    log_probs = torch.tensor([-1.0], requires_grad=True)
+    ratio = torch.exp(log_probs - torch.tensor([-1.1]))
+    cispo_loss(log_probs, ratio, torch.tensor([1.0]), low=0.2, high=0.28).loss.sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(-math.exp(0.1))
+
+
+def test_reinforce() -> None:
+    result = reinforce_loss(torch.tensor([-2.0, -3.0]), torch.tensor([1.0, -0.5]))
+    assert result.loss.tolist() == [2, -1.5]
+    assert result.clipped.tolist() == [0, 0]
+
+
+# Two sequences of 2 and 3 tokens; the second has one masked token, whose ratio is absurd.
+MASK = torch.tensor([1, 1, 1, 0, 1])
+SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
+LOG_RATIO = torch.tensor([0.1, 0.3, -0.2, 99.0, -0.4])
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
+    found = sequence_log_ratio(LOG_RATIO, MASK, SEQUENCE)
+    assert found.tolist() == pytest.approx([0.2, 0.2, -0.3, -0.3, -0.3])
+
+
+def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token() -> None:
+    """slime differentiates the mean, verl each token's own log-prob: with equal advantages nothing differs."""
+    advantages, weights = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([0.5, 0.5, 0.5, 0.0, 0.5]) / 2
+    gradients = []
+    for per_token in (False, True):
+        log_probs = (LOG_RATIO - 2.0).requires_grad_()
+        log_ratio = sequence_log_ratio(log_probs + 2.0, MASK, SEQUENCE)
+        if per_token:
+            log_ratio = log_probs - log_probs.detach() + log_ratio.detach()
+        loss = clipped_surrogate(log_ratio.exp(), advantages, low=0.5, high=0.5).loss
+        (torch.where(weights > 0, weights * loss, 0.0)).sum().backward()
+        gradients.append(log_probs.grad)
+    assert gradients[0] is not None
+    assert gradients[1] is not None
+    assert gradients[0].tolist() == pytest.approx(gradients[1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [0.1, 0.3, -0.2, None, -0.4]),
+        ("sequence", [0.4, 0.4, -0.6, -0.6, -0.6]),
+        ("geometric", [0.2, 0.2, -0.3, -0.3, -0.3]),
+    ],
+)
+def test_levels_of_the_correction(level: str, expected: list[float | None]) -> None:
+    found = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
+    known = [(value, math.exp(log)) for value, log in zip(found, expected, strict=True) if log is not None]
+    assert [value for value, _ in known] == pytest.approx([value for _, value in known])
+
+
+def test_the_ratio_of_a_long_sequence_stays_finite() -> None:
+    tokens = torch.full((1000,), 5.0)
+    found = correction_ratio(tokens, "sequence", torch.ones(1000), torch.zeros(1000, dtype=torch.int64))
+    assert torch.isfinite(found).all()
+
+
+def test_opsm_drops_bad_sequences_from_which_the_policy_has_moved_away() -> None:
+    log_ratio = torch.tensor([-0.3, -0.1, -0.3, 99.0, -0.1])  # mean(log old - log new) is 0.2 in both sequences
+    bad, good = torch.full((5,), -1.0), torch.ones(5)
+    assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.1).tolist() == [1, 1, 1, 1, 1]
+    assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.3).tolist() == [0] * 5
+    assert masked_sequences(log_ratio, good, MASK, SEQUENCE, delta=0.1).tolist() == [0] * 5
+    assert masked_sequences(-log_ratio, bad, MASK, SEQUENCE, delta=0.0).tolist() == [0] * 5
+
+
 RATIOS = torch.tensor([0.25, 0.5, 1.0, 2.0, 4.0])
 
 
 def correction(method: str) -> list[list[float]]:
-    rollout = torch.full((5,), -1.0)
-    result = off_policy_correction(rollout + RATIOS.log(), rollout, method, low=0.5, high=2.0)  # type: ignore[arg-type]
-    assert result.ratio.tolist() == pytest.approx(RATIOS.tolist())
+    result = off_policy_correction(RATIOS, method, low=0.5, high=2.0)  # type: ignore[arg-type]
+    assert result.ratio.tolist() == RATIOS.tolist()
     return [result.weight.tolist(), result.bounded.tolist()]
 
 
 def test_tis_truncates() -> None:
-    weight, bounded = correction("tis")
-    assert weight == pytest.approx([0.5, 0.5, 1, 2, 2])
-    assert (bounded[0], bounded[2], bounded[4]) == (1, 0, 1)
+    assert correction("tis") == [[0.5, 0.5, 1, 2, 2], [1, 0, 0, 0, 1]]
 
 
-def test_icepop_drops_what_lies_outside() -> None:
-    # exp(log) of a bound may miss it by an ulp: ask for what is clearly inside and outside
-    weight, bounded = correction("icepop")
-    assert (weight[0], weight[2], weight[4]) == (0, 1, 0)
-    assert (bounded[0], bounded[2], bounded[4]) == (1, 0, 1)
-
-
-def test_icepop_keeps_the_bounds_themselves() -> None:
-    zero = torch.zeros(1)
-    assert off_policy_correction(zero, zero, "icepop", low=1.0, high=2.0).weight.item() == 1
-    assert off_policy_correction(zero, zero, "icepop", low=0.0, high=1.0).weight.item() == 1
+def test_icepop_drops_what_lies_outside_and_keeps_the_bounds() -> None:
+    assert correction("icepop") == [[0, 0.5, 1, 2, 0], [1, 0, 0, 0, 1]]
 
 
 def test_the_correction_has_no_gradient() -> None:
     log_probs = torch.tensor([-1.0], requires_grad=True)
-    result = off_policy_correction(log_probs, torch.tensor([math.log(0.5)]), "tis", low=0, high=2)
-    assert not result.weight.requires_grad
+    ratio = correction_ratio(log_probs - math.log(0.5), "token", torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    assert not off_policy_correction(ratio, "tis", low=0, high=2).weight.requires_grad

@@ -1,6 +1,6 @@
-"""Advantages: how much better a response was than what was to be expected.
+"""Advantages of whole responses: how much better one was than the others to the same prompt; and whitening.
 
-Estimators look only at rewards and group ids, so they run on a whole batch wherever its metadata are known.
+These functions look only at rewards and group ids, so they run on a whole batch wherever its metadata are known.
 """
 
 from __future__ import annotations
@@ -37,6 +37,19 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
     return centred.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
 
+def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
+    """A reward minus the mean of the *other* rewards of its group (RLOO, Ahmadian et al. 2024, eq. 9; verl `rloo`).
+
+    r - mean(others) = (r - mean(group)) * n / (n - 1). rewards: [samples] float; groups: [samples] int, any order, any
+    group size. Returns [samples]. A group of one gets 0: nothing is known about its prompt (verl gives it its reward).
+    """
+    centred = group_advantages(rewards, groups, normalize_std=False)
+    if centred.numel() == 0:
+        return centred
+    member, count = _membership(groups)
+    return centred * (count / (count - 1).clamp(min=1))[member].to(centred.dtype)
+
+
 def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Which group each sample is in, numbered from 0: [samples]; and the size of each group: [groups]."""
     _, member, count = torch.unique(groups, return_inverse=True, return_counts=True)
@@ -58,6 +71,17 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
+    @property
+    def mean(self) -> Tensor:
+        """0 where there are no values."""
+        return self.total / self.count.clamp(min=1)
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased; 0 for fewer than two values."""
+        spread = (self.squares / self.count.clamp(min=1) - self.mean * self.mean).clamp(min=0)
+        return spread * self.count / (self.count - 1).clamp(min=1)
+
 
 def moments(values: Tensor, mask: Tensor) -> Moments:
     """Count, sum and sum of squares of the unmasked values, in double precision. values, mask: any equal shapes."""
@@ -73,6 +97,4 @@ def whiten(values: Tensor, batch: Moments) -> Tensor:
     """
     if batch.count < 2:
         return torch.zeros_like(values)
-    mean = batch.total / batch.count
-    variance = (batch.squares / batch.count - mean * mean).clamp(min=0) * batch.count / (batch.count - 1)
-    return ((values - mean) * torch.rsqrt(variance + WHITEN_EPS)).to(values.dtype)
+    return ((values - batch.mean) * torch.rsqrt(batch.variance + WHITEN_EPS)).to(values.dtype)

@@ -7,12 +7,11 @@ whole optimizer step, so micro-batches and ranks simply add up: no averages of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal["sequence_mean", "token_mean", "token_sum"]
+from sluice.api.algorithm import Aggregation as Aggregation
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +19,12 @@ class BatchTotals:
     """What one optimizer step holds, over all ranks.
 
     sequences: all of them, also those without an unmasked token. tokens: unmasked response tokens.
+    longest: tokens that a response may have (`maxResponseTokens`); only token_sum_norm looks at it.
     """
 
     sequences: int
     tokens: int
+    longest: int = 1
 
 
 def token_weights(mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregation: Aggregation) -> Tensor:
@@ -31,7 +32,9 @@ def token_weights(mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregati
 
     sequence_mean: mean over a sequence's unmasked tokens, then over sequences (GRPO; slime's default). A sequence
     without an unmasked token adds 0 but counts as a sequence. token_mean: mean over all unmasked tokens (DAPO).
-    token_sum: sum over a sequence's unmasked tokens, then mean over sequences (Dr. GRPO; verl `seq-mean-token-sum`).
+    token_sum: sum over a sequence's unmasked tokens, then mean over sequences (verl `seq-mean-token-sum`).
+    token_sum_norm: that, divided by the tokens that a response may have: a constant, so that length weighs nothing
+    (Dr. GRPO, Liu et al. 2025; verl `seq-mean-token-sum-norm`).
 
     mask: [tokens] 0 or 1; sequence: [tokens] int, which sequence of the micro-batch a token belongs to. All tokens of a
     sequence must be in the same call. Returns [tokens] float32.
@@ -46,13 +49,30 @@ def token_weights(mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregati
             return mask / max(totals.tokens, 1)
         case "token_sum":
             return mask / max(totals.sequences, 1)
+        case "token_sum_norm":
+            return mask / (max(totals.sequences, 1) * totals.longest)
         case _:
             raise ValueError(f"unknown aggregation {aggregation!r}")
 
 
 def metric_aggregation(aggregation: Aggregation) -> Aggregation:
     """Metrics are means: a fraction summed over the tokens of a sequence would not be one."""
-    return "token_mean" if aggregation == "token_sum" else aggregation
+    return "token_mean" if aggregation in ("token_sum", "token_sum_norm") else aggregation
+
+
+def sequence_sum(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
+    """Sum over the unmasked tokens of each token's sequence. All [tokens]; a masked value may be anything.
+
+    All tokens of a sequence must be in the same call. Gradients flow through the values.
+    """
+    size = int(sequence.max()) + 1 if sequence.numel() else 0
+    return values.new_zeros(size).index_add(0, sequence, torch.where(mask > 0, values, 0.0))[sequence]
+
+
+def sequence_average(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
+    """Mean over the unmasked tokens of each token's sequence; 0 where it has none. All [tokens]."""
+    counts = sequence_sum((mask > 0).to(values.dtype), mask, sequence)
+    return sequence_sum(values, mask, sequence) / counts.clamp(min=1)
 
 
 def reduce_tokens(values: Tensor, weights: Tensor) -> Tensor:

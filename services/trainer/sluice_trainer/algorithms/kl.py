@@ -34,13 +34,3 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KLType, ratio: T
     if kind == "low_var_kl":
         estimate = estimate.clamp(-LOW_VAR_LIMIT, LOW_VAR_LIMIT)
     return estimate
-
-
-def reward_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, kind: KLType) -> Tensor:
-    """KL of one response, summed over its unmasked tokens: a scalar.
-
-    `algorithm.kl.coef` times this is taken off the response's reward *before* group advantages are formed, which for an
-    outcome reward equals verl's `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
-    log_probs, ref_log_probs, mask: [response].
-    """
-    return (kl_estimate(log_probs, ref_log_probs, kind) * mask).sum()

@@ -1,7 +1,8 @@
-"""The loss of one packed micro-batch: policy gradient, entropy, KL."""
+"""The loss of one packed micro-batch: policy gradient, entropy, KL; or the critic's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -10,24 +11,46 @@ from torch import Tensor
 from sluice.api import Algorithm
 from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.kl import kl_estimate
-from sluice_trainer.algorithms.policy_loss import clipped_surrogate, off_policy_correction
+from sluice_trainer.algorithms.policy_loss import (
+    PolicyLoss,
+    cispo_loss,
+    clipped_surrogate,
+    correction_ratio,
+    masked_sequences,
+    off_policy_correction,
+    reinforce_loss,
+    sequence_log_ratio,
+)
+from sluice_trainer.algorithms.value_loss import clipped_value_loss
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """What the loss of a micro-batch needs besides the model's output. All [tokens] over packed response tokens.
 
-    loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. old_log_probs: of the weights at the
-    start of the batch; None: the current ones (the ratio is then exactly 1). rollout_log_probs: from the engine.
-    ref_log_probs: only with a KL loss.
+    loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
+    micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the
+    ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. values, returns:
+    only for a critic.
     """
 
     advantages: Tensor
     loss_weights: Tensor
     metric_weights: Tensor
     rollout_log_probs: Tensor
+    sequence: Tensor
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        return self.metric_weights > 0
+
+
+CustomLoss = Callable[[Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]]
+"""`algorithm.lossFunction`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and metrics of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +62,35 @@ class Objective:
     maxima: dict[str, Tensor] = field(default_factory=dict)
 
 
-def policy_objective(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm) -> Objective:
+def policy_objective(
+    log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm, custom: CustomLoss | None = None
+) -> Objective:
     """Return pg_loss - entropyCoef * entropy + kl.lossCoef * kl (slime `policy_loss_function`).
 
     log_probs, entropy: [tokens], of the current weights, already at the sampling temperature. The sums of all
     micro-batches of an optimizer step are its means, because the weights hold the denominators. Names are slime's.
+    custom: stands in for the policy-gradient term.
     """
-    old = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
-    ppo_kl = old - log_probs
-    ratio = torch.exp(-ppo_kl)
-    clip = algorithm.clip
-    pg = clipped_surrogate(
-        ratio, inputs.advantages, low=clip.low, high=clip.low if clip.high is None else clip.high, dual=clip.dual
-    )
-    difference = torch.where(inputs.metric_weights > 0, (old - inputs.rollout_log_probs).abs(), 0.0)
+    present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
+    old = inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present
+    log_ratio = log_probs - old
+    if algorithm.policy_loss == "gspo" and custom is None:
+        log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
+    ratio = torch.exp(log_ratio)
+    difference = torch.where(inputs.mask, (present - inputs.rollout_log_probs).abs(), 0.0)
     metrics = {
-        "pg_clipfrac": pg.clipped,
-        "ppo_kl": ppo_kl,
+        "ppo_kl": -log_ratio,
         "entropy_loss": entropy,
         "train_rollout_logprob_abs_diff": difference,
     }
-    pg_tokens, correction_metrics = _corrected(pg.loss, old, ratio, inputs, algorithm)
-    metrics |= correction_metrics
+    if custom is None:
+        pg_tokens, found = _policy_gradient(log_probs, ratio, inputs, algorithm)
+    else:
+        given = custom(log_probs, entropy, inputs, algorithm)
+        pg_tokens, found = given if isinstance(given, tuple) else (given, {})
+    gap = present - inputs.rollout_log_probs
+    pg_tokens, corrections = _corrected(pg_tokens, gap, log_probs - old, inputs, algorithm)
+    metrics |= found | corrections
 
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
     loss = pg_loss
@@ -68,10 +98,7 @@ def policy_objective(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, alg
     if algorithm.entropy_coef:
         loss = loss - algorithm.entropy_coef * reduce_tokens(entropy, inputs.loss_weights)
     if algorithm.kl.loss_coef > 0:
-        if inputs.ref_log_probs is None:
-            raise ValueError("algorithm.kl.lossCoef needs the reference policy's log-probs")
-        kl = kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio if algorithm.kl.unbiased else None)
-        terms["kl_loss"] = reduce_tokens(kl, inputs.loss_weights)
+        terms["kl_loss"] = _kl_loss(log_probs, log_probs - old, inputs, algorithm)
         loss = loss + algorithm.kl.loss_coef * terms["kl_loss"]
 
     sums = {name: term.detach().clone() for name, term in {"loss": loss, **terms}.items()}
@@ -80,20 +107,68 @@ def policy_objective(log_probs: Tensor, entropy: Tensor, inputs: LossInputs, alg
     return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
 
 
-def _corrected(
-    loss: Tensor, old: Tensor, ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+def _policy_gradient(
+    log_probs: Tensor, ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss times its off-policy correction, and the metrics of the correction."""
-    off_policy = algorithm.off_policy
-    if off_policy.method == "none":
-        return loss, {}
-    correction = off_policy_correction(
-        old, inputs.rollout_log_probs, off_policy.method, low=off_policy.low, high=off_policy.high
-    )
-    metrics = {
-        "ois": ratio,
-        "tis": correction.ratio,
-        "tis_clipfrac": correction.bounded,
-        "tis_abs": (correction.ratio - 1).abs(),
-    }
-    return loss * correction.weight, metrics
+    """The policy loss of each token before any correction, and its metrics."""
+    clip = algorithm.clip
+    high = clip.low if clip.high is None else clip.high
+    match algorithm.policy_loss:
+        case "clip" | "gspo":
+            pg = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=high, dual=clip.dual)
+        case "cispo":
+            pg = cispo_loss(log_probs, ratio, inputs.advantages, low=clip.low, high=high)
+        case "reinforce":
+            pg = reinforce_loss(log_probs, inputs.advantages)
+    return pg.loss, _clip_metrics(pg)
+
+
+def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
+    lower = {} if pg.bounded is None else {"pg_clipfrac_lower": pg.bounded}
+    return {"pg_clipfrac": pg.clipped, **lower}
+
+
+def _corrected(
+    loss: Tensor, gap: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy loss times its off-policy corrections, and their metrics.
+
+    gap: log pi_train - log pi_rollout; log_ratio: log pi - log pi_old. Both [tokens].
+    """
+    off_policy, metrics = algorithm.off_policy, {}
+    if off_policy.opsm_delta is not None:
+        dropped = masked_sequences(log_ratio, inputs.advantages, inputs.mask, inputs.sequence, off_policy.opsm_delta)
+        loss = loss * (1 - dropped)
+        metrics["opsm_clipfrac"] = dropped
+    if off_policy.method != "none":
+        ratio = correction_ratio(gap, off_policy.level, inputs.mask, inputs.sequence)
+        correction = off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
+        loss = loss * correction.weight
+        metrics |= {
+            "ois": torch.exp(log_ratio),
+            "tis": correction.ratio,
+            "tis_clipfrac": correction.bounded,
+            "tis_abs": (correction.ratio - 1).abs(),
+        }
+    return loss, metrics
+
+
+def _kl_loss(log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm) -> Tensor:
+    if inputs.ref_log_probs is None:
+        raise ValueError("algorithm.kl.lossCoef needs the reference policy's log-probs")
+    ratio = torch.exp(log_ratio) if algorithm.kl.unbiased else None
+    return reduce_tokens(kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio), inputs.loss_weights)
+
+
+def value_objective(predictions: Tensor, inputs: LossInputs, *, clip: float) -> Objective:
+    """The clipped value loss of a critic. predictions: [tokens], of the current critic, with gradient.
+
+    Names are verl's: vf_loss, vf_clipfrac, vpred_mean.
+    """
+    if inputs.values is None or inputs.returns is None:
+        raise ValueError("a critic learns from the values before the step and the returns")
+    tokens = clipped_value_loss(predictions, inputs.values, inputs.returns, clip=clip)
+    loss = reduce_tokens(tokens.loss, inputs.loss_weights)
+    sums = {"loss": loss.detach().clone(), "vf_loss": loss.detach().clone()}
+    metrics = {"vf_clipfrac": tokens.clipped, "vpred_mean": predictions.detach()}
+    return Objective(loss, sums | {n: reduce_tokens(v, inputs.metric_weights) for n, v in metrics.items()})

@@ -1,4 +1,4 @@
-"""Clipped policy-gradient losses and the correction of the gap between trainer and engine. All per token."""
+"""Policy-gradient losses and the corrections of what the present policy did not sample. All per token."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
+
+LOG_RATIO_LIMIT = 20.0
+"""Logarithms of correction ratios are kept within +-20 before exp (verl): the product over a sequence may overflow."""
+
 
 class PolicyLoss(NamedTuple):
-    """loss, clipped: [tokens]. clipped is 1.0 where the clipped term was the larger one."""
+    """loss, clipped: [tokens]. clipped is 1.0 where the clip decided; bounded: where the dual clip did."""
 
     loss: Tensor
     clipped: Tensor
+    bounded: Tensor | None = None
 
 
 def clipped_surrogate(
@@ -26,9 +32,36 @@ def clipped_surrogate(
     unclipped_loss = -ratio * advantages
     clipped_loss = -ratio.clamp(1 - low, 1 + high) * advantages
     loss = torch.maximum(unclipped_loss, clipped_loss)
-    if dual is not None:
-        loss = torch.where(advantages < 0, torch.minimum(-dual * advantages, loss), loss)
-    return PolicyLoss(loss, (clipped_loss > unclipped_loss).float())
+    clipped = (clipped_loss > unclipped_loss).float()
+    if dual is None:
+        return PolicyLoss(loss, clipped)
+    bounded = (advantages < 0) & (loss > -dual * advantages)
+    loss = torch.where(advantages < 0, torch.minimum(-dual * advantages, loss), loss)
+    return PolicyLoss(loss, clipped, bounded.float())
+
+
+def cispo_loss(log_probs: Tensor, ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> PolicyLoss:
+    """-sg(clip(r, 1 - low, 1 + high)) * A * log pi (CISPO, MiniMax-M1 2025, eq. 4).
+
+    The weight is clipped, not the token: every token keeps a gradient, whichever way its ratio went. The paper has no
+    lower bound: low = 1. log_probs, with gradient; ratio: pi / pi_old; advantages: all [tokens].
+    """
+    weight = ratio.detach().clamp(1 - low, 1 + high)
+    return PolicyLoss(-weight * advantages * log_probs, (weight != ratio.detach()).float())
+
+
+def reinforce_loss(log_probs: Tensor, advantages: Tensor) -> PolicyLoss:
+    """-A log pi, without a ratio (Williams 1992; slime's `reinforce`, verl's `gpg`). All [tokens]."""
+    return PolicyLoss(-advantages * log_probs, torch.zeros_like(advantages))
+
+
+def sequence_log_ratio(log_ratio: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
+    """Logarithm of GSPO's ratio (Zheng et al. 2025, eq. 7): the mean of a sequence's log ratios, at each of its tokens.
+
+    slime takes the gradient through this mean, verl through each token's own log-prob; with an advantage and a weight
+    that are the same for all tokens of a sequence both are equal. All [tokens].
+    """
+    return sequence_average(log_ratio, mask, sequence)
 
 
 class Correction(NamedTuple):
@@ -42,15 +75,31 @@ class Correction(NamedTuple):
     bounded: Tensor
 
 
-def off_policy_correction(
-    log_probs: Tensor, rollout_log_probs: Tensor, method: Literal["tis", "icepop"], *, low: float, high: float
-) -> Correction:
+def correction_ratio(
+    log_ratio: Tensor, level: Literal["token", "sequence", "geometric"], mask: Tensor, sequence: Tensor
+) -> Tensor:
+    """pi_train / pi_rollout of each token; or of its sequence (the product over its tokens); or their geometric mean.
+
+    verl's `rollout_is: token | sequence` and the geometric mean of its rejection sampling. All [tokens], detached.
+    """
+    log_ratio = log_ratio.detach()
+    match level:
+        case "token":
+            return torch.exp(log_ratio)
+        case "sequence":
+            total = sequence_sum(log_ratio, mask, sequence)
+        case "geometric":
+            total = sequence_average(log_ratio, mask, sequence)
+    return torch.exp(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def off_policy_correction(ratio: Tensor, method: Literal["tis", "icepop"], *, low: float, high: float) -> Correction:
     """Weights for tokens whose sampling distribution was not quite the trainer's.
 
     tis: ratio clamped to [low, high] (truncated importance sampling, Yao et al. 2025); icepop: the ratio inside
-    [low, high], else 0 (Ling team 2025). log_probs: the trainer's, of the weights that count as old; [tokens].
+    [low, high], else 0 (Ling team 2025). ratio: pi_train / pi_rollout, [tokens].
     """
-    ratio = torch.exp(log_probs.detach() - rollout_log_probs)
+    ratio = ratio.detach()
     match method:
         case "tis":
             weight = ratio.clamp(low, high)
@@ -59,3 +108,13 @@ def off_policy_correction(
         case _:
             raise ValueError(f"unknown off-policy method {method!r}")
     return Correction(weight, ratio, (weight != ratio).float())
+
+
+def masked_sequences(log_ratio: Tensor, advantages: Tensor, mask: Tensor, sequence: Tensor, delta: float) -> Tensor:
+    """Off-policy sequence masking (OPSM, DeepSeek-V3.2; slime `compute_opsm_mask`): 1.0 for tokens to leave out.
+
+    Those of negative advantage in a sequence from which the policy has moved away: mean(log pi_old - log pi) > delta.
+    log_ratio: log pi - log pi_old; advantages. All [tokens], detached.
+    """
+    moved = -sequence_average(log_ratio.detach(), mask, sequence)
+    return ((advantages < 0) & (moved > delta)).float()

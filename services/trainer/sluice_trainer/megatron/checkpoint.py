@@ -1,18 +1,20 @@
-"""Checkpoints that survive a kill at any moment.
+"""Checkpoints that survive a kill at any moment, written in training's way or beside it.
 
-The promise: `latest` names a complete checkpoint or none; once `save` has returned, that checkpoint outlives the
-machine's processes and (as far as the file system keeps its word on fsync) its power. A checkpoint is written into
-`.iter_0000020.tmp`, synced, renamed to `iter_0000020`, and only then `latest_checkpointed_iteration.txt` (Megatron's
-name) is replaced. Whatever a crash leaves under a temporary name is ignored, and removed by the next `save`.
+The promise is that of `checkpoint_directory`. A `Writing` keeps it in three parts: what is to be written is collected
+(all ranks together; with `beside` it is also copied, so that training may change the original), then each rank writes
+its files (with `beside` in a thread), then all ranks together complete and commit it. Until then nobody sees it.
 
-The format is Megatron's torch_dist with fully reshardable optimizer state: it loads under any parallel layout.
+The format is Megatron's torch_dist with fully reshardable optimizer state: it loads under any parallel layout. A critic
+is a second one inside, in `critic/`: both are there or none is.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,14 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` misses it
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
+from sluice_trainer.megatron.checkpoint_directory import clean, commit, path_of, temporary_of
 
-TRACKER = "latest_checkpointed_iteration.txt"
-_NAME = re.compile(r"iter_(\d{7,})")
-_METADATA = {
+Parts = Mapping[str, tuple[list[Any], Any]]
+"""Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and comes first."""
+METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
@@ -38,54 +42,113 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. The message is for people."""
 
 
-def path_of(directory: Path, step: int) -> Path:
-    return directory / f"iter_{step:07d}"
+class Writing:
+    """Checkpoint `step` on its way to the disk. Made and completed by all ranks together; one at a time."""
 
+    @megatron_device()
+    def __init__(
+        self, directory: Path, step: int, parts: Parts, user_state: dict[str, Any], *, beside: bool = False
+    ) -> None:
+        """Collect weights, optimizer state, RNG states and `user_state` (picklable, equal on all ranks).
 
-def steps(directory: Path) -> list[int]:
-    """Complete checkpoints, oldest first."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(match[1]) for entry in directory.iterdir() if (match := _NAME.fullmatch(entry.name)))
+        beside: copy all of it, and write it in a thread from now on; else write it here. `directory` must be shared by
+        all nodes. A step that is saved already is left as it is: version n is version n.
+        """
+        self.step = step
+        self._final = path_of(directory, step)
+        self._temporary = temporary_of(self._final)
+        self._completions: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self._cleanup = ExitStack()
+        self.needed = not agreed(self._final.exists())
+        if not self.needed:
+            return
+        self._messages = self._cleanup.enter_context(checkpoint_writer_in_process())
+        with self._failing():
+            self._begin(directory, parts, user_state, beside)
 
+    def _begin(self, directory: Path, parts: Parts, user_state: dict[str, Any], beside: bool) -> None:
+        if dist.get_rank() == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            clean(directory)
+            for name in parts:
+                (self._temporary / name).mkdir()
+        dist.barrier()
+        writes = []
+        for name, part in parts.items():
+            request = dist_checkpointing.save(
+                _state(*part, user_state),
+                self._temporary / name,
+                content_metadata=dict(METADATA),
+                async_sharded_save=True,
+                async_strategy="mcore",
+            )
+            self._completions += request.finalize_fns
+            writes.append(_write(request, copy=beside))
+        if beside:
+            self._thread = threading.Thread(target=_in_order, args=(writes,), name=f"checkpoint-{self.step}")
+            self._thread.start()
+        else:
+            _in_order(writes)
 
-def latest(directory: Path) -> int | None:
-    """Step of the newest complete checkpoint; None: there is none.
+    @megatron_device()
+    def ready(self) -> bool:
+        """Whether all ranks have written their files. Collective."""
+        writing = torch.tensor(float(self._thread is not None and self._thread.is_alive()), device=DEVICE)
+        dist.all_reduce(writing, op=dist.ReduceOp.MAX)
+        return not writing.item()
 
-    A crash between the rename and the tracker leaves the tracker one behind: the newest directory counts, because a
-    directory has its final name only when it is complete. The tracker is for Megatron's own tools, and people.
-    """
-    return max(steps(directory), default=None)
+    @megatron_device()
+    def complete(self) -> None:
+        """Wait for the files and make them a checkpoint. Collective.
 
+        Raises CheckpointError where it could not be written, for instance because the disk is full; older checkpoints
+        stay intact.
+        """
+        if not self.needed:
+            return
+        if self._thread is not None:
+            self._thread.join()
+        with self._failing(), self._cleanup:
+            for completion in self._completions:
+                completion()
+            if dist.get_rank() == 0:
+                commit(self._temporary, self._final)
+            dist.barrier()
 
-@megatron_device()
-def save(directory: Path, step: int, model: Any, optimizer: Any, user_state: dict[str, Any]) -> None:
-    """Write checkpoint `step`: weights, optimizer state, RNG states, `user_state` (picklable, equal on all ranks).
-
-    Collective over all ranks; `directory` must be shared by all nodes. A step that is saved already is left as it is:
-    version n is version n. Raises CheckpointError where it could not be written, for instance because the disk is full;
-    older checkpoints stay intact.
-    """
-    final = path_of(directory, step)
-    temporary = directory / f".{final.name}.tmp"
-    if agreed(final.exists()):
-        return
-    with checkpoint_writer_in_process() as messages:
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turn what goes wrong into one message, and leave nothing behind."""
         try:
-            if dist.get_rank() == 0:
-                directory.mkdir(parents=True, exist_ok=True)
-                _clean(directory)
-                temporary.mkdir()
-            dist.barrier()
-            dist_checkpointing.save(_state(model, optimizer, user_state), temporary, content_metadata=dict(_METADATA))
-            if dist.get_rank() == 0:
-                _commit(temporary, final)
-            dist.barrier()
+            yield
         except (Exception, CheckpointException) as error:
+            self._cleanup.close()
             if dist.get_rank() == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-            reason = _reason([repr(error), *messages], directory)
-            raise CheckpointError(f"checkpoint {final} could not be written: {reason}") from error
+                shutil.rmtree(self._temporary, ignore_errors=True)
+            reason = _reason([repr(error), *self._messages], self._final.parent)
+            raise CheckpointError(f"checkpoint {self._final} could not be written: {reason}") from error
+
+
+def _write(request: Any, *, copy: bool) -> Callable[[], None]:
+    """What writes this rank's files. copy: of what they will hold, made now."""
+    if request.async_fn is None:  # this rank has nothing to write
+        return lambda: None
+    rank, buckets, results = request.async_fn_args
+    staged = [
+        (path, key, (objects, [(item, tensor.detach().to("cpu", copy=copy)) for item, tensor in tensors]))
+        for path, key, (objects, tensors) in buckets
+    ]
+    return partial(request.async_fn, rank, staged, results)
+
+
+def _in_order(writes: list[Callable[[], None]]) -> None:
+    for write in writes:
+        write()
+
+
+def save(directory: Path, step: int, parts: Parts, user_state: dict[str, Any]) -> None:
+    """Write checkpoint `step` now: see `Writing`. Collective over all ranks."""
+    Writing(directory, step, parts, user_state).complete()
 
 
 def agreed(value: Any) -> Any:
@@ -93,37 +156,6 @@ def agreed(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=DEVICE)
     return box[0]
-
-
-def _commit(temporary: Path, final: Path) -> None:
-    """Make the checkpoint durable, then visible, then the latest."""
-    for file in temporary.iterdir():
-        _sync(file)
-    _sync(temporary)
-    temporary.rename(final)
-    _sync(final.parent)
-    tracker = final.parent / f".{TRACKER}.tmp"
-    tracker.write_text(str(int(final.name.removeprefix("iter_"))))
-    _sync(tracker)
-    tracker.replace(final.parent / TRACKER)
-    _sync(final.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _clean(directory: Path) -> None:
-    """Remove what crashes have left under temporary names."""
-    for entry in directory.glob(".*.tmp"):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def _reason(messages: list[str], directory: Path) -> str:
@@ -134,45 +166,45 @@ def _reason(messages: list[str], directory: Path) -> str:
     return f"{messages[-1]} ({free:.0f} MiB free)"
 
 
-def prune(directory: Path, keep: int) -> list[int]:
-    """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one rank.
-
-    A checkpoint first loses its name, so that a kill in the middle leaves none that is half deleted.
-    """
-    doomed = steps(directory)[:-keep] if keep > 0 else []
-    for step in doomed:
-        final = path_of(directory, step)
-        leaving = final.with_name(f".{final.name}.pruned.tmp")
-        final.rename(leaving)
-        shutil.rmtree(leaving)
-    return doomed
-
-
 @megatron_device()
-def load(directory: Path, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
-    """Restore checkpoint `step` into model and optimizer, and the RNG states; returns the user state. Collective."""
-    final = path_of(directory, step)
-    if not final.is_dir():
-        raise CheckpointError(f"there is no checkpoint {final}")
-    _allocate_optimizer_state(optimizer)
-    wanted = _state(model, optimizer, {}, loading=True)
-    try:
-        state = dist_checkpointing.load(wanted, str(final))
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {final} could not be read: {error}") from error
-    model.module.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    _separate_steps(optimizer)
-    _restore_rng(state["rng"])
-    user_state: dict[str, Any] = state["user"]
+def load(directory: Path, step: int, parts: Parts) -> dict[str, Any]:
+    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user state. Collective."""
+    states = [_load(path_of(directory, step) / name, *part) for name, part in parts.items()]
+    if "rng" in states[0]:
+        _restore_rng(states[0]["rng"])
+    user_state: dict[str, Any] = states[0]["user"]
     return user_state
 
 
-def _state(model: Any, optimizer: Any, user_state: dict[str, Any], *, loading: bool = False) -> dict[str, Any]:
-    metadata = ensure_metadata_has_dp_cp_group(dict(_METADATA))
-    weights = model.module.sharded_state_dict(metadata=metadata)
+def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
+    if not final.is_dir():
+        raise CheckpointError(f"there is no checkpoint {final}")
+    _allocate_optimizer_state(optimizer)
+    wanted = _state(chunks, optimizer, {}, loading=True)
+    try:
+        if wanted["rng"].unique_key not in FileSystemReader(final).read_metadata().state_dict_metadata:
+            del wanted["rng"]  # saved under another layout
+        state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(f"checkpoint {final} could not be read: {error}") from error
+    for number, chunk in enumerate(chunks):
+        chunk.module.load_state_dict(state[f"model{number}"])
+    optimizer.load_state_dict(state["optimizer"])
+    _separate_steps(optimizer)
+    return state
+
+
+def weights_state(chunks: list[Any]) -> dict[str, Any]:
+    """How the chunks' weights lie in a checkpoint, by chunk: `sharded_state_dict`s."""
+    metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
+    return {f"model{n}": chunk.sharded_state_dict(metadata=metadata) for n, chunk in enumerate(chunks)}
+
+
+def _state(chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False) -> dict[str, Any]:
+    metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
+    weights = weights_state([chunk.module for chunk in chunks])
     return {
-        "model": weights,
+        **weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata),
         "rng": _rng(),
         "user": user_state,
@@ -182,7 +214,7 @@ def _state(model: Any, optimizer: Any, user_state: dict[str, Any], *, loading: b
 def _rng() -> ShardedObject:
     """Generator states of this rank's position in the model; data-parallel ranks share one, for nothing is drawn there.
 
-    A resume under another parallel layout starts from freshly seeded generators of the new layout where ranks are new.
+    A resume under another tensor- or pipeline-parallel layout finds none of its own and goes on with those it has.
     """
     position = (
         parallel_state.get_pipeline_model_parallel_rank(),

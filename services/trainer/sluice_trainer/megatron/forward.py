@@ -1,4 +1,4 @@
-"""Log-probs and entropies of response tokens, straight from hidden states.
+"""Log-probs and entropies of response tokens, or a critic's values, straight from hidden states.
 
 Only places that predict a response token reach the output layer, and only a chunk of them at a time: the logits of a
 whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +23,8 @@ from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage
 
+Forward = Callable[[Any, MicroBatch], Tensor]
+"""(model, micro-batch) -> [k, r] numbers of the response tokens on the last pipeline stage, hidden states before it."""
 CHUNK_ELEMENTS = 2**27
 """Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the backward pass."""
 
@@ -100,10 +103,7 @@ def _output_processor(
     *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Request, **_: Any
 ) -> Tensor:
     """GPTModel's hook after the last layer: [2, r] log-probs and entropies instead of logits."""
-    if output_layer.sequence_parallel:
-        # The output layer, told that its input is whole, sums the gradient over ranks itself: only split it here.
-        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-    hidden = hidden_states.index_select(0, context.batch.predicting)
+    hidden = _predicting(hidden_states, output_layer.sequence_parallel, context.batch)
     score = partial(
         _score,
         output_layer=partial(_without_sequence_parallel, output_layer),
@@ -112,12 +112,41 @@ def _output_processor(
         vocab=context.vocab,
     )
     targets = context.batch.targets
+    spread = partial(_from_all_shares, batch=context.batch)
     columns = (output_weight if output_weight is not None else output_layer.weight).shape[0]
     chunk = max(CHUNK_ELEMENTS // columns, 1)
     if len(targets) <= chunk:
-        return score(hidden, targets)
+        return spread(score(hidden, targets))
     pieces = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
-    return torch.cat([checkpoint(score, h, t, use_reentrant=False) for h, t in pieces], dim=1)
+    return spread(torch.cat([checkpoint(score, h, t, use_reentrant=False) for h, t in pieces], dim=1))
+
+
+def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
+    """[k, r]: what all context-parallel ranks have scored, on each of them. scores: [k, own].
+
+    A sum over ranks, each with zeros where others have values. Its gradient is each rank's own: the loss is computed on
+    every rank, alike, and gradients of weights are summed over ranks afterwards.
+    """
+    if batch.own is None:
+        return scores
+    everywhere = scores.new_zeros(len(scores), sum(batch.response_lengths)).index_copy(1, batch.own, scores)
+    group = parallel_state.get_context_parallel_group()
+    result: Tensor = reduce_from_tensor_model_parallel_region(everywhere, group=group)
+    return result
+
+
+def _predicting(hidden_states: Tensor, sequence_parallel: bool, batch: MicroBatch) -> Tensor:
+    """[r, 1, h] hidden states of the places that predict the response tokens, whole on every tensor-parallel rank."""
+    if sequence_parallel:
+        # What follows, told that its input is whole, gives each rank the whole gradient: only split it here.
+        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+    return hidden_states.index_select(0, batch.predicting)
+
+
+def _value_processor(*, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any) -> Tensor:
+    """GPTModel's hook after the last layer of a critic: [1, r] values."""
+    hidden = _predicting(hidden_states, output_layer.sequence_parallel, context)
+    return _from_all_shares(output_layer(hidden).float().view(1, -1), batch=context)
 
 
 def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor | None) -> Any:
@@ -150,31 +179,49 @@ def forward(model: Any, batch: MicroBatch, *, temperature: float, vocab: int) ->
     return result
 
 
+def forward_values(model: Any, batch: MicroBatch) -> Tensor:
+    """[1, r] values of a critic on the last pipeline stage, hidden states before it.
+
+    A token's value is that of the state in which it was chosen: it comes from the place that predicts the token.
+    """
+    result: Tensor = model(
+        batch.tokens[None],
+        batch.packing.positions[None],
+        None,
+        packed_seq_params=batch.packing,
+        output_processor=_value_processor,
+        output_processor_context=batch,
+    )
+    return result
+
+
 @megatron_device()
 @torch.no_grad()
-def compute_log_probs(model: Any, batches: list[MicroBatch], *, temperature: float, vocab: int) -> list[list[Tensor]]:
-    """Log-probs of the response tokens, per micro-batch and member: [response] float32 on the CPU. No gradients.
+def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
+    """The first of the forward pass's numbers, per micro-batch and member: [response] float32 on the CPU. No gradients.
 
     Collective over the model-parallel group.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
         batch = next(data)
-        scores = forward(module, batch, temperature=temperature, vocab=vocab)
-        return scores, lambda output, non_loss_data=False: batch.split(output[0].cpu())
+        return forward(module, batch), lambda output, non_loss_data=False: batch.split(output[0].cpu())
 
-    results: list[list[Tensor]] = from_last_stage(run_schedule(step, model, batches, forward_only=True))
+    results: list[list[Tensor]] = from_last_stage(run_schedule(step, chunks, batches, forward_only=True))
     return results
 
 
-def run_schedule(step: Any, model: Any, batches: Iterable[MicroBatch], *, forward_only: bool) -> Any:
-    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions reported."""
+def run_schedule(step: Any, chunks: list[Any], batches: Iterable[MicroBatch], *, forward_only: bool) -> Any:
+    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions reported.
+
+    Each chunk of the model (one, or several with `virtualPipeline`) sees every micro-batch once.
+    """
     batches = list(batches)
     longest = max(len(batch.tokens) for batch in batches)
     return get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=iter(batches),
-        model=model,
+        data_iterator=[iter(batches) for _ in chunks],
+        model=chunks,
         num_microbatches=len(batches),
         seq_length=longest,
         micro_batch_size=1,

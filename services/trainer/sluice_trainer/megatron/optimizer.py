@@ -34,8 +34,8 @@ def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
 
 
 @megatron_device()
-def build_optimizer(model: DistributedDataParallel, config: TransformerConfig, spec: Optimizer) -> Any:
-    """Megatron's optimizer over the wrapped model: states in fp32, shared out over data-parallel ranks.
+def build_optimizer(chunks: list[DistributedDataParallel], config: TransformerConfig, spec: Optimizer) -> Any:
+    """Megatron's optimizer over the wrapped chunks of the model: states in fp32, shared out over data-parallel ranks.
 
     Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is computed anyway.
     """
@@ -54,7 +54,7 @@ def build_optimizer(model: DistributedDataParallel, config: TransformerConfig, s
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        optimizer = get_megatron_optimizer(options, [model])
+        optimizer = get_megatron_optimizer(options, chunks)
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = _sum_gradients
     return optimizer

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+from sluice_trainer.megatron.attention import Split
 
 T = TypeVar("T")
 
@@ -35,6 +36,11 @@ def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta, env: 
             f"{dist.get_world_size()} trainer processes cannot be split into groups of tensor ({parallelism.tensor}) x "
             f"pipeline ({parallelism.pipeline}) x context ({parallelism.context}) = {model_parallel}"
         )
+    if dist.get_world_size() // parallelism.pipeline % parallelism.expert:
+        raise ValueError(
+            f"{dist.get_world_size()} trainer processes / pipeline ({parallelism.pipeline}) cannot be split into "
+            f"groups of expert ({parallelism.expert})"
+        )
     with megatron_device():
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(
@@ -43,6 +49,7 @@ def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta, env: 
                 virtual_pipeline_model_parallel_size=parallelism.virtual_pipeline,
                 context_parallel_size=parallelism.context,
                 expert_model_parallel_size=parallelism.expert,
+                expert_tensor_parallel_size=1,
                 distributed_timeout_minutes=max(timeout.total_seconds() / 60, 1 / 60),
             )
         torch.manual_seed(seed)
@@ -70,6 +77,15 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def row_split() -> Split:
+    """How this rank shares a row of tokens with others."""
+    return Split(
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        rank=parallel_state.get_context_parallel_rank(),
+    )
+
+
 def data_parallel_rank() -> int:
     return int(parallel_state.get_data_parallel_rank())
 
@@ -79,12 +95,15 @@ def data_parallel_size() -> int:
 
 
 def reduce_over_data_parallel(values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType) -> dict[str, float]:
-    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the same names."""
+    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the same names.
+
+    Context-parallel ranks of one data-parallel rank hold the same values; they do not count twice.
+    """
     if not values:
         return {}
     names = sorted(values)
     flat = torch.stack([values[name].detach().double() for name in names]).to(DEVICE)
-    dist.all_reduce(flat, op=op, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    dist.all_reduce(flat, op=op, group=parallel_state.get_data_parallel_group())
     return dict(zip(names, flat.tolist(), strict=True))
 
 
@@ -101,3 +120,8 @@ def from_last_stage(value: T) -> T:
 def largest_over_data_parallel(count: int) -> int:
     """The largest of the ranks' counts."""
     return int(reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"])
+
+
+def any_rank(fact: bool) -> bool:
+    """Whether it is so on any data-parallel rank: what all ranks do together they must decide together."""
+    return largest_over_data_parallel(int(fact)) > 0

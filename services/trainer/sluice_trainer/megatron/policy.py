@@ -1,4 +1,4 @@
-"""The policy: model, optimizer and reference of one trainer process, behind a handful of calls.
+"""The policy: model, optimizer, reference and critic of one trainer process, behind a handful of calls.
 
 Every data-parallel rank makes the same calls in the same order, each with its own shard:
 
@@ -6,9 +6,8 @@ Every data-parallel rank makes the same calls in the same order, each with its o
     policy.load_latest(checkpoints)                      # -> step, or None: start at version 0
     for _ in range(policy.step, steps):
         batch = ...                                      # the same metadata on every rank, tokens of the own shard
-        advantages = group_advantages(rewards, groups, normalize_std=True)
-        shard = [TrainSequence(tokens, response_length, loss_mask, rollout_log_probs, advantage), ...]
-        metrics = policy.train([shard], [BatchTotals(sequences=256, tokens=4096)])
+        prepared = prepare(policy, batch, groups)        # preparation.py: rewards -> advantages
+        metrics = policy.train(prepared.shard, prepared.totals)
         for name, tensor in policy.hf_tensors(): ...     # to the engines
         policy.save(checkpoints, policy.step)
     policy.export_hf(checkpoints / "hf")
@@ -21,32 +20,27 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
+from sluice_trainer import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.algorithms.kl import reward_penalty
+from sluice_trainer.algorithms.kl import kl_estimate
+from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
 from sluice_trainer.megatron import checkpoint, mapping, parallel
-from sluice_trainer.megatron.adaptations import DEVICE
-from sluice_trainer.megatron.forward import compute_log_probs
-from sluice_trainer.megatron.hf_config import read_shape, transformer_config
-from sluice_trainer.megatron.model import build, distribute, load_hf, load_random, save_hf
-from sluice_trainer.megatron.optimizer import build_optimizer, learning_rate, set_learning_rate
-from sluice_trainer.megatron.packing import (
-    MicroBatch,
-    Sequence,
-    TrainSequence,
-    equalise,
-    micro_batch,
-    pack,
-    train_micro_batch,
-)
-from sluice_trainer.megatron.step import StepResult, train_step
+from sluice_trainer.megatron.checkpoint_directory import latest, prune
+from sluice_trainer.megatron.critic import Critic
+from sluice_trainer.megatron.forward import Forward, forward
+from sluice_trainer.megatron.hf_config import read_shape
+from sluice_trainer.megatron.hf_files import save_hf
+from sluice_trainer.megatron.learner import Learner, model_config, score
+from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.packing import Sequence, TrainSequence
 from sluice_trainer.ranks import Ranks
 
 __all__ = ["BatchTotals", "Policy", "Sequence", "TrainSequence"]
@@ -76,31 +70,28 @@ class Policy:
         """Version held: training steps done."""
         self.user_state: dict[str, Any] = {}
         """What the last loaded checkpoint carried for its owner."""
-        self._optimizer_steps = 0
-        self._total_steps = total_steps or spec.trainer.steps
+        self._writing: checkpoint.Writing | None = None
+        self._keep = spec.checkpoint.keep
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = Ranks.here(timeout)
         self.shape = read_shape(model_dir)
-        self._config = self._transformer_config(self.shape)
-        model = build(self._config, self.shape)
-        self._load_initial(model)
-        self.model = distribute(model, self._config)
-        self._optimizer = build_optimizer(self.model, self._config, spec.trainer.optimizer)
+        config = model_config(spec, self.shape)
+        chunks = build(config, self.shape)
+        self._load_initial(chunks)
+        total_steps = total_steps or spec.trainer.steps
+        self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, total_steps)
+        self._custom_loss = custom.loss(spec.algorithm)
         self._reference = self._build_reference(reference_dir)
+        critic = spec.algorithm.value_model
+        self.critic = Critic(spec, critic, model_dir, total_steps) if critic else None
         # Megatron collects garbage at every save. All that imports have left would be looked through: 0.25 s.
         gc.freeze()
 
-    def _transformer_config(self, shape: Any) -> Any:
-        trainer = self.spec.trainer
-        precision = trainer.precision or ("bf16" if DEVICE.type == "cuda" else "fp32")
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        return transformer_config(shape, trainer.parallelism, dtype=dtype, recompute=trainer.recompute == "full")
-
-    def _load_initial(self, model: Any) -> None:
+    def _load_initial(self, chunks: list[Any]) -> None:
         if self.spec.model.init == "random":
-            load_random(model, self.shape, self.spec.data.seed)
+            load_random(chunks, self.shape, self.spec.data.seed)
         else:
-            load_hf(model, self.shape, self.model_dir)
+            load_hf(chunks, self.shape, self.model_dir)
 
     def _build_reference(self, directory: Path | None) -> Any:
         """A frozen second model, only where a KL term asks for it.
@@ -113,8 +104,8 @@ class Policy:
         if directory is None and self.spec.model.reference_path:
             directory = Path(self.spec.model.reference_path)
         self._reference_shape = self.shape if directory is None else read_shape(directory)
-        config = self._transformer_config(self._reference_shape)
-        reference = build(config, self._reference_shape).requires_grad_(False)
+        config = model_config(self.spec, self._reference_shape)
+        reference = [chunk.requires_grad_(False) for chunk in build(config, self._reference_shape)]
         if directory is None:
             self._load_initial(reference)
         else:
@@ -123,80 +114,56 @@ class Policy:
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token under the current weights: per sequence [response] float32, on the CPU."""
-        return self._score(self.model, shard, self.shape.vocab)
+        return score(self._learner.chunks, shard, self.spec, self._forward(self.shape.vocab))
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
         """The same under the reference policy; None where no KL term is on."""
         if self._reference is None:
             return None
-        return self._score(self._reference, shard, self._reference_shape.vocab)
+        return score(self._reference, shard, self.spec, self._forward(self._reference_shape.vocab))
 
-    def kl_penalties(self, shard: Seq[TrainSequence]) -> list[float] | None:
-        """`kl.coef` times each response's KL from the reference; None where `kl.coef` is 0.
+    def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
+        """The KL of each response token from the reference, per sequence [response]; None where `kl.coef` is 0.
 
-        Take it off the rewards, over the whole batch, before `group_advantages`: see `algorithms.kl.reward_penalty`.
+        Also the sequences, with the log-probs that this took, where the step would ask for them once more.
         """
         kl = self.spec.algorithm.kl
         if not kl.coef > 0:
-            return None
-        reference = self.reference_log_probs(shard)
+            return list(shard), None
+        current, reference = self.log_probs(shard), self.reference_log_probs(shard)
         assert reference is not None
-        return [
-            kl.coef * float(reward_penalty(current, ref, torch.from_numpy(sequence.loss_mask), kl.type))
-            for current, ref, sequence in zip(self.log_probs(shard), reference, shard, strict=True)
-        ]
+        found = [kl_estimate(log_probs, ref, kl.type) for log_probs, ref in zip(current, reference, strict=True)]
+        if self.spec.trainer.steps_per_batch > 1:
+            shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
+        return list(shard), found
 
-    def _score(self, model: Any, shard: Seq[Sequence], vocab: int) -> list[Tensor]:
-        if not shard:
-            return []
-        bins = pack([len(s.tokens) for s in shard], self.spec.trainer.max_tokens_per_gpu)
-        batches = [micro_batch(shard, members, DEVICE, multiple=self._row_multiple) for members in bins]
-        scores = compute_log_probs(model, batches, temperature=self._temperature, vocab=vocab)
-        result: list[Tensor] = [torch.empty(0)] * len(shard)
-        for batch, values in zip(batches, scores, strict=True):
-            for index, value in zip(batch.members, values, strict=True):
-                result[index] = value
-        return result
-
-    @property
-    def _temperature(self) -> float:
-        return self.spec.rollout.sampling.temperature
-
-    @property
-    def _row_multiple(self) -> int:
-        return self.spec.trainer.parallelism.tensor
+    def _forward(self, vocab: int) -> Forward:
+        return partial(forward, temperature=self.spec.rollout.sampling.temperature, vocab=vocab)
 
     def train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         """One training step: an optimizer step on each part of this rank's shard. Collective. `step` is then one up.
 
         shard_by_optimizer_step: `stepsPerBatch` parts, equally many on every rank, empty ones allowed. totals: of each
-        part over all ranks. Returns metrics under slime's names, equal on all ranks; with several optimizer steps their
-        mean (the largest for `_max`).
+        part over all ranks. A critic is trained first, and alone in its `warmupSteps`. Returns metrics under slime's
+        names (a critic's under verl's), equal on all ranks; with several optimizer steps their mean (the largest for
+        `_max`).
         """
         if len(shard_by_optimizer_step) != len(totals):
             raise ValueError(f"{len(shard_by_optimizer_step)} optimizer steps but {len(totals)} totals")
-        parts = self._with_log_probs(shard_by_optimizer_step)
-        results = []
-        for shard, total in zip(parts, totals, strict=True):
-            rate = learning_rate(self._optimizer_steps, self.spec.trainer.optimizer, self._all_optimizer_steps)
-            set_learning_rate(self._optimizer, rate)
-            results.append(
-                train_step(
-                    self.model,
-                    self._optimizer,
-                    self._micro_batches(shard, total),
-                    self.spec.algorithm,
-                    temperature=self._temperature,
-                    vocab=self.shape.vocab,
-                )
-            )
-            self._optimizer_steps += 1
+        metrics = self.critic.train(shard_by_optimizer_step, totals) if self.critic else {}
+        if not self.critic or self.step >= self.critic.settings.warmup_steps:
+            metrics |= self._train(shard_by_optimizer_step, totals)
         self.step += 1
-        return _metrics(results, rate)
+        return metrics
 
-    @property
-    def _all_optimizer_steps(self) -> int | None:
-        return self._total_steps and self._total_steps * self.spec.trainer.steps_per_batch
+    def _train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
+        parts = self._with_log_probs(shard_by_optimizer_step)
+        metrics = self._learner.train(parts, totals, self._forward(self.shape.vocab), self._objective)
+        return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
+
+    def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
+        log_probs, entropy = output
+        return policy_objective(log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss)
 
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
         """Add old log-probs where there are several optimizer steps, reference log-probs where there is a KL loss.
@@ -204,49 +171,82 @@ class Policy:
         With one optimizer step the old policy is the current one, so the step's own forward pass has its log-probs.
         """
         shard = [sequence for part in parts for sequence in part]
-        if len(parts) > 1 and any(sequence.old_log_probs is None for sequence in shard):
+        if len(parts) > 1 and parallel.any_rank(any(sequence.old_log_probs is None for sequence in shard)):
             old = self.log_probs(shard)
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
-        if self.spec.algorithm.kl.loss_coef > 0 and any(sequence.ref_log_probs is None for sequence in shard):
+        in_loss = self.spec.algorithm.kl.loss_coef > 0
+        if in_loss and parallel.any_rank(any(sequence.ref_log_probs is None for sequence in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
-    def _micro_batches(self, shard: list[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
-        bins = pack([len(s.tokens) for s in shard], self.spec.trainer.max_tokens_per_gpu)
-        bins = equalise(bins, max(parallel.largest_over_data_parallel(len(bins)), 1))
-        aggregation = self.spec.algorithm.aggregation
-        return [
-            train_micro_batch(shard, members, totals, aggregation, DEVICE, multiple=self._row_multiple)
-            for members in bins
-        ]
-
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all weights as a Hugging Face checkpoint holds them; see `mapping.hf_tensors`."""
-        return mapping.hf_tensors(self.model.module, self.shape)
+        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape)
 
     def save(
         self, directory: Path, step: int, *, keep: int | None = None, user_state: dict[str, Any] | None = None
     ) -> None:
-        """Write checkpoint `step`, then delete all but the newest `keep` (default: `checkpoint.keep`). Collective.
+        """Write checkpoint `step` now, then delete all but the newest `keep` (default: `checkpoint.keep`). Collective.
 
         user_state: anything picklable of the caller's, equal on all ranks; `load_latest` puts it into `user_state`.
         """
-        state = {"step": self.step, "optimizer_steps": self._optimizer_steps, "user": user_state or {}}
-        checkpoint.save(directory, step, self.model, self._optimizer, state)
+        self.begin_save(directory, step, keep=keep, user_state=user_state)
+        self.finish_save(directory, wait=True)
+
+    def begin_save(
+        self,
+        directory: Path,
+        step: int,
+        *,
+        beside: bool = False,
+        keep: int | None = None,
+        user_state: dict[str, Any] | None = None,
+    ) -> None:
+        """Begin to write checkpoint `step`, as `save` does; with `beside`, training may go on. Collective.
+
+        It counts once `finish_save` has returned its step. One that is under way is completed first.
+        """
+        self.finish_save(directory, wait=True)
+        state = {"step": self.step, "user": user_state or {}}
+        state["optimizer_steps"] = {name: learner.optimizer_steps for name, learner in self._learners.items()}
+        self._writing = checkpoint.Writing(directory, step, self._parts, state, beside=beside)
+        self._keep = keep or self.spec.checkpoint.keep
+
+    def finish_save(self, directory: Path, *, wait: bool) -> int | None:
+        """Complete the checkpoint that is under way once its files are written; with `wait`, wait for that. Collective.
+
+        Returns its step when it is durable; None where there is none, or not yet. All but the newest `keep` then go.
+        """
+        writing = self._writing
+        if writing is None or not (wait or writing.ready()):
+            return None
+        self._writing = None
+        writing.complete()
         if dist.get_rank() == 0:
-            checkpoint.prune(directory, keep or self.spec.checkpoint.keep)
+            prune(directory, self._keep)
+        return writing.step
 
     def load_latest(self, directory: Path) -> int | None:
         """Restore the newest complete checkpoint; returns its step, or None where there is none. Collective."""
-        step: int | None = checkpoint.agreed(checkpoint.latest(directory))
+        step: int | None = checkpoint.agreed(latest(directory))
         if step is None:
             return None
-        state = checkpoint.load(directory, step, self.model, self._optimizer)
-        self.step, self._optimizer_steps = state["step"], state["optimizer_steps"]
-        self.user_state = state["user"]
+        state = checkpoint.load(directory, step, self._parts)
+        self.step, self.user_state = state["step"], state["user"]
+        for name, learner in self._learners.items():
+            learner.optimizer_steps = state["optimizer_steps"][name]
         return step
+
+    @property
+    def _learners(self) -> dict[str, Learner]:
+        """What learns, by its directory in a checkpoint."""
+        return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
+
+    @property
+    def _parts(self) -> checkpoint.Parts:
+        return {name: (learner.chunks, learner.optimizer) for name, learner in self._learners.items()}
 
     def export_hf(self, directory: Path) -> None:
         """Write the model as a Hugging Face checkpoint, with config and tokenizer of the one it started from.
@@ -260,12 +260,3 @@ class Policy:
             for _ in tensors:
                 pass
         dist.barrier()
-
-
-def _metrics(results: list[StepResult], rate: float) -> dict[str, float]:
-    count = len(results)
-    sums = {name: sum(r.sums[name] for r in results) / count for name in results[0].sums}
-    maxima = {name: max(r.maxima[name] for r in results) for name in results[0].maxima}
-    norm = sum(r.grad_norm for r in results) / count
-    values = {**sums, **maxima, "grad_norm": norm, "lr-pg_0": rate}
-    return {f"train/{name}": value for name, value in values.items()}

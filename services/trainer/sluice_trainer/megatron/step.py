@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sluice.api import Algorithm
-from sluice_trainer.algorithms.objective import policy_objective
+from sluice_trainer.algorithms.objective import LossInputs, Objective
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.forward import forward, run_schedule
+from sluice_trainer.megatron.forward import Forward, run_schedule
 from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage, reduce_over_data_parallel
+
+Loss = Callable[[Tensor, LossInputs], Objective]
+"""(what the forward pass gives on the last pipeline stage, inputs) -> objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class StepResult:
 
 @megatron_device()
 def train_step(
-    model: Any, optimizer: Any, batches: list[MicroBatch], algorithm: Algorithm, *, temperature: float, vocab: int
+    chunks: list[Any], optimizer: Any, batches: list[MicroBatch], forward: Forward, loss: Loss
 ) -> StepResult:
     """Train on this rank's micro-batches. Every data-parallel rank must bring the same number. Collective.
 
@@ -42,19 +44,19 @@ def train_step(
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
         batch = next(data)
-        scores = forward(module, batch, temperature=temperature, vocab=vocab)
 
-        def loss(output: Tensor) -> tuple[Tensor, Tensor, Any]:
+        def evaluate(output: Tensor) -> tuple[Tensor, Tensor, Any]:
             assert batch.loss is not None
-            objective = policy_objective(output[0], output[1], batch.loss, algorithm)
+            objective = loss(output, batch.loss)
             # The schedule scales the loss in place: hand it a tensor of its own.
             return objective.loss.clone(), torch.zeros([], dtype=torch.int, device=output.device), objective
 
-        return scores, loss
+        return forward(module, batch), evaluate
 
-    model.zero_grad_buffer()
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    objectives = run_schedule(step, model, batches, forward_only=False)
+    objectives = run_schedule(step, chunks, batches, forward_only=False)
     sums = reduce_over_data_parallel(_total([o.sums for o in objectives], torch.sum), dist.ReduceOp.SUM)
     maxima = reduce_over_data_parallel(_total([o.maxima for o in objectives], torch.amax), dist.ReduceOp.MAX)
     sums, maxima = from_last_stage((sums, maxima))

@@ -13,6 +13,9 @@ from sluice_trainer.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.publisher import Published, share
 
+_AHEAD = 2
+"""Buckets that are being sent or wait for it, while the next is made: memory for one more than that is needed."""
+
 
 def publish(
     tensors: Iterable[tuple[str, Tensor]],
@@ -27,7 +30,7 @@ def publish(
 
     tensors: names and full tensors as a Hugging Face checkpoint has them. They are gathered and laid into buckets by
     all ranks, each of which sends them to its share of the engines. The first bucket is made before the engines are
-    paused, and each further one while the one before it is on its way.
+    paused, and the others while earlier ones are on their way.
     """
     plan = coordinator.plan_update(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
@@ -46,9 +49,11 @@ def publish(
 def _send(made: Iterator[Bucket], coordinator: Coordinator) -> Published:
     first = next(made)
     coordinator.pause_engines()
-    sent = coordinator.send(first)
+    sending = deque([coordinator.send(first)])
     for bucket in made:
+        sending.append(coordinator.send(bucket))
+        if len(sending) > _AHEAD:
+            sending.popleft().result()
+    for sent in sending:
         sent.result()
-        sent = coordinator.send(bucket)
-    sent.result()
     return coordinator.finish_update()

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -72,6 +73,7 @@ class Publisher:
         self._transport = transport
         self._http: aiohttp.ClientSession | None = None
         self._controls: dict[tuple[str, int], EngineControl] = {}
+        self._sending = asyncio.Lock()
         self.current: Update | None = None
 
     async def close(self) -> None:
@@ -95,30 +97,32 @@ class Publisher:
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         await self._phase(pb.UPDATE_PHASE_PREPARE, self._prepare)
+        await self._report_all(pb.UPDATE_PHASE_PREPARE)
 
     async def pause(self) -> None:
         self._update().paused_since = time.monotonic()
         await self._phase(pb.UPDATE_PHASE_PAUSE, self._pause)
 
     async def send(self, bucket: Bucket) -> None:
-        """Transfer one bucket to every engine that is still in the update."""
+        """Transfer one bucket to every engine that is still in the update, after those before it."""
         update = self._update()
-        await self._transport.stage(bucket, update.version)
-        if not update.peers:
-            return
 
         async def send(peer: Peer) -> None:
             flush = peer.control.may_flush(self._sync.pause_mode)
             await self._transport.send(peer, bucket, update.version, flush=flush)
 
-        await self._phase(pb.UPDATE_PHASE_TRANSFER, send, report=bucket.last)
+        async with self._sending:
+            await self._transport.stage(bucket, update.version)
+            await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
 
     async def finish(self) -> Published:
-        """Verify and resume."""
+        """Verify and resume; only then the rendezvous hears that an engine serves the new weights."""
         await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
         await self._phase(pb.UPDATE_PHASE_RESUME, lambda peer: peer.control.resume())
-        update, self.current = self._update(), None
+        update = self._update()
         update.seconds["paused"] = time.monotonic() - update.paused_since
+        await self._report_all(pb.UPDATE_PHASE_RESUME)
+        self.current = None
         return Published(tuple(update.peers), update.failed, update.seconds)
 
     async def _prepare(self, peer: Peer) -> None:
@@ -133,58 +137,55 @@ class Publisher:
     async def _verify(self, peer: Peer) -> None:
         if self._sync.transport != "disk":
             await peer.control.end()
-        if not peer.control.may_flush(self._sync.pause_mode):
-            await peer.control.try_flush()
-        if not self._sync.verify:
-            return
+        flushed = peer.control.may_flush(self._sync.pause_mode)
+        async with asyncio.TaskGroup() as group:
+            if not flushed:
+                group.create_task(peer.control.try_flush())
+            if self._sync.verify:
+                group.create_task(self._check_version(peer))
+
+    async def _check_version(self, peer: Peer) -> None:
         served, expected = await peer.control.version(), str(self._update().version)
         if served != expected:
             raise EngineRefusedError(f"the engine says that it serves weight version {served}, expected {expected}")
 
-    async def _phase(
-        self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]], *, report: bool = True
-    ) -> None:
+    async def _phase(self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]]) -> None:
         """Run one phase at all engines side by side, under its deadline. Who fails is out."""
         update = self._update()
         started = time.monotonic()
-        await asyncio.gather(*(self._one(update, phase, peer, action, report) for peer in list(update.peers.values())))
-        name = pb.UpdatePhase.Name(phase).removeprefix("UPDATE_PHASE_").lower()
+        await asyncio.gather(*(self._one(update, phase, peer, action) for peer in list(update.peers.values())))
+        name = _name(phase)
         update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
 
     async def _one(
-        self,
-        update: Update,
-        phase: pb.UpdatePhase,
-        peer: Peer,
-        action: Callable[[Peer], Awaitable[None]],
-        report: bool,
+        self, update: Update, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]
     ) -> None:
-        name = pb.UpdatePhase.Name(phase).removeprefix("UPDATE_PHASE_").lower()
-        started, error = time.monotonic(), ""
         try:
             async with asyncio.timeout(self._sync.timeout_seconds):
                 await action(peer)
-        except _FAILURES as failure:
-            error = f"{name}: {str(failure) or f'not done after {self._sync.timeout_seconds:g} s'}"
-        if error or report:
-            go_on = await self._report(update.version, phase, peer, error, time.monotonic() - started)
-            if not go_on:
-                logs.get().warning("engine left the update", engine=peer.name, reason=error or "it left the epoch")
-                self._transport.abandon(peer.name)
-                update.failed[peer.name] = error or "it left the epoch"
-                del update.peers[peer.name]
+        except* _FAILURES as failures:
+            reason = str(_first(failures)) or f"not done after {self._sync.timeout_seconds:g} s"
+            await self._report(update, phase, peer, f"{_name(phase)}: {reason}")
 
-    async def _report(self, version: int, phase: pb.UpdatePhase, peer: Peer, error: str, seconds: float) -> bool:
+    async def _report_all(self, phase: pb.UpdatePhase) -> None:
+        """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch any more.
+
+        Not after every phase: while engines are paused nothing waits for the rendezvous.
+        """
+        update = self._update()
+        await asyncio.gather(*(self._report(update, phase, peer, "") for peer in list(update.peers.values())))
+
+    async def _report(self, update: Update, phase: pb.UpdatePhase, peer: Peer, error: str) -> None:
         report = pb.PhaseReport(
             source=self._name,
             attempt=self._attempt,
-            version=version,
+            version=update.version,
             engine=peer.name,
             engine_attempt=peer.attempt,
             generation=peer.generation,
             phase=phase,
             error=error,
-            seconds=seconds,
+            seconds=update.seconds.get(_name(phase), 0.0),
         )
 
         async def call() -> pb.PhaseAck:
@@ -192,7 +193,12 @@ class Publisher:
             return ack
 
         ack = await rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
-        return bool(ack.go_on) and not error
+        if error or not ack.go_on:
+            reason = error or "it left the epoch"
+            logs.get().warning("engine left the update", engine=peer.name, reason=reason)
+            self._transport.abandon(peer.name)
+            update.failed[peer.name] = reason
+            del update.peers[peer.name]
 
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
@@ -208,3 +214,15 @@ class Publisher:
         if self.current is None:
             raise RuntimeError("no weight update is under way")
         return self.current
+
+
+def _name(phase: pb.UpdatePhase) -> str:
+    return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
+
+
+def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
+    """One of what went wrong side by side."""
+    found: BaseException = failures
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

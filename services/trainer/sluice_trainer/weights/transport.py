@@ -29,7 +29,7 @@ from sluice.environment import free_port
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.engine import EngineControl
 
-_POLL_SECONDS = 0.001
+_POLL_SECONDS = 0.0001
 
 
 class TransferError(Exception):
@@ -55,14 +55,17 @@ class Transport(Protocol):
         """Once for each bucket, before it is sent to anybody."""
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        """Bring a staged bucket into the engine. On return the engine has loaded it."""
+        """Bring a staged bucket into the engine. Once the last one has returned, the engine has loaded them all."""
 
     def abandon(self, name: str) -> None:
         """Give up whatever is open towards this engine. Never blocks for long, never raises."""
 
 
 class Collective:
-    """Broadcasts over one process group per engine."""
+    """Broadcasts over one process group per engine.
+
+    While an engine loads a bucket the request for the next one is already with it: engines take them one by one.
+    """
 
     def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
         """source: name and attempt of the sender. An engine remembers the names of groups whose sender has died."""
@@ -71,6 +74,7 @@ class Collective:
         self._host = host
         self._timeout = timeout
         self._groups: dict[str, tuple[int, str, Any]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
 
     async def prepare(self, peer: Peer) -> None:
         generation, group, _ = self._groups.get(peer.name, (0, "", None))
@@ -112,34 +116,48 @@ class Collective:
                 flush=flush and bucket.last,
             )
         )
+        earlier = self._loading.pop(peer.name, None)
+        answers = [loading] if earlier is None else [earlier, loading]
         try:
-            await self._broadcast(bucket.data, process_group, loading)
-            await loading
-        finally:
-            loading.cancel()
+            await self._broadcast(bucket.data, process_group, answers)
+            for answer in answers if bucket.last else answers[:-1]:
+                await answer
+        except BaseException:
+            for answer in answers:
+                answer.cancel()
+            raise
+        if not bucket.last:
+            self._loading[peer.name] = loading
 
-    async def _broadcast(self, data: torch.Tensor, process_group: Any, loading: asyncio.Task[None]) -> None:
-        """Broadcast without ever blocking: NCCL makes its communicator in the first one, and waits for the peer there.
+    async def _broadcast(self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]]) -> None:
+        """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits for the peer there.
 
-        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, `loading` says.
+        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, its answers say.
         """
-        begun = asyncio.ensure_future(
-            _in_daemon(
-                lambda: dist.broadcast(data, src=0, group=process_group, async_op=True), dispose=lambda work: None
-            )
-        )
-        deadline = time.monotonic() + self._timeout
+        give_up = threading.Event()
+
+        def broadcast() -> None:
+            work = dist.broadcast(data, src=0, group=process_group, async_op=True)
+            while work is not None and not work.is_completed() and not give_up.is_set():
+                time.sleep(_POLL_SECONDS)
+
+        begun = asyncio.ensure_future(_in_daemon(broadcast, dispose=lambda _: None))
         try:
-            while not begun.done() or not _is_completed(begun.result()):
-                if loading.done():
-                    loading.result()  # the engine refused: it will never join this collective
-                if time.monotonic() > deadline:
-                    raise TransferError(f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s")
-                await asyncio.sleep(_POLL_SECONDS)
+            async with asyncio.timeout(self._timeout):
+                waiting = {begun, *answers}
+                while not begun.done():
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for future in done:
+                        future.result()  # an engine that refused will never join this collective
+        except TimeoutError:
+            raise TransferError(f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s") from None
         finally:
+            give_up.set()
             begun.cancel()
 
     def abandon(self, name: str) -> None:
+        if loading := self._loading.pop(name, None):
+            loading.cancel()
         _, _, process_group = self._groups.pop(name, (0, "", None))
         if process_group is not None:
             self._bury(process_group)
@@ -252,10 +270,6 @@ async def _in_daemon(blocking: Callable[[], Any], dispose: Callable[[Any], None]
 
     threading.Thread(target=run, name="join", daemon=True).start()
     return await future
-
-
-def _is_completed(work: Any) -> bool:
-    return work is None or bool(work.is_completed())
 
 
 _making_group = threading.Lock()

@@ -1,0 +1,154 @@
+"""From rewards to the advantage of each token: one function for each `algorithm.estimator`.
+
+A rank knows the rewards of the whole batch, for a group's responses may lie on several ranks, and the tokens of its own
+responses. What an estimator gives for a response does not depend on which rank has it; only whitening looks at the
+tokens of all ranks, and its sums are added up between the two (`advantages.Moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sluice.api import Algorithm
+from sluice_trainer.algorithms.advantages import group_advantages, leave_one_out
+from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
+
+TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")
+"""Estimators that take `kl.coef` off token by token. For the others it comes off the response's reward beforehand."""
+
+
+class EstimatorError(ValueError):
+    """An estimator cannot work with what it got. The message is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What an estimator sees. Failed responses are left out.
+
+    rewards [samples] float32, groups [samples] int: of the whole batch, equal on all ranks. own [own] int: places in
+    them of the responses that this rank trains. masks, kl: of those, each [response]; kl is 0 where `kl.coef` is.
+    values: of those, each [response], from the critic; baselines [own]: reward of the greedy response to the prompt.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    own: Tensor
+    masks: Sequence[Tensor]
+    kl: Sequence[Tensor]
+    values: Sequence[Tensor] | None = None
+    baselines: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of this rank's responses: advantages, each [response]; returns, each [response]: what the critic learns."""
+
+    advantages: list[Tensor]
+    returns: list[Tensor] | None = None
+
+
+Estimator = Callable[[Responses, Algorithm], Estimate]
+Custom = Callable[[Responses, Algorithm], Sequence[Tensor]]
+"""`algorithm.function`: one advantage for each own response, a scalar or one for each of its tokens."""
+
+
+def estimate(responses: Responses, algorithm: Algorithm, custom: Custom | None = None) -> Estimate:
+    """Advantages of this rank's responses, each [response] float32, not whitened yet."""
+    if algorithm.estimator != "custom":
+        return _ESTIMATORS[algorithm.estimator](responses, algorithm)
+    if custom is None:
+        raise EstimatorError("estimator: custom needs algorithm.function")
+    return _checked(custom(responses, algorithm), responses, str(algorithm.function))
+
+
+def _grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token (r - mean(group)) / (std(group) + 1e-6): grpo, gspo, cispo."""
+    return _everywhere(_by_group(responses, normalize_std=algorithm.normalize_std), responses)
+
+
+def _dr_grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token r - mean(group) (Liu et al. 2025: a prompt's difficulty must not weigh it)."""
+    return _everywhere(_by_group(responses, normalize_std=False), responses)
+
+
+def _rloo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token r - mean(the others of the group)."""
+    return _everywhere(leave_one_out(responses.rewards, responses.groups)[responses.own], responses)
+
+
+def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are whitened afterwards."""
+    return Estimate(_floats(discounted_returns(_token_rewards(responses, algorithm), algorithm.gamma)))
+
+
+def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token r - mean(group) - kl_coef * kl (slime; verl takes the KL's sum off r). Whitened afterwards."""
+    centred = _dr_grpo(responses, algorithm).advantages
+    return Estimate([a - algorithm.kl.coef * kl for a, kl in zip(centred, responses.kl, strict=True)])
+
+
+def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """Rewards to go minus the reward of the greedy response to the same prompt (Li et al. 2023; verl `remax`)."""
+    if responses.baselines is None:
+        raise EstimatorError("remax needs the reward of each prompt's greedy response")
+    to_go = discounted_returns(_token_rewards(responses, algorithm), 1.0)
+    return Estimate(_floats([g - b for g, b in zip(to_go, responses.baselines.double(), strict=True)]))
+
+
+def _ppo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """GAE over r - kl_coef * kl and the critic's values."""
+    if responses.values is None:
+        raise EstimatorError("ppo needs the critic's values")
+    rewards = _token_rewards(responses, algorithm)
+    advantages, returns = gae(rewards, responses.values, responses.masks, gamma=algorithm.gamma, lam=algorithm.lambda_)
+    return Estimate(_floats(advantages), _floats(returns))
+
+
+_ESTIMATORS: dict[str, Estimator] = {
+    "grpo": _grpo,
+    "gspo": _grpo,
+    "cispo": _grpo,
+    "dr_grpo": _dr_grpo,
+    "rloo": _rloo,
+    "reinforce_plus_plus": _reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
+    "remax": _remax,
+    "ppo": _ppo,
+}
+
+
+def _by_group(responses: Responses, *, normalize_std: bool) -> Tensor:
+    return group_advantages(responses.rewards, responses.groups, normalize_std=normalize_std)[responses.own]
+
+
+def _token_rewards(responses: Responses, algorithm: Algorithm) -> list[Tensor]:
+    return token_rewards(responses.rewards[responses.own], responses.masks, responses.kl, algorithm.kl.coef)
+
+
+def _everywhere(advantages: Tensor, responses: Responses) -> Estimate:
+    """The same advantage at every token of a response. advantages: [own]."""
+    return Estimate([a.expand(len(mask)) for a, mask in zip(advantages, responses.masks, strict=True)])
+
+
+def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
+    return [row.float() for row in rows]
+
+
+def _checked(found: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
+    """What a user's function gave: one tensor for each response, a scalar or [response], finite where it counts."""
+    if len(found) != len(responses.masks):
+        raise EstimatorError(f"{name} gave {len(found)} advantages for {len(responses.masks)} responses")
+    advantages = []
+    for number, (value, mask) in enumerate(zip(found, responses.masks, strict=True)):
+        advantage = torch.as_tensor(value, dtype=torch.float32)
+        if advantage.shape not in ((), mask.shape):
+            shape = tuple(advantage.shape)
+            raise EstimatorError(f"{name}: advantage {number} has shape {shape}; expected () or ({len(mask)},)")
+        advantages.append(advantage.expand(len(mask)))
+        if not bool(torch.isfinite(advantages[-1][mask > 0]).all()):
+            raise EstimatorError(f"{name}: advantage {number} is not finite")
+    return Estimate(advantages)

@@ -1,0 +1,29 @@
+"""Own estimators and losses: `algorithm.function` and `algorithm.lossFunction`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sluice.api import Algorithm
+from sluice.environment import ConfigurationError
+from sluice.rewards.custom import LoadError, load
+from sluice_trainer.algorithms.estimators import Custom
+from sluice_trainer.algorithms.objective import CustomLoss
+
+
+def estimator(algorithm: Algorithm) -> Custom | None:
+    """The user's estimator; None where there is none. ConfigurationError: it cannot be loaded."""
+    return _load("function", algorithm.function) if algorithm.function else None
+
+
+def loss(algorithm: Algorithm) -> CustomLoss | None:
+    """The user's policy loss; None where there is none. ConfigurationError: it cannot be loaded."""
+    return _load("lossFunction", algorithm.loss_function) if algorithm.loss_function else None
+
+
+def _load(field: str, dotted: str) -> Callable[..., Any]:
+    try:
+        return load(dotted)
+    except LoadError as error:
+        raise ConfigurationError(f"spec.algorithm.{field}: {error}") from error

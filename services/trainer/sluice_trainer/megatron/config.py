@@ -1,0 +1,160 @@
+"""From the shape of a model and a parallel layout to Megatron's configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+from sluice.api import Parallelism
+from sluice_trainer.megatron.adaptations import DEVICE
+from sluice_trainer.megatron.hf_config import Experts, Latent, ModelShape, UnsupportedModelError
+
+
+def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
+    """Raise UnsupportedModelError, with every reason, where the model cannot be split like this."""
+    problems = [
+        f"trainer.parallelism.{field} {size} must divide the {what}"
+        for field, size, what, number in _divisions(shape, parallelism)
+        if number % size
+    ]
+    if parallelism.expert > 1 and shape.experts is None:
+        problems.append(f"trainer.parallelism.expert {parallelism.expert}: {shape.model_type} has no experts")
+    if problems:
+        raise UnsupportedModelError("; ".join(problems))
+
+
+def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, int, str, int]]:
+    """(field, its size, what it divides in words, how much there is of that)."""
+    tensor, stages = parallelism.tensor, parallelism.pipeline * (parallelism.virtual_pipeline or 1)
+    name = "pipeline x virtualPipeline" if parallelism.virtual_pipeline else "pipeline"
+    widths = {"key/value heads": shape.kv_heads, "channels of the feed-forward layers": shape.ffn}
+    if shape.latent:
+        widths = {
+            "attention heads": shape.heads,
+            "channels of the feed-forward layers": shape.ffn,
+            "channels of the compressed queries": shape.latent.query_rank or tensor,
+            "channels of the compressed keys and values": shape.latent.kv_rank + shape.latent.turned,
+        }
+    if shape.experts and shape.experts.shared_ffn:
+        widths["channels of the shared experts"] = shape.experts.shared_ffn
+    return [
+        *(("tensor", tensor, f"{number} {what}", number) for what, number in widths.items()),
+        (name, stages, f"{shape.layers} layers into equal stages", shape.layers),
+        *(("expert", parallelism.expert, f"{e.count} experts", e.count) for e in (shape.experts,) if e),
+    ]
+
+
+def transformer_config(
+    shape: ModelShape, parallelism: Parallelism, *, dtype: torch.dtype, recompute: bool = False
+) -> TransformerConfig:
+    """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no dropout."""
+    check_layout(shape, parallelism)
+    kind = MLATransformerConfig if shape.latent else TransformerConfig
+    return kind(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm or shape.latent is not None,
+        rotary_interleaved=shape.rope_interleaved and shape.latent is None,
+        softmax_scale=_magnitude(shape) ** 2 / math.sqrt(shape.head_dim),
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        # Weights are always loaded (also random ones), so none are drawn twice.
+        perform_initialization=False,
+        use_cpu_initialization=DEVICE.type == "cpu",
+        # The weights of `aggregation` hold the denominators: gradients of micro-batches and ranks are plain sums.
+        calculate_per_token_loss=True,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        **_parallel(parallelism),
+        **_experts(shape.experts),
+        **_latent(shape.latent),
+        **(_FULL_RECOMPUTE if recompute else {}),
+    )
+
+
+def _magnitude(shape: ModelShape) -> float:
+    return shape.latent.magnitude if shape.latent else shape.rope.attention_factor
+
+
+_FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _parallel(parallelism: Parallelism) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "tensor_model_parallel_size": parallelism.tensor,
+        "pipeline_model_parallel_size": parallelism.pipeline,
+        "virtual_pipeline_model_parallel_size": parallelism.virtual_pipeline,
+        "context_parallel_size": parallelism.context,
+        "expert_model_parallel_size": parallelism.expert,
+        # An expert is a small matrix: it is never split, and ranks of a tensor group hold different experts.
+        "expert_tensor_parallel_size": 1,
+        "sequence_parallel": parallelism.tensor > 1,
+        # Packed micro-batches differ in length; pipeline stages must tell each other.
+        "variable_seq_lengths": parallelism.pipeline > 1,
+        # Megatron asks for this one with variable lengths, also where there are no experts.
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    if parallelism.virtual_pipeline:
+        # The other settings of the interleaved schedule exchange the wrong tensors, silently.
+        options |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return options
+
+
+def _experts(experts: Experts | None) -> dict[str, Any]:
+    if experts is None:
+        return {}
+    grouped = {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_limit}
+    return {
+        "num_moe_experts": experts.count,
+        "moe_router_topk": experts.per_token,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_layer_freq": [int(mixture) for mixture in experts.layers],
+        "moe_shared_expert_intermediate_size": experts.shared_ffn or None,
+        "moe_router_score_function": experts.score,
+        # Softmax over the chosen experts is the softmax over all, normalised.
+        "moe_router_pre_softmax": experts.score == "softmax" and not experts.normalised,
+        "moe_router_topk_scaling_factor": experts.scaling if experts.scaling != 1.0 else None,
+        "moe_router_enable_expert_bias": experts.choice_bias,
+        "moe_router_bias_update_rate": 0.0,
+        # In bf16 near ties between experts fall differently in trainer and engine.
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        **(grouped if experts.groups > 1 else {}),
+    }
+
+
+def _latent(latent: Latent | None) -> dict[str, Any]:
+    if latent is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.plain,
+        "qk_pos_emb_head_dim": latent.turned,
+        "v_head_dim": latent.value,
+        # Angles come from `PackedRotary`; Megatron's own scalings stay out of it.
+        "rope_type": "rope",
+        "rotary_scaling_factor": 1.0,
+    }

@@ -1,0 +1,154 @@
+"""Hugging Face checkpoints into Megatron's torch_dist format and back, in one process, whatever the model's size.
+
+The model itself has no memory (torch's `meta` device): it tells which tensors a torch_dist checkpoint consists of, and
+`entries` what they are made of. Going in, one parameter at a time is read, arranged and written; coming out, one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from torch import Tensor
+
+from sluice.api import Parallelism
+from sluice.environment import ConfigurationError
+from sluice_trainer.megatron import checkpoint_directory, mapping
+from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
+from sluice_trainer.megatron.checkpoint import METADATA, weights_state
+from sluice_trainer.megatron.config import transformer_config
+from sluice_trainer.megatron.entries import Entry
+from sluice_trainer.megatron.hf_config import ModelShape, read_shape
+from sluice_trainer.megatron.hf_files import SHARD_BYTES, Reader, reader, save_hf
+from sluice_trainer.megatron.model import build
+from sluice_trainer.megatron.pieces import MissingPieceError, PieceReader
+
+Place = tuple[Entry, int]
+"""Of a parameter: its entry, and which expert it belongs to (0 where there are none)."""
+
+
+class ConversionError(ConfigurationError):
+    """What was to be converted is not what was expected. The message is for people."""
+
+
+class _Skeleton:
+    """The model without memory: names, shapes and places of its tensors."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.entries, _ = mapping.plan(shape, 1)
+        self.chunks = build(transformer_config(shape, Parallelism(), dtype=dtype), shape, torch.device("meta"))
+        self.tensors = mapping.named_tensors(self.chunks)
+
+    def state(self) -> dict[str, Any]:
+        """How each of the model's tensors lies in a torch_dist checkpoint, by the model's name for it."""
+        state: dict[str, Any] = weights_state(self.chunks)["model0"]
+        return state
+
+
+@megatron_device()
+def hf_to_dist(source: Path, target: Path) -> Path:
+    """Write the weights in `source` as checkpoint 0 of the directory `target`; returns its path. Needs a process group.
+
+    It holds weights only: tools that load a model take it, training does not resume from it.
+    """
+    shape = read_shape(source)
+    final = checkpoint_directory.path_of(target, 0)
+    if final.exists():
+        raise ConversionError(f"{final} is there already: choose another target, or delete it")
+    temporary = checkpoint_directory.temporary_of(final)
+    target.mkdir(parents=True, exist_ok=True)
+    checkpoint_directory.clean(target)
+    temporary.mkdir()
+    with reader(source) as read, checkpoint_writer_in_process() as messages:
+        skeleton = _Skeleton(shape, read(*mapping.plan(shape, 1)[0][0].hf[0]).dtype)
+        request = dist_checkpointing.save(
+            {"model": skeleton.state()},
+            temporary,
+            content_metadata=dict(METADATA),
+            async_sharded_save=True,
+            async_strategy="mcore",
+        )
+        rank, buckets, results = request.async_fn_args
+        lazy = [(path, key, (data, _Stream(tensors, skeleton, read))) for path, key, (data, tensors) in buckets]
+        request.async_fn(rank, lazy, results)
+        try:
+            for finish in request.finalize_fns:
+                finish()
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            raise ConversionError(f"{final} could not be written: {messages or error}") from error
+    checkpoint_directory.commit(temporary, final)
+    return final
+
+
+class _Stream:
+    """(what to write, tensor) pairs whose tensors come into being when they are asked for, and go with the next."""
+
+    def __init__(self, tensors: list[tuple[Any, Tensor]], skeleton: _Skeleton, read: Reader) -> None:
+        self._tensors = tensors
+        # A tensor of the checkpoint may be a part of a parameter: a view of its (absent) memory.
+        self._places = {
+            _memory(parameter): (entry, expert)
+            for entry in skeleton.entries
+            for expert, parameter in enumerate(skeleton.tensors[entry.parameter])
+        }
+        self._read = read
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        @lru_cache(maxsize=1)
+        def parameter(memory: int) -> Tensor:
+            entry, expert = self._places[memory]
+            count = entry.full[0] if entry.group == "expert" else 1
+            sources = entry.sources(expert, count)
+            return entry.shard([self._read(name, shape) for name, shape in sources], 0, 1).contiguous().view(-1)
+
+        for item, absent in self._tensors:
+            whole = parameter(_memory(absent))
+            part = torch.as_strided(whole, absent.shape, absent.stride(), absent.storage_offset())
+            yield item, part.to(absent.dtype, copy=True).contiguous()
+
+
+def _memory(tensor: Tensor) -> int:
+    """What all views of a tensor have in common, and no other tensor has, also where there is no memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@megatron_device()
+def dist_to_hf(checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write the weights of a torch_dist checkpoint as a Hugging Face checkpoint. Needs a process group.
+
+    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a Hugging Face directory
+    with the model's config and tokenizer.
+    """
+    step = checkpoint_directory.latest(checkpoint)
+    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    if not (final / "metadata.json").is_file():
+        raise ConversionError(f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)")
+    pieces = PieceReader(final)
+    try:
+        skeleton = _Skeleton(read_shape(like), pieces.dtype("embedding.word_embeddings.weight"))
+        tensors = mapping.in_order(skeleton.shape, _layer_by_layer(skeleton, pieces))
+        save_hf(tensors, target, like, shard_bytes=shard_bytes)
+    except MissingPieceError as error:
+        raise ConversionError(
+            f"{final} does not hold the model that {like / 'config.json'} describes: {error}"
+        ) from error
+
+
+def _layer_by_layer(skeleton: _Skeleton, pieces: PieceReader) -> Iterator[tuple[Entry, Tensor]]:
+    """Each entry with its full tensor. Only the tensors of one layer are in memory."""
+    state = skeleton.state()
+    names: dict[str, list[str]] = {}
+    for name in state:
+        names.setdefault(mapping.any_expert(name), []).append(name)
+    for _, layer in groupby(skeleton.entries, lambda entry: entry.parameter.split(".")[:3]):
+        table = list(layer)
+        loaded = pieces.read({name: state[name] for entry in table for name in names[entry.parameter]})
+        for entry in table:
+            tensors = [loaded.pop(name) for name in names[entry.parameter]]
+            yield entry, (torch.stack(tensors) if entry.group == "expert" else tensors[0]).reshape(entry.full)

@@ -1,0 +1,106 @@
+"""Reading pieces of the tensors in a torch_dist checkpoint, whoever wrote them and under whichever layout.
+
+Megatron's own loader wants all pieces of a tensor at once, and tensors of like layers are one tensor to it: that is the
+whole model. torch's reader can do with less.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+
+class MissingPieceError(KeyError):
+    """A checkpoint does not have what is asked of it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PieceReader:
+    """Pieces out of one checkpoint. Its table of contents is read once."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._reader = FileSystemReader(checkpoint)
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+
+    def dtype(self, key: str) -> torch.dtype:
+        return self._stored(key).properties.dtype
+
+    def read(self, wanted: dict[str, ShardedTensor | ShardedTensorFactory]) -> dict[str, Tensor]:
+        """Name -> tensor; `wanted` says which piece each is, as a `sharded_state_dict` does. On the CPU.
+
+        Raises MissingPieceError where the checkpoint does not hold a piece of this shape.
+        """
+        targets: dict[tuple[str, torch.Size], Tensor] = {}
+        items: list[ReadItem] = []
+
+        def place(piece: ShardedTensor) -> Tensor:
+            offset = torch.Size(piece.global_offset)
+            size = torch.Size((1,) * piece.prepend_axis_num + tuple(piece.local_shape))
+            stored = self._stored(piece.key)
+            if len(stored.size) != len(size) or any(
+                o + s > n for o, s, n in zip(offset, size, stored.size, strict=True)
+            ):
+                raise MissingPieceError(f"{piece.key} is {tuple(stored.size)} there, not {tuple(piece.global_shape)}")
+            items.extend(create_read_items_for_chunk_list(piece.key, stored, [ChunkStorageMetadata(offset, size)]))
+            target = torch.empty(size, dtype=stored.properties.dtype)
+            targets[piece.key, offset] = target
+            return target.view(piece.local_shape)
+
+        placed = {
+            name: dict_list_map_outplace(place, one.build()) if isinstance(one, ShardedTensorFactory) else place(one)
+            for name, one in wanted.items()
+        }
+        self._reader.read_data(LoadPlan(items), _Into(targets)).wait()
+        return {
+            name: one.merge_fn(placed[name]) if isinstance(one, ShardedTensorFactory) else placed[name]
+            for name, one in wanted.items()
+        }
+
+    def _stored(self, key: str) -> TensorStorageMetadata:
+        stored = self._metadata.state_dict_metadata.get(key)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise MissingPieceError(f"there is no tensor {key}")
+        return stored
+
+
+class _Into(LoadPlanner):
+    """Where each piece goes that torch's reader reads. The plan is made already."""
+
+    def __init__(self, targets: dict[tuple[str, torch.Size], Tensor]) -> None:
+        self._targets = targets
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None: ...
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan([])
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None: ...
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        index: MetadataIndex = read_item.dest_index
+        assert index.offset is not None
+        target = self._targets[index.fqn, index.offset]
+        for dimension, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dimension, start, length)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None: ...

@@ -1,0 +1,72 @@
+"""Rotary position embedding: how fast each pair of channels turns, under the scalings that checkpoints ask for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """kind: `default`, `linear`, `llama3` or `yarn`. The other fields are the scaling's, under its paper's names."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    """yarn multiplies queries and keys by it after they are turned."""
+
+    def inverse_frequencies(self, dim: int) -> Tensor:
+        """Radians per position of each pair of channels: [dim / 2] float32, on the CPU, as transformers computes it."""
+        exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+        waves = self.theta**exponents
+        match self.kind:
+            case "linear":
+                return 1.0 / waves / self.factor
+            case "llama3":
+                return self._llama3(1.0 / waves)
+            case "yarn":
+                return self._yarn(waves, dim)
+            case _:
+                return 1.0 / waves
+
+    def _llama3(self, inverse: Tensor) -> Tensor:
+        """Llama 3.1's scaling: long waves are stretched, short ones kept, those between interpolated."""
+        wavelength = 2 * math.pi / inverse
+        longest = self.original_max_positions / self.low_freq_factor
+        shortest = self.original_max_positions / self.high_freq_factor
+        smooth = (self.original_max_positions / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        stretched = torch.where(wavelength > longest, inverse / self.factor, inverse)
+        between = (wavelength <= longest) & (wavelength >= shortest)
+        return torch.where(between, (1 - smooth) * stretched / self.factor + smooth * stretched, stretched)
+
+    def _yarn(self, waves: Tensor, dim: int) -> Tensor:
+        """YaRN (Peng et al. 2023): channels that turn often are kept, those that turn rarely stretched."""
+
+        def channel(turns: float) -> float:
+            """The channel that makes this many turns over the original context."""
+            return dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        width = high - low or 0.001
+        kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+        return 1.0 / (self.factor * waves) * (1 - kept) + 1.0 / waves * kept
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's correction of attention for a context that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

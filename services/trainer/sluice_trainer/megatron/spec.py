@@ -1,0 +1,123 @@
+"""The layers of each family, through Megatron's public layer spec: its own modules, with our attention and norms."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from sluice_trainer.megatron.attention import PackedAttention, PackedRotary
+from sluice_trainer.megatron.hf_config import ModelShape
+
+
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence parallelism.
+
+    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the mark on the weight.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
+
+
+class _SandwichAttention(SelfAttention):  # type: ignore[misc]
+    """Attention with a norm after it (GLM-4)."""
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.post_layernorm = Norm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(*args, **options)
+        return self.post_layernorm(output), bias
+
+
+class _SandwichMLP(MLP):  # type: ignore[misc]
+    """An MLP with a norm after it (GLM-4)."""
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.post_layernorm = Norm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(*args, **options)
+        return self.post_layernorm(output), bias
+
+
+class _LatentAttention(MLASelfAttention):  # type: ignore[misc]
+    """Latent attention whose shared key channels get their gradient from all tensor-parallel ranks.
+
+    With local layers Megatron gathers the down-projected keys by columns, and the gradient of the channels that turn
+    with position, which every rank uses for its own heads, is never summed over ranks. Scattered along the sequence
+    here, Megatron gathers them along it again, and that gather sums in its backward pass.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """Directly projected queries have no norm; Megatron insists on one, and only TransformerEngine has it."""
+        if self.config.q_lora_rank is not None:
+            resolved: dict[str, Any] = super()._resolve_qk_norm_config(submodules)
+            return resolved
+        return {name: getattr(submodules, name) for name in ("linear_q_proj", "linear_kv_up_proj", "kv_layernorm")}
+
+    def _qkv_down_projection(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        queries, keys = super()._qkv_down_projection(hidden_states)
+        if keys.size(-1) != self.config.kv_lora_rank + self.config.qk_pos_emb_head_dim:
+            keys = scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(keys))
+        return queries, keys
+
+
+def block_spec(config: TransformerConfig, shape: ModelShape, stage: int | None = None) -> TransformerBlockSubmodules:
+    """The decoder layers of this pipeline stage (or of the virtual stage `stage` of it)."""
+    dense, mixture = _layer(config, shape, None), _layer(config, shape, config.num_moe_experts)
+    layers = [mixture if shape.is_mixture(layer) else dense for layer in range(shape.layers)]
+    first = get_transformer_layer_offset(config, stage)
+    own = layers[first : first + get_num_layers_to_build(config, stage)]
+    return TransformerBlockSubmodules(layer_specs=own, layer_norm=Norm)
+
+
+def _layer(config: TransformerConfig, shape: ModelShape, experts: int | None) -> ModuleSpec:
+    layer = get_gpt_layer_local_spec(
+        num_experts=experts,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=shape.latent is not None,
+        normalization="RMSNorm",
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if shape.latent:
+        parts.self_attention.module = _LatentAttention
+        attention.q_layernorm = IdentityOp if shape.latent.query_rank is None else Norm
+        attention.kv_layernorm = Norm
+    elif shape.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    if shape.sandwich:
+        parts.self_attention.module = _SandwichAttention
+        parts.mlp = partial(_SandwichMLP.as_mlp_submodule, **parts.mlp.keywords)
+    return layer
+
+
+def set_rotary(model: Any, shape: ModelShape, device: torch.device) -> None:
+    """Give a GPTModel, or each of its latent attentions, our rotary embedding in place of Megatron's."""
+    if shape.latent is None:
+        interleaved = shape.rope_interleaved
+        model.rotary_pos_emb = PackedRotary(shape.rope, shape.rope_dim, device, interleaved=interleaved)
+        return
+    rotary = PackedRotary(shape.rope, shape.rope_dim, device, squeezed=True)
+    for layer in model.decoder.layers:
+        layer.self_attention.rotary_pos_emb = rotary

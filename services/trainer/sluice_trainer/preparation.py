@@ -1,0 +1,154 @@
+"""From a batch and its rewards to sequences with advantages: everything between taking a batch and its gradient.
+
+Every rank sees the rewards of the whole batch and the tokens of its own share. What must be known of the others' tokens
+(KL penalties of a group's other responses, the sums that whitening needs) is gathered and merged by data-parallel rank:
+ranks that share a model hold the same sequences. A failed response is nobody's baseline and is not trained on; it still
+counts as a sequence of its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from sluice.api import Algorithm, RLJobSpec
+from sluice.sample import BASELINE_REWARD, Sample, SampleGroup
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.algorithms.advantages import Moments, moments, whiten
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.algorithms.estimators import TOKEN_KL, Custom, Estimate, EstimatorError, Responses, estimate
+from sluice_trainer.algorithms.value_loss import explained_variance
+from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.ranks import Ranks
+
+SampleKey = tuple[int, int]
+"""(group id, index in the group)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """shard: this rank's sequences by optimizer step, in batch order; totals: of each step, over all ranks."""
+
+    shard: list[list[TrainSequence]]
+    totals: list[BatchTotals]
+    metrics: dict[str, float]
+
+
+def prepare(
+    policy: Policy, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], custom: Custom | None = None
+) -> Prepared:
+    """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples. Collective."""
+    spec, algorithm = policy.spec, policy.spec.algorithm
+    sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
+    place = {(s.group_id, s.index): i for i, s in enumerate(sound)}
+    samples = {(g.group_id, s.index): s for g in groups for s in g.samples if (g.group_id, s.index) in place}
+    own, kl = policy.with_kl([TrainSequence.of(group, sample, 0.0) for (group, _), sample in samples.items()])
+    masks = [torch.tensor(s.loss_mask) for s in own]
+    responses = Responses(
+        rewards=rewards(sound, _penalties(own, kl, algorithm, policy.ranks)),
+        groups=torch.tensor([s.group_id for s in sound]),
+        own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
+        masks=masks,
+        kl=kl or [torch.zeros(len(mask)) for mask in masks],
+        values=policy.critic.values(own) if policy.critic else None,
+        baselines=baselines(samples) if algorithm.estimator == "remax" else None,
+    )
+    found = estimate(responses, algorithm, custom)
+    sums = over_data_parallel(policy.ranks, token_sums(responses, found))
+    if algorithm.whitens:
+        found = replace(found, advantages=[whiten(a, sums["advantages"]) for a in found.advantages])
+    shard = by_optimizer_step(batch, _with_estimates(own, responses, found), spec.trainer.steps_per_batch)
+    return Prepared(shard, batch_totals(batch, spec), metrics(sums, algorithm))
+
+
+def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> Tensor:
+    """Rewards of the batch, [samples] float32, with the KL penalties that come off whole responses."""
+    return torch.tensor([s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32)
+
+
+def _penalties(
+    own: Sequence[TrainSequence], kl: Sequence[Tensor] | None, algorithm: Algorithm, ranks: Ranks
+) -> dict[SampleKey, float]:
+    """`kl.coef` times each response's KL, of the whole batch; empty where it comes off token by token, or is 0.
+
+    It comes off the reward *before* group advantages are formed, which for an outcome reward equals verl's
+    `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
+    """
+    if kl is None or algorithm.estimator in TOKEN_KL:
+        return {}
+    found = {
+        (s.group_id, s.index): algorithm.kl.coef * float((values * torch.tensor(s.loss_mask)).sum())
+        for s, values in zip(own, kl, strict=True)
+    }
+    return {key: value for part in ranks.gather(found) for key, value in part.items()}
+
+
+def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
+    """Reward of the greedy response to each sample's prompt, [samples] float32."""
+    for (group, index), sample in samples.items():
+        if not isinstance(sample.metadata.get(BASELINE_REWARD), int | float):
+            raise EstimatorError(f"group {group} sample {index} has no {BASELINE_REWARD}, which remax needs")
+    return torch.tensor([sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32)
+
+
+def token_sums(responses: Responses, found: Estimate) -> dict[str, Moments]:
+    """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no response."""
+    mask = _joined(responses.masks)
+    tokens = {"advantages": _joined(found.advantages), "kl": _joined(responses.kl)}
+    if found.returns is not None and responses.values is not None:
+        tokens |= {"returns": _joined(found.returns), "values": _joined(responses.values)}
+        tokens["errors"] = tokens["returns"] - tokens["values"]
+    return {name: moments(values, mask) for name, values in tokens.items()}
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(rows)) if rows else torch.empty(0)
+
+
+def over_data_parallel(ranks: Ranks, own: dict[str, Moments]) -> dict[str, Moments]:
+    """Sums of all data-parallel ranks, added up in the same order on every rank. Collective."""
+    of_rank = dict(ranks.gather((ranks.data_parallel_rank, own)))
+    return {name: reduce(add, (of_rank[rank][name] for rank in sorted(of_rank))) for name in own}
+
+
+def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
+    """Means over the batch's trained tokens, under slime's names; and how good the critic's values were (verl's)."""
+    shown = [name for name in ("returns", "values") if name in sums] + (["kl"] if algorithm.kl.coef > 0 else [])
+    result = {f"rollout/{name}": float(sums[name].mean) for name in shown}
+    result["rollout/advantages"] = 0.0 if algorithm.whitens else float(sums["advantages"].mean)
+    if "errors" in sums:
+        result["critic/vf_explained_var"] = explained_variance(sums["returns"], sums["errors"])
+    return result
+
+
+def _with_estimates(own: Sequence[TrainSequence], responses: Responses, found: Estimate) -> list[TrainSequence]:
+    values, returns = ([None] * len(own) if rows is None else rows for rows in (responses.values, found.returns))
+    return [
+        replace(s, advantage=advantage.numpy(), values=value, returns=goal)
+        for s, advantage, value, goal in zip(own, found.advantages, values, returns, strict=True)
+    ]
+
+
+def by_optimizer_step(
+    batch: Sequence[pb.Sequence], own: Sequence[TrainSequence], steps: int
+) -> list[list[TrainSequence]]:
+    """This rank's sequences by optimizer step."""
+    of_step = {(s.group_id, s.index): s.optimizer_step for s in batch}
+    shard: list[list[TrainSequence]] = [[] for _ in range(steps)]
+    for sequence in own:
+        shard[of_step[sequence.group_id, sequence.index]].append(sequence)
+    return shard
+
+
+def batch_totals(batch: Sequence[pb.Sequence], spec: RLJobSpec) -> list[BatchTotals]:
+    """What each optimizer step holds over all ranks: the denominators of its loss."""
+    parts = [[s for s in batch if s.optimizer_step == step] for step in range(spec.trainer.steps_per_batch)]
+    longest = spec.rollout.sampling.max_response_tokens
+    return [BatchTotals(len(part), sum(s.trainable_tokens for s in part), longest) for part in parts]

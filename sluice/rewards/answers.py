@@ -1,0 +1,31 @@
+"""Where in a response the answer stands."""
+
+from __future__ import annotations
+
+import re
+
+_BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+THINK_END = "</think>"
+
+
+def after_thinking(response: str) -> str:
+    """What comes after the last `</think>`; all of it where there is none."""
+    return response.rpartition(THINK_END)[2]
+
+
+def boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` (or `\fbox`) that is closed; None where there is none.
+
+    Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts as the outer one.
+    One pass, whatever the text: a model may well write ten thousand boxes.
+    """
+    found: str | None = None
+    open_: list[int] = []  # where the content of a box starts; -1 for other braces
+    for match in _BRACE.finditer(text):
+        if match[1]:
+            open_.append(match.end())
+        elif match[0] == "{":
+            open_.append(-1)
+        elif match[0] == "}" and open_ and (start := open_.pop()) >= 0:
+            found = text[start : match.start()]
+    return found

@@ -1,0 +1,219 @@
+"""A process that judges, as the pool starts it: `python -m sluice.rewards.child <configuration>`.
+
+It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for each: JSON, because a
+user's function lives here, and what it makes must not be unpickled elsewhere. Plain functions run one after the other
+on the main thread, where alarm signals work; a coroutine function runs for all jobs at hand at the same time.
+
+The process has a session of its own, so that it is killed together with whatever a function started, and it dies with
+the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from sluice.rewards import configuration, custom, registry
+from sluice.rewards.configuration import Configuration
+from sluice.rewards.types import RewardError, read_value
+
+DROP = None
+"""Instead of jobs: forget those that have not been started."""
+
+Job = tuple[int, str, Any]
+"""(number, name of a built-in reward or "", a RewardInput or a list of them)."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def pack(message: list[Job] | None) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return struct.pack("<I", len(body)) + body
+
+
+class _Inbox:
+    """Messages from the pool."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.file: BinaryIO = os.fdopen(descriptor, "rb", buffering=0)
+
+    def waiting(self) -> bool:
+        return bool(select.select([self.file], [], [], 0)[0])
+
+    def read(self) -> list[Job] | None:
+        """The next message. Raises EOFError when the pool is gone."""
+        (size,) = struct.unpack("<I", self._exactly(4))
+        return pickle.loads(self._exactly(size))  # type: ignore[no-any-return]  # noqa: S301  (our own worker's)
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self.file.read(size - len(parts))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+class _Outbox:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, **message: Any) -> None:
+        data = memoryview((json.dumps(message) + "\n").encode())
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def _read(value: Any) -> Any:
+    """[reward, parts] as JSON can say it, or {error, reason}."""
+    try:
+        return read_value(value, configuration.here().key)
+    except RewardError as error:
+        return _failure(error)
+
+
+def _failure(error: BaseException, name: str = "") -> dict[str, str]:
+    if isinstance(error, RewardError):
+        return {"error": str(error), "reason": error.reason}
+    text = str(RewardError(f"{name} raised {type(error).__name__}: {error}"))
+    return {"error": text, "reason": "raised"}
+
+
+def _outcomes(value: Any, argument: Any) -> list[Any]:
+    """What a function returned, as one outcome for each sample."""
+    if not isinstance(argument, list):
+        return [_read(value)]
+    if isinstance(value, list | tuple) and len(value) == len(argument):
+        return [_read(v) for v in value]
+    error = RewardError(f"the group reward returned {type(value).__name__}, expected a list of {len(argument)} rewards")
+    return [_failure(error)] * len(argument)
+
+
+def _failures(error: BaseException, name: str, argument: Any) -> list[Any]:
+    return [_failure(error, name)] * (len(argument) if isinstance(argument, list) else 1)
+
+
+class _Rewards:
+    def __init__(self, limits: Configuration) -> None:
+        self.name, self.limits = limits.function, limits
+        self.function = custom.load_reward(self.name) if self.name else None
+        for module in limits.imports:
+            importlib.import_module(module)
+
+    @property
+    def concurrent(self) -> bool:
+        return self.name != "" and inspect.iscoroutinefunction(custom.load(self.name))
+
+    def of(self, name: str) -> Callable[[Any], Any]:
+        return custom.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
+
+    def judge(self, name: str, argument: Any) -> list[Any]:
+        """Judge one job. Whatever the function does short of ending the process becomes an outcome."""
+        try:
+            _limit_processor_time(self.limits.cpu_seconds)
+            value = self.of(name)(argument)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_waited(value))
+            return _outcomes(value, argument)
+        except BaseException as error:  # sys.exit() of a user's function, too, ends no more than its sample
+            return _failures(error, name or self.name, argument)
+
+
+async def _waited(value: Any) -> Any:
+    return await value
+
+
+def _one_by_one(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> None:
+    jobs: deque[Job] = deque()
+    while True:
+        while not jobs or inbox.waiting():
+            message = inbox.read()
+            if message is DROP:
+                jobs.clear()
+                outbox.send(dropped=True)
+            else:
+                jobs.extend(message)
+        number, name, argument = jobs.popleft()
+        outbox.send(id=number, outcomes=rewards.judge(name, argument))
+
+
+async def _all_at_once(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> None:
+    running: set[asyncio.Task[None]] = set()
+
+    async def judge(number: int, argument: Any) -> None:
+        try:
+            async with asyncio.timeout(rewards.limits.timeout_seconds):
+                outcomes = _outcomes(await rewards.of("")(argument), argument)
+        except TimeoutError:
+            text = f"{rewards.name}: no reward after {rewards.limits.timeout_seconds:g} s"
+            outcomes = _failures(RewardError(text, "timeout"), rewards.name, argument)
+        except Exception as error:
+            outcomes = _failures(error, rewards.name, argument)
+        outbox.send(id=number, outcomes=outcomes)
+
+    with suppress(EOFError):
+        while True:
+            message = await asyncio.to_thread(inbox.read)
+            for number, _, argument in message or []:
+                task = asyncio.create_task(judge(number, argument))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+
+def _limit_memory(size: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _limit_processor_time(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds + 1, hard))
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    _die_with_parent()
+    inbox, outbox = _Inbox(os.dup(0)), _Outbox(os.dup(1))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # what a function prints goes to the log
+    limits = Configuration.read(sys.argv[1])
+    configuration.adopt(limits)
+    _limit_memory(limits.memory)
+    try:
+        rewards = _Rewards(limits)
+    except (custom.LoadError, ImportError) as error:
+        outbox.send(error=str(error))
+        return 1
+    outbox.send(ready=True, concurrent=rewards.concurrent)
+    with suppress(EOFError):
+        if rewards.concurrent:
+            asyncio.run(_all_at_once(rewards, inbox, outbox))
+        else:
+            _one_by_one(rewards, inbox, outbox)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

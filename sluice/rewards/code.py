@@ -1,0 +1,113 @@
+"""Programs: the last code block of a response, run against the row's tests in the sandbox.
+
+`score` is 1 where every test passes, else 0; `passed` is the share of tests that pass (`reward.key: passed` gives that
+as partial credit). A program that is wrong, crashes or takes too long gets 0, and is trained on; only a row whose tests
+cannot be read fails its sample. The sandbox never sees expected outputs: they are compared here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from functools import cache
+from typing import Any
+
+from sluice.rewards import configuration
+from sluice.rewards.answers import after_thinking
+from sluice.rewards.code_cases import Case, cases_of
+from sluice.rewards.sandbox import Ran, Sandbox
+from sluice.rewards.types import RewardInput
+
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "python3", "py")
+_SHARE_OF_TIME = 0.9  # of a sample's time limit: past that, the judge would think that we hang
+_PROGRAM_BYTES = 1 << 20
+
+
+def code(sample: RewardInput) -> dict[str, float]:
+    tests = cases_of(sample)
+    program = _program(sample.response)
+    limits = configuration.here()
+    end = time.monotonic() + _SHARE_OF_TIME * limits.timeout_seconds
+    passed = 0
+    for test in tests if program else []:
+        seconds = min(limits.test_seconds, end - time.monotonic())
+        if seconds <= 0:
+            break
+        ran = _sandbox().run(
+            source=program,
+            seconds=seconds,
+            memory=limits.memory,
+            cpu_seconds=math.ceil(seconds) + 1,
+            **test.request,
+        )
+        passed += _passes(test, ran)
+        if ran.status == "timeout":  # the next ones would, too; and a group waits
+            break
+    return {"score": float(passed == len(tests)), "passed": passed / len(tests)}
+
+
+@cache
+def _sandbox() -> Sandbox:
+    return Sandbox()
+
+
+def _program(response: str) -> str:
+    """The last Python block; a response without any block is taken as the program itself."""
+    text = after_thinking(response)
+    blocks = [body for language, body in _BLOCK.findall(text) if language.lower() in _PYTHON]
+    program: str = blocks[-1] if blocks else "" if "```" in text else text
+    return program if len(program) <= _PROGRAM_BYTES and "\0" not in program else ""
+
+
+def _passes(test: Case, ran: Ran) -> bool:
+    if ran.status != "ok":
+        return False
+    if "check" in test.request:
+        return True
+    if "call" not in test.request:
+        return same_output(ran.output, str(test.expected))
+    try:
+        return same_value(json.loads(ran.output), test.expected)
+    except ValueError:
+        return False
+
+
+def same_output(output: str, expected: str) -> bool:
+    """Line by line, word by word; spaces around words and empty lines at the end aside; decimals to 1e-6."""
+    ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (output, expected))
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(map(_same_word, a, b)) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_word(ours: str, theirs: str) -> bool:
+    if ours == theirs:
+        return True
+    if "." not in theirs and "." not in ours:
+        return False
+    try:
+        return math.isclose(float(ours), float(theirs), rel_tol=1e-6, abs_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def same_value(ours: Any, expected: Any) -> bool:
+    """Equal as JSON values; decimals to 1e-6; and the value itself where APPS wraps it into a list of one."""
+    wrapped = isinstance(expected, list) and len(expected) == 1 and _equal(ours, expected[0])
+    return wrapped or _equal(ours, expected)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, float) or isinstance(b, float):
+        numbers = isinstance(a, int | float) and isinstance(b, int | float)
+        return numbers and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(a == b)

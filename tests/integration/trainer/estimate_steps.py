@@ -1,0 +1,116 @@
+"""Batches with rewards through an estimator and some training steps; alone, or as one rank of several.
+
+As a program: one run after the other, for each of the options that the argument lists.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+from train_steps import digest
+
+from sluice.sample import BASELINE_REWARD, Prompt, Sample, SampleGroup, SampleStatus
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.megatron import parallel
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.preparation import prepare
+
+FAILED = (2, 1)
+"""Group and index of a sample that failed."""
+
+
+def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list[SampleGroup]]:
+    """Five groups of four samples with rewards, as the buffer deals them out, and all their samples.
+
+    A group's samples lie on all ranks; the first rank has more of them, and where there are four, the last has none.
+    """
+    random = np.random.default_rng(seed)
+    sequences, groups = [], []
+    for place, made in enumerate(tiny.batch(20, seed)):
+        group, index = divmod(place, 4)
+        failed = (group, index) == FAILED
+        sample = Sample(
+            index,
+            made.tokens,
+            made.response_length,
+            reward=0.0 if failed else float(random.integers(0, 3)),
+            loss_mask=made.loss_mask * (not failed),
+            rollout_log_probs=made.rollout_log_probs,
+            status=SampleStatus.FAILED if failed else SampleStatus.COMPLETED,
+            metadata={BASELINE_REWARD: float(group % 2)},
+        )
+        if index == 0:
+            groups.append(SampleGroup(Prompt(group, "p")))
+        groups[-1].samples.append(sample)
+        sequences.append(
+            pb.Sequence(
+                group_id=group,
+                index=index,
+                length=len(made.tokens),
+                response_length=made.response_length,
+                trainable_tokens=sample.trainable_tokens,
+                reward=sample.reward,
+                status=common.SAMPLE_STATUS_FAILED if failed else common.SAMPLE_STATUS_COMPLETED,
+                rank=place % 7 % max(ranks - (ranks > 2), 1),
+                optimizer_step=place * steps // 20,
+            )
+        )
+    return sequences, groups
+
+
+def share(sequences: list[pb.Sequence], groups: list[SampleGroup], rank: int) -> list[SampleGroup]:
+    """What the buffer gives to one data-parallel rank."""
+    mine = {(s.group_id, s.index) for s in sequences if s.rank == rank}
+    found = [SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine]) for g in groups]
+    return [group for group in found if group.samples]
+
+
+def train(
+    model: str,
+    *,
+    algorithm: dict[str, Any],
+    steps: int = 2,
+    trainer: dict[str, Any] | None = None,
+    checkpoints: str | None = None,
+    save_at: int = 0,
+    init: str = "pretrained",
+) -> dict[str, Any]:
+    spec = tiny.spec(
+        Path(model),
+        model={"path": model, "init": init},
+        algorithm=algorithm,
+        trainer=trainer or {},
+        rollout={"sampling": {"temperature": 0.9, "maxResponseTokens": 40}},
+    )
+    policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
+    resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
+    rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
+    history, advantages = [], []
+    while policy.step < steps:
+        sequences, groups = batch(policy.step, ranks=size, steps=spec.trainer.steps_per_batch)
+        prepared = prepare(policy, sequences, share(sequences, groups, rank))
+        own = {f"{s.group_id}/{s.index}": np.asarray(s.advantage).tolist() for part in prepared.shard for s in part}
+        advantages.append({key: value for part in policy.ranks.gather(own) for key, value in part.items()})
+        history.append(prepared.metrics | policy.train(prepared.shard, prepared.totals))
+        if checkpoints and policy.step == save_at:
+            policy.save(Path(checkpoints), policy.step)
+    return {
+        "history": history,
+        "advantages": advantages,
+        "weights": digest(dict(policy.hf_tensors())),
+        "resumed": resumed,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps([train(**options) for options in json.loads(sys.argv[1])]))
+    parallel.shutdown()

@@ -1,0 +1,103 @@
+"""`sluice convert`: weights go from Hugging Face's format to Megatron's and back without a change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import tiny
+import torch
+import transformers
+
+from sluice_trainer.megatron import checkpoint_directory
+from sluice_trainer.megatron.conversion import ConversionError, dist_to_hf, hf_to_dist
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for file in directory.glob("*.safetensors")
+        for name, tensor in safetensors.torch.load_file(file).items()
+    }
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2", "glm4", "qwen3-moe-mixed", "deepseek-v3"])
+def test_there_and_back_changes_nothing(models: dict[str, Path], tmp_path: Path, family: str) -> None:
+    written = hf_to_dist(models[family], tmp_path / "dist")
+    assert written.name == "iter_0000000"
+    dist_to_hf(tmp_path / "dist", models[family], tmp_path / "hf", shard_bytes=100_000)
+    assert same(models[family], tmp_path / "hf")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
+
+
+def test_bf16_with_router_biases_in_fp32(models: dict[str, Path], tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(models["deepseek-v3"], dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "bf16")
+    assert {str(t.dtype) for t in weights(tmp_path / "bf16").values()} == {"torch.bfloat16", "torch.float32"}
+    hf_to_dist(tmp_path / "bf16", tmp_path / "dist")
+    dist_to_hf(tmp_path / "dist", tmp_path / "bf16", tmp_path / "hf")
+    assert same(tmp_path / "bf16", tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("qwen3-tied", {"tensor": 2}), ("deepseek-v3", {"expert": 2, "tensor": 2})],
+)
+def test_a_checkpoint_of_a_training_on_two_ranks(
+    models: dict[str, Path], tmp_path: Path, family: str, layout: dict[str, int]
+) -> None:
+    job = {
+        "model": str(models[family]),
+        "steps": 1,
+        "save_at": 1,
+        "algorithm": {},
+        "trainer": {"parallelism": layout, "processesPerNode": 2},
+        "checkpoints": str(tmp_path / "dist"),
+        "dump": str(tmp_path / "dump.safetensors"),
+    }
+    tiny.run("train_steps.py", json.dumps(job), world=2)
+    dist_to_hf(checkpoint_directory.path_of(tmp_path / "dist", 1), models[family], tmp_path / "hf")
+    trained = safetensors.torch.load_file(tmp_path / "dump.safetensors")
+    converted = weights(tmp_path / "hf")
+    assert trained.keys() == converted.keys()
+    assert all(torch.equal(trained[name], converted[name]) for name in trained)
+
+
+def test_what_is_no_checkpoint_is_said(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="is no torch_dist checkpoint and holds none"):
+        dist_to_hf(tmp_path, models["qwen3"], tmp_path / "hf")
+    hf_to_dist(models["qwen3"], tmp_path / "dist")
+    with pytest.raises(ConversionError, match="is there already"):
+        hf_to_dist(models["qwen3"], tmp_path / "dist")
+    with pytest.raises(ConversionError, match=r"does not hold the model .*config\.json describes: there is no tensor"):
+        dist_to_hf(tmp_path / "dist", models["qwen3-moe"], tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def sluice(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sluice.cli", "convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line(models: dict[str, Path], tmp_path: Path) -> None:
+    there = sluice("hf-to-dist", models["qwen2"], tmp_path / "dist")
+    assert (there.returncode, there.stderr) == (0, "")
+    back = sluice("dist-to-hf", tmp_path / "dist", tmp_path / "hf", "--like", models["qwen2"])
+    assert (back.returncode, back.stderr) == (0, "")
+    assert same(models["qwen2"], tmp_path / "hf")
+    again = sluice("hf-to-dist", models["qwen2"], tmp_path / "dist")
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")

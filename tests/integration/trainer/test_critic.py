@@ -1,0 +1,170 @@
+"""The critic of PPO: what transformers computes, its own weights and optimizer, and a resume that is exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import estimate_steps
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_estimators import elsewhere, same
+
+from sluice_trainer.megatron.checkpoint import CheckpointError
+from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.policy import Policy
+
+pytestmark = pytest.mark.usefixtures("process_group")
+PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}
+
+
+def make(model: Path, **critic: Any) -> Policy:
+    algorithm = {"estimator": "ppo", "critic": {"lr": 1e-3, **critic}}
+    spec = tiny.spec(model, algorithm=algorithm)
+    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+
+
+def with_goals(policy: Policy, seed: int) -> list[TrainSequence]:
+    """A batch with the critic's values, and returns that have nothing to do with them."""
+    shard = tiny.batch(8, seed=seed)
+    assert policy.critic is not None
+    random = np.random.default_rng(seed)
+    goals = [torch.from_numpy(random.normal(size=s.response_length).astype(np.float32)) for s in shard]
+    values = policy.critic.values(shard)
+    return [replace(s, values=v, returns=g) for s, v, g in zip(shard, values, goals, strict=True)]
+
+
+def weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model as transformers writes it: a decoder with a head of one number."""
+    import transformers
+
+    torch.manual_seed(1)
+    directory = tmp_path_factory.mktemp("reward-model")
+    config = transformers.Qwen3Config(**tiny._SHAPE, head_dim=32, num_labels=1)
+    model = transformers.Qwen3ForSequenceClassification(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.2 if parameter.dim() == 1 else 0.0, 0.1)
+    model.save_pretrained(directory)
+    return directory
+
+
+def plain_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
+    """By transformers: the head on the state before each response token. [response]."""
+    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+    hidden = model.model(input_ids=tokens[None]).last_hidden_state[0, :-1]
+    return model.score(hidden).squeeze(-1)[-sequence.response_length :]
+
+
+def load(directory: Path) -> Any:
+    import transformers
+
+    return transformers.Qwen3ForSequenceClassification.from_pretrained(directory, attn_implementation="sdpa").eval()
+
+
+def test_values_equal_those_of_a_reward_model_in_transformers(qwen3: Path, reward_model: Path) -> None:
+    policy, plain = make(qwen3, modelPath=str(reward_model)), load(reward_model)
+    assert policy.critic is not None
+    shard = tiny.batch(9, seed=5)
+    for sequence, values in zip(shard, policy.critic.values(shard), strict=True):
+        with torch.no_grad():
+            assert torch.allclose(values, plain_values(plain, sequence), atol=1e-5)
+
+
+def test_three_steps_of_the_critic_equal_transformers_with_adamw(qwen3: Path, reward_model: Path) -> None:
+    """The value loss written down once more, over one sequence at a time."""
+    policy, plain = make(qwen3, modelPath=str(reward_model), clip=0.05), load(reward_model)
+    adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    for step in range(3):
+        shard = with_goals(policy, step)
+        metrics = policy.train([shard], [tiny.totals(shard)])
+        loss = torch.zeros(())
+        for s in shard:
+            assert s.values is not None
+            assert s.returns is not None
+            now, mask = plain_values(plain, s), torch.from_numpy(s.loss_mask).float()
+            bounded = s.values + (now - s.values).clamp(-0.05, 0.05)
+            errors = torch.maximum((now - s.returns) ** 2, (bounded - s.returns) ** 2) / 2
+            loss = loss + (errors * mask).sum() / mask.sum().clamp(min=1) / len(shard)
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        adam.step()
+        assert metrics["critic/vf_loss"] == pytest.approx(loss.item(), abs=1e-5)
+        assert metrics["critic/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert policy.critic is not None
+    shard = tiny.batch(4, seed=9)
+    for sequence, values in zip(shard, policy.critic.values(shard), strict=True):
+        with torch.no_grad():
+            assert torch.allclose(values, plain_values(plain, sequence), atol=1e-4)
+
+
+def test_the_critic_of_a_language_model_begins_with_zero_and_learns(qwen3: Path) -> None:
+    policy = make(qwen3)
+    assert policy.critic is not None
+    shard = tiny.batch(6, seed=0)
+    assert all((values == 0).all() for values in policy.critic.values(shard))
+    losses = []
+    for _ in range(20):
+        values = policy.critic.values(shard)
+        goals = [replace(s, values=v, returns=torch.ones(len(v))) for s, v in zip(shard, values, strict=True)]
+        losses.append(policy.critic.train([goals], [tiny.totals(goals)])["critic/vf_loss"])
+    assert losses[-1] < losses[0] / 4
+
+
+def test_the_critic_shares_nothing_with_what_the_engines_get(qwen3: Path) -> None:
+    policy = make(qwen3)
+    before = weights(policy)
+    shard = with_goals(policy, 0)
+    assert policy.critic is not None
+    policy.critic.train([shard], [tiny.totals(shard)])
+    after = weights(policy)
+    assert list(after) == [name for name, _ in tiny.hf_model(qwen3).named_parameters()]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_in_its_warm_up_only_the_critic_is_trained(qwen3: Path) -> None:
+    policy = make(qwen3, warmupSteps=2)
+    before = weights(policy)
+    seen = []
+    for step in range(3):
+        shard = with_goals(policy, step)
+        metrics = policy.train([shard], [tiny.totals(shard)])
+        same = all(torch.equal(before[name], tensor) for name, tensor in weights(policy).items())
+        seen.append((policy.step, "critic/vf_loss" in metrics, "train/loss" in metrics, same))
+    assert seen == [(1, True, False, True), (2, True, False, True), (3, True, True, False)]
+
+
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_path: Path, init: str) -> None:
+    options = {"model": str(qwen3), "algorithm": PPO, "trainer": {"stepsPerBatch": 2}, "init": init}
+    through = estimate_steps.train(**options, steps=5)
+    estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
+    (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
+    later = {name: through[name][2:] for name in ("history", "advantages")}
+    assert resumed == {**through, **later, "resumed": 2}
+
+
+def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, tmp_path: Path) -> None:
+    options = {"model": str(qwen3), "algorithm": PPO}
+    through = estimate_steps.train(**options, steps=4)
+    elsewhere(2, {**options, "steps": 2, "save_at": 2, "checkpoints": str(tmp_path)})
+    resumed = estimate_steps.train(**options, steps=4, checkpoints=str(tmp_path))
+    same(resumed, {name: through[name][2:] for name in ("history", "advantages")})
+
+
+def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_path: Path) -> None:
+    plain = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    shard = tiny.batch(4, seed=0)
+    plain.train([shard], [tiny.totals(shard)])
+    plain.save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*iter_0000001/critic"):
+        make(qwen3).load_latest(tmp_path)

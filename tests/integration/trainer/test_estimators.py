@@ -1,0 +1,119 @@
+"""Every estimator, from rewards to weights: the same on one, two and four ranks, however the model is spread."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import estimate_steps
+import pytest
+import tiny
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+KL: dict[str, Any] = {"kl": {"coef": 0.1, "type": "k2"}}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {**KL, "normalizeAdvantages": True},
+    "dr_grpo": {"estimator": "dr_grpo"},
+    "gspo": {"estimator": "gspo", "clip": {"low": 1e-3, "high": 2e-3}},
+    "cispo": {"estimator": "cispo", "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"}},
+    "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
+    "reinforce_plus_plus": {"estimator": "reinforce_plus_plus", "gamma": 0.95, **KL},
+    "reinforce_plus_plus_baseline": {"estimator": "reinforce_plus_plus_baseline", **KL},
+    "remax": {"estimator": "remax", **KL},
+    "ppo": {
+        "estimator": "ppo",
+        "gamma": 0.99,
+        "lambda": 0.9,
+        "critic": {"lr": 1e-3},
+        "aggregation": "token_mean",
+        **KL,
+    },
+}
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal but for the rounding that another order of sums brings."""
+    assert len(found["history"]) == len(expected["history"])
+    for ours, theirs in zip(found["history"], expected["history"], strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-5)
+    for ours, theirs in zip(found["advantages"], expected["advantages"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, values in ours.items():
+            assert values == pytest.approx(theirs[key], rel=1e-3, abs=2e-5), key
+
+
+def elsewhere(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What came of each job on `world` ranks, which all must say the same."""
+    ranks = tiny.run("estimate_steps.py", json.dumps(jobs), world=world)
+    assert all(results == ranks[0] for results in ranks)
+    return list(ranks[0])
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(qwen3: Path) -> dict[str, dict[str, Any]]:
+    trainer = {"stepsPerBatch": 2}
+    jobs = [{"model": str(qwen3), "algorithm": algorithm, "trainer": trainer} for algorithm in ALGORITHMS.values()]
+    return dict(zip(ALGORITHMS, elsewhere(2, *jobs), strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_ranks_equal_one(qwen3: Path, name: str, on_two_ranks: dict[str, dict[str, Any]]) -> None:
+    alone = estimate_steps.train(str(qwen3), algorithm=ALGORITHMS[name], trainer={"stepsPerBatch": 2})
+    same(on_two_ranks[name], alone)
+
+
+def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
+    jobs = [
+        {"model": str(qwen3), "algorithm": ALGORITHMS[name], "trainer": {"maxTokensPerGpu": 50}}
+        for name in ("reinforce_plus_plus", "gspo", "ppo")
+    ]
+    for job, spread in zip(jobs, elsewhere(4, *jobs), strict=True):
+        same(spread, estimate_steps.train(**job))
+
+
+@pytest.mark.parametrize(
+    ("layout", "world"),
+    [({"tensor": 2}, 2), ({"pipeline": 2}, 2), ({"context": 2}, 2), ({"tensor": 2, "context": 2}, 4)],
+    ids=str,
+)
+def test_a_critic_spread_like_the_policy_equals_one_rank(
+    models: dict[str, Path], layout: dict[str, int], world: int
+) -> None:
+    """Tied embeddings: the critic's are not. Every sequence-wise sum of the loss is in it as well."""
+    algorithm = {**ALGORITHMS["ppo"], "loss": "gspo", "offPolicy": {"method": "tis", "level": "sequence"}}
+    job = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}
+    (spread,) = elsewhere(world, {**job, "trainer": {"parallelism": layout, "processesPerNode": world}})
+    same(spread, estimate_steps.train(**job))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
+    job = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
+    alone, together = (estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap}) for cap in (1, 10_000))
+    same(alone, together)
+
+
+def test_a_failed_response_is_nobodys_baseline_and_not_trained(qwen3: Path) -> None:
+    found = estimate_steps.train(str(qwen3), algorithm={"estimator": "rloo"}, steps=1)
+    group, index = estimate_steps.FAILED
+    assert f"{group}/{index}" not in found["advantages"][0]
+    sequences, _ = estimate_steps.batch(0, ranks=1, steps=1)
+    rewards = {s.index: s.reward for s in sequences if s.group_id == group and s.index != index}
+    for one, reward in rewards.items():
+        others = [r for other, r in rewards.items() if other != one]
+        ours = found["advantages"][0][f"{group}/{one}"]
+        assert ours == pytest.approx([reward - sum(others) / len(others)] * len(ours), abs=1e-6)
+
+
+def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen3: Path) -> None:
+    algorithm = {"estimator": "reinforce_plus_plus", "gamma": 0.9}
+    (result,) = elsewhere(2, {"model": str(qwen3), "algorithm": algorithm, "steps": 1})
+    found = result["advantages"][0]
+    _, groups = estimate_steps.batch(0, ranks=1, steps=1)
+    masks = {f"{g.group_id}/{s.index}": s.loss_mask for g in groups for s in g.samples}
+    tokens = [value for key, row in found.items() for value, mask in zip(row, masks[key], strict=True) if mask]
+    mean = sum(tokens) / len(tokens)
+    assert mean == pytest.approx(0, abs=1e-5)
+    assert sum((value - mean) ** 2 for value in tokens) / (len(tokens) - 1) == pytest.approx(1, abs=1e-4)

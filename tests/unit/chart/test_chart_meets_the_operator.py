@@ -1,0 +1,89 @@
+"""What the chart and the code must agree on."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+from sluice.api import parse_documents, parse_job
+from sluice_operator import settings
+from sluice_operator.plan import Images, names
+from tests.helm import CHART, environment, load, objects, one
+from tests.tools import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ELSEWHERE = {"SLUICE_LOG_FORMAT"}  # read by sluice.telemetry.logs
+
+
+class Recorder(Mapping[str, str]):
+    """Variables, and those of them that were asked for."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self.variables, self.asked = variables, set[str]()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return self.variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+
+def test_the_operator_reads_every_variable_that_the_chart_sets_and_the_chart_sets_all_that_it_reads() -> None:
+    container = one(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    variables = Recorder({each["name"]: each.get("value", "x") for each in container["env"]})
+    settings.read(variables)
+    assert variables.variables.keys() - ELSEWHERE <= variables.asked
+    assert variables.asked - variables.variables.keys() <= {"SLUICE_BIND"}, "all interfaces of the pod"
+
+
+def test_values_arrive_in_the_operators_settings() -> None:
+    found = settings.read(environment(objects("everything")) | {"SLUICE_NAMESPACE": "x", "SLUICE_IDENTITY": "y"})
+    assert (found.lease_name, found.lease_seconds, found.workers) == ("elected", 30, 16)
+    assert (found.probe_seconds, found.resync_seconds, found.http_port) == (2.5, 60, 9090)
+    assert settings.read(environment(objects("namespaces"))).namespaces == ("team-a", "team-b")
+
+
+def test_default_images_are_those_of_the_plan() -> None:
+    assert settings.read(environment(objects())).images == Images()
+
+
+def test_every_image_of_the_plan_is_a_value() -> None:
+    images = load((CHART / "values.yaml").read_text())["images"]
+    assert {field.name for field in fields(Images)} <= images.keys()
+
+
+def test_ports_and_labels_are_those_of_the_plan() -> None:
+    found = objects("everything")
+    ports = {each["port"] for each in one(found, "NetworkPolicy")["spec"]["egress"][1]["ports"]}
+    assert ports == {names.PORTS["rendezvous"], names.PORTS["buffer"]}
+    monitor = one(found, "PodMonitor")["spec"]
+    assert monitor["selector"]["matchExpressions"] == [{"key": names.LABEL_JOB, "operator": "Exists"}]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in names.PORTS
+    labels = [names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_REPLICA]
+    sources = [each["sourceLabels"] for each in endpoint["relabelings"]]
+    prefix = "__meta_kubernetes_pod_label_"
+    assert sources == [[prefix + label.translate(str.maketrans("./-", "___"))] for label in labels]
+
+
+def test_chart_and_package_have_one_version() -> None:
+    chart = load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == PYPROJECT["project"]["version"]
+    images = load(chart["annotations"]["artifacthub.io/images"])
+    listed = {each["name"]: each["image"] for each in images}
+    container = one(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    used = {field.name: getattr(Images(), field.name) for field in fields(Images)}
+    assert listed.pop("operator") == container["image"]
+    assert listed == {name: image for name, image in used.items() if name != "rendezvous"}
+
+
+def test_the_example_on_artifact_hub_is_a_valid_job() -> None:
+    text = load((CHART / "Chart.yaml").read_text())["annotations"]["artifacthub.io/crdsExamples"]
+    (document,) = parse_documents(textwrap.dedent(text.replace("- ", "  ", 1)), "Chart.yaml")
+    assert parse_job(document, "Chart.yaml").metadata.name == "gsm8k"

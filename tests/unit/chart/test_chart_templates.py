@@ -1,0 +1,129 @@
+"""What the chart makes: golden files for three sets of values, and what must hold in each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helm import CHART, VALUES, Object, environment, helm, load, objects, one, template
+from tests.tools import ROOT
+
+GOLDEN = Path(__file__).parent / "golden"
+ALL = sorted(file.stem for file in VALUES.glob("*.yaml"))
+CRD = "sluice/templates/crd.yaml"
+
+
+@pytest.mark.parametrize("values", ALL)
+def test_rendered_chart(values: str) -> None:
+    documents = template(values).split("---\n")
+    rendered = "---\n".join(each for each in documents if CRD not in each)
+    path = GOLDEN / f"{values}.yaml"
+    if os.environ.get("SLUICE_UPDATE_GOLDEN"):
+        path.write_text(rendered)
+    assert rendered == path.read_text(), "SLUICE_UPDATE_GOLDEN=1 writes the golden files anew"
+
+
+@pytest.mark.parametrize("values", ALL)
+def test_helm_finds_nothing_to_complain_of(values: str) -> None:
+    done = helm("lint", "--strict", CHART, "--values", VALUES / f"{values}.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
+    source = (ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text()
+    assert (CHART / "files" / "rljobs.sluice.dev.yaml").read_text() == source, "make crds"
+    crd = one(objects(), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd["metadata"].pop("labels")["app.kubernetes.io/managed-by"] == "Helm"
+    assert crd == load(source)
+
+
+def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
+    assert "annotations" not in one(objects("everything"), "CustomResourceDefinition")["metadata"]
+    assert not [each for each in objects("namespaces") if each["kind"] == "CustomResourceDefinition"]
+
+
+def test_with_watched_namespaces_nothing_is_of_the_cluster() -> None:
+    found = objects("namespaces", "--set", "crds.install=false")
+    assert {each["metadata"].get("namespace") for each in found} == {"sluice-system", "team-a", "team-b"}
+    assert not [each for each in found if each["kind"].startswith("Cluster")]
+    assert environment(found)["SLUICE_WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_both_modes_give_the_same_rights() -> None:
+    everywhere = one(objects(), "ClusterRole", "sluice-operator")["rules"]
+    for namespace in ("team-a", "team-b"):
+        (role,) = [
+            each
+            for each in objects("namespaces")
+            if (each["kind"], each["metadata"]["namespace"]) == ("Role", namespace)
+        ]
+        assert role["rules"] == everywhere
+
+
+@pytest.mark.parametrize("values", ALL)
+def test_no_right_to_read_secrets_beyond_the_operators_own(values: str) -> None:
+    for role in [each for each in objects(values) if each["kind"] in ("Role", "ClusterRole")]:
+        for rule in role["rules"]:
+            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+                assert role["metadata"]["name"].endswith("-self")
+                assert len(rule["resourceNames"]) == 1
+            assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+            assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & {*rule["resources"]}
+
+
+@pytest.mark.parametrize("values", ["defaults", "namespaces"])
+def test_the_operator_meets_the_restricted_pod_security_standard(values: str) -> None:
+    found = objects(values)
+    for pod in (one(found, "Deployment")["spec"]["template"]["spec"], one(found, "Pod")["spec"]):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_a_digest_wins_over_a_tag_and_a_mirror_over_registries() -> None:
+    found = objects("everything")
+    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    mirror = "mirror.example:5000/cache"
+    assert container["image"] == f"{mirror}/sluice-dev/sluice-operator@sha256:{'0123456789abcdef' * 4}"
+    images = environment(found)
+    assert images["SLUICE_IMAGE_TRAINER"] == f"{mirror}/mine/trainer:v1"
+    assert images["SLUICE_IMAGE_ENGINE"].startswith(f"{mirror}/lmsysorg/sglang:v")
+
+
+def test_a_spread_constraint_without_a_selector_gets_the_operators() -> None:
+    pod = one(objects(), "Deployment")["spec"]["template"]
+    (constraint,) = pod["spec"]["topologySpreadConstraints"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (own,) = one(objects("everything"), "Deployment")["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert "own" in own["labelSelector"]["matchLabels"]
+
+
+def test_names_with_their_suffixes_fit() -> None:
+    long = "a" * 53  # the longest name of a release
+    found = [each for each in load_all(template(release=long)) if "name" in each.get("metadata", {})]
+    assert max(len(each["metadata"]["name"]) for each in found) <= 63
+
+
+def test_roles_of_users_join_the_clusters_own() -> None:
+    roles = {each["metadata"]["name"]: each for each in objects() if each["kind"] == "ClusterRole"}
+    for name, joined in (("viewer", "view"), ("editor", "edit"), ("admin", "admin")):
+        label = f"rbac.authorization.k8s.io/aggregate-to-{joined}"
+        assert roles[f"sluice-{name}"]["metadata"]["labels"][label] == "true"
+
+
+def test_a_service_monitor_without_a_service_is_refused() -> None:
+    settings = "metrics.serviceMonitor.enabled=true,metrics.service.enabled=false"
+    done = helm("template", "sluice", CHART, "--set", settings)
+    assert "metrics.serviceMonitor.enabled needs metrics.service.enabled" in done.stderr
+
+
+def load_all(text: str) -> list[Object]:
+    return [load(each) for each in text.split("---\n") if each.strip()]

@@ -1,0 +1,152 @@
+"""What the images install is what pyproject.toml and the Makefile say; they run as the chart and the plan expect."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+
+import pytest
+
+from sluice.api import RLJob
+from sluice_operator.plan.render import render_all
+from tests.helm import CHART, load
+from tests.tools import ROOT
+
+TARGETS = ("operator", "buffer", "rollout", "trainer", "cpu")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ACCOUNT = "65532:65532"
+
+
+@dataclass
+class Stage:
+    base: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, instruction: str) -> list[str]:
+        return [rest for name, rest in self.steps if name == instruction]
+
+
+def dockerfile() -> tuple[dict[str, str], dict[str, Stage]]:
+    """Arguments with their defaults, and stages by their name."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    arguments: dict[str, str] = {}
+    stages: dict[str, Stage] = {}
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        instruction, _, rest = line.partition(" ")
+        if instruction == "ARG":
+            name, _, default = rest.partition("=")
+            arguments[name] = shlex.split(default)[0] if default.strip('"') else ""
+        elif instruction == "FROM":
+            base, _, name = rest.partition(" AS ")
+            stages[name] = stage = Stage(base)
+        if instruction and stages and instruction != "FROM":
+            stage.steps.append((instruction, rest))
+    return arguments, stages
+
+
+ARGUMENTS, STAGES = dockerfile()
+
+
+def environment(target: str) -> Stage:
+    """The stage that a target's Python environment comes from."""
+    (copied,) = [rest for rest in STAGES[target].all("COPY") if rest.startswith("--from")]
+    return STAGES[copied.removeprefix("--from=").split()[0]]
+
+
+def extras(target: str) -> set[str]:
+    (found,) = re.findall(r"sluice\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
+    return set(found.split(","))
+
+
+def test_images_install_the_extras_of_their_roles() -> None:
+    assert {target: extras(target) for target in TARGETS} == {
+        "operator": {"operator"},
+        "buffer": {"buffer"},
+        "rollout": {"rollout"},
+        "trainer": {"trainer"},
+        "cpu": EXTRAS.keys() - {"dev"},
+    }
+
+
+def test_what_is_installed_beside_the_extras_is_pinned_where_it_is_pinned_for_a_laptop() -> None:
+    makefile = dict(re.findall(r"^([A-Z]+) +[:?]= +(\S.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert ARGUMENTS["SGLANG"] == makefile["SGLANG"]
+    assert ARGUMENTS["MCORE"] == makefile["MCORE"]
+    assert ARGUMENTS["VERSION"] == makefile["TAG"] == PROJECT["version"]
+    pins = {
+        each.partition(";")[0] for each in EXTRAS["trainer"] + EXTRAS["local"] if "3.12'" in each or "vision" in each
+    }
+    assert set(ARGUMENTS["TORCH_CPU"].split()) <= pins
+
+
+def test_nothing_else_is_installed() -> None:
+    known = {"${MCORE}", "${SGLANG}", "${TORCH_CPU}", "${TORCH_CPU_INDEX}"}
+    for target in TARGETS:
+        for command in " && ".join(environment(target).all("RUN")).split("&&"):
+            words = shlex.split(command)
+            if "pip" not in words:
+                continue
+            named = [word for word in words[4:] if not word.startswith("--")]
+            assert {word for word in named if not word.endswith(" @ file://${WHEEL}")} <= known, command
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_images_run_as_an_account_without_rights(target: str) -> None:
+    stage = STAGES[target]
+    assert stage.all("USER") == [ACCOUNT]
+    assert stage.steps[-1][0] == "CMD"
+    assert not re.search(r"gcc|build-essential|-dev\b|compiler", " ".join(stage.all("RUN")))
+    labels = " ".join(stage.all("LABEL") + STAGES.get(stage.base, Stage("")).all("LABEL"))
+    for label in ("title", "description", "source", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{label}=" in labels
+
+
+def test_the_account_is_that_of_the_chart_and_of_the_plan() -> None:
+    user = int(ACCOUNT.partition(":")[0])
+    assert load((CHART / "values.yaml").read_text())["podSecurityContext"]["runAsUser"] == user
+    job = RLJob.model_validate(
+        {
+            "metadata": {"name": "demo"},
+            "spec": {
+                "model": {"path": "m"},
+                "data": {"prompts": [{"path": "p"}]},
+                "reward": {"type": "exact_match"},
+                "trainer": {"steps": 1},
+            },
+        }
+    )
+    pods = {each["metadata"]["labels"]["sluice.dev/role"]: each for each in render_all(job) if each["kind"] == "Pod"}
+    for role in ("buffer", "rendezvous"):
+        assert pods[role]["spec"]["securityContext"]["runAsUser"] == user
+    assert pods["trainer"]["spec"]["securityContext"]["fsGroup"] == user, "else it cannot write its checkpoints"
+
+
+def test_every_image_of_ours_in_the_chart_has_a_target() -> None:
+    images = load((CHART / "values.yaml").read_text())["images"]
+    repositories = {each["repository"] for each in images.values() if isinstance(each, dict)}
+    ours = {each.removeprefix("sluice-dev/sluice-") for each in repositories if each.startswith("sluice-dev/")}
+    assert ours == set(TARGETS) - {"cpu"}
+
+
+def test_bases_are_exact_versions_that_the_package_supports() -> None:
+    lowest, below = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
+    for name in ("PYTHON", "PYTHON_CPU"):
+        minor = re.search(r":3\.(\d+)\.\d+-", ARGUMENTS[name])
+        assert minor, ARGUMENTS[name]
+        assert int(lowest) <= int(minor[1]) < int(below)
+        assert ARGUMENTS[f"{name}_DIGEST"] == ""
+    assert re.search(r":3\.12\.", ARGUMENTS["PYTHON"]), "whose torch is that of the GPU images"
+    assert ":3.11." in ARGUMENTS["PYTHON_CPU"], "whose torch is TORCH_CPU"
+
+
+def test_what_is_copied_is_not_ignored() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    for source in [word for rest in STAGES["wheel"].all("COPY") for word in rest.split()[:-1]]:
+        assert (ROOT / source).exists()
+        (last,) = [rule for rule in rules if fnmatch(source, rule.lstrip("!"))][-1:]
+        assert last.startswith("!"), source

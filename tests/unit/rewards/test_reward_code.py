@@ -1,0 +1,141 @@
+"""Tests of programming tasks in the forms of data sets, and what counts as the same output."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from sluice.rewards import RewardError, RewardInput
+from sluice.rewards.code import _program, same_output, same_value
+from sluice.rewards.code_cases import Case, cases_of
+from sluice.rewards.sandbox import seccomp
+
+
+def sample(label: Any, **metadata: Any) -> RewardInput:
+    return RewardInput(prompt="p", response="r", label=label, metadata=metadata)
+
+
+CHECK = "def check(f): assert f(1) == 2"
+
+
+@pytest.mark.parametrize(
+    ("label", "metadata", "tests"),
+    [
+        ({"inputs": ["1\n"], "outputs": ["2\n"]}, {}, [Case({"input": "1\n"}, "2\n")]),
+        ({"inputs": [["1", "2"]], "outputs": [["3"]]}, {}, [Case({"input": "1\n2"}, "3")]),
+        (
+            {"inputs": ["1\n[2]"], "outputs": ["[3]"], "fn_name": "f"},
+            {},
+            [Case({"call": "f", "arguments": "[1, [2]]"}, [3])],
+        ),
+        (
+            {"inputs": [[1, "a"]], "outputs": ["b"], "fn_name": "f"},
+            {},
+            [Case({"call": "f", "arguments": '[1, "a"]'}, "b")],
+        ),
+        ({"assert_case": ["assert f(1)", "assert f(2)"]}, {}, [Case({"check": f"\nassert f({i})\n"}) for i in (1, 2)]),
+        ({"test_list": ["assert x"], "test_setup_code": "x=1"}, {}, [Case({"check": "x=1\nassert x\n"})]),
+        ({"test": CHECK, "entry_point": "f"}, {}, [Case({"check": f"{CHECK}\ncheck(f)\n"})]),
+        ([{"input": "1", "output": "2", "testtype": "stdin"}], {}, [Case({"input": "1"}, "2")]),
+        (
+            [{"input": "1", "output": "2", "testtype": "functional", "metadata": {"func_name": "f"}}],
+            {},
+            [Case({"call": "f", "arguments": "[1]"}, 2)],
+        ),
+        (
+            [{"input": "1", "output": "2", "testtype": "functional"}],
+            {"func_name": "g"},
+            [Case({"call": "g", "arguments": "[1]"}, 2)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_forms_of_tests(label: Any, metadata: dict[str, Any], tests: list[Case], as_text: bool) -> None:
+    assert cases_of(sample(json.dumps(label) if as_text else label, **metadata)) == tests
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (None, "label: code needs {inputs"),
+        ("no json", "label: code needs tests as JSON, got 'no json'"),
+        ({"inputs": [], "outputs": []}, "with at least one test"),
+        ({"inputs": ["1"], "outputs": []}, "lists of the same length"),
+        ({"inputs": ["x y"], "outputs": ["1"], "fn_name": "f"}, "inputs of f must be JSON, one argument a line"),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], "needs func_name"),
+        ([1, 2], "label: code needs {inputs"),
+    ],
+)
+def test_a_label_that_is_no_test_is_told_what_is(label: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        cases_of(sample(label))
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("3\n", "3", True),
+        ("1 2 \n3\n\n", "1 2\n3", True),
+        ("0.3333333", "0.33333331", True),
+        ("0.33", "0.34", False),
+        ("3", "3.0", True),
+        ("30000001", "30000002", False),
+        ("a\nb", "b\na", False),
+        ("1\n2", "1 2", False),
+        ("", "", True),
+        ("yes", "YES", False),
+    ],
+)
+def test_outputs(output: str, expected: str, same: bool) -> None:
+    assert same_output(output, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected", "same"),
+    [
+        ([1, 2], [1, 2], True),
+        (3, [3], True),
+        (True, 1, False),
+        (0.1 + 0.2, 0.3, True),
+        ({"a": [1]}, {"a": [1.0]}, True),
+        ("1", 1, False),
+        (None, None, True),
+    ],
+)
+def test_values(ours: Any, expected: Any, same: bool) -> None:
+    assert same_value(ours, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("text\n```python\nx = 1\n```\nand\n```python\nx = 2\n```\nthat is it", "x = 2\n"),
+        ("<think>```python\nx = 1\n```</think>\n```\nx = 3\n```", "x = 3\n"),
+        ("```bash\nls\n```", ""),
+        ("```python\nprint('```')\n```", "print('```')\n"),
+        ("print(1)", "print(1)"),
+        ("```python\ncut off", ""),
+        ("x\0y", ""),
+    ],
+)
+def test_the_last_python_block_is_the_program(response: str, program: str) -> None:
+    assert _program(response) == program
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_denies_by_number_and_ends_in_allow(machine: str) -> None:
+    program = seccomp.build(machine)
+    code = list(struct.iter_unpack("<HBBI", program))
+    socket = 41 if machine == "x86_64" else 198
+    at = code.index((0x15, 0, 1, socket))
+    assert code[at + 1] == (0x06, 0, 0, 0x00050001)
+    assert code[-1] == (0x06, 0, 0, 0x7FFF0000)
+    assert len({k for _, _, _, k in code if k == socket}) == 1
+
+
+def test_a_machine_without_known_numbers_is_refused() -> None:
+    with pytest.raises(OSError, match="no seccomp filter for riscv64"):
+        seccomp.build("riscv64")

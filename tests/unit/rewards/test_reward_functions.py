@@ -1,0 +1,64 @@
+"""A user's function may have sluice's, slime's or verl's parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.rewards import RewardInput
+from sluice.rewards.custom import LoadError, load, load_reward
+
+USER = """
+import functools
+def sluice(sample): return ("sluice", sample.response)
+def sluice_default(sample, factor=2): return ("default", sample.label)
+def slime(args, sample, **kwargs): return ("slime", args.rm_url, sample.response, sample.metadata["k"])
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return (data_source, solution_str, ground_truth, extra_info["k"])
+def verl_short(solution_str, ground_truth): return (solution_str, ground_truth)
+def verl_open(solution_str, ground_truth, **rest): return sorted(rest)
+class Judge:
+    def __call__(self, sample): return ("object", sample.response)
+judge = Judge()
+partial = functools.partial(sluice_default, factor=3)
+"""
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("user") / "functions.py"
+    path.write_text(USER)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sluice", ("sluice", "r")),
+        ("sluice_default", ("default", "l")),
+        ("slime", ("slime", None, "r", "v")),
+        ("verl", ("src", "r", "l", "v")),
+        ("verl_short", ("r", "l")),
+        ("verl_open", ["data_source", "extra_info"]),
+        ("judge", ("object", "r")),
+        ("partial", ("default", "l")),
+    ],
+)
+def test_parameters(user: Path, name: str, expected: Any) -> None:
+    sample = RewardInput(prompt="p", response="r", label="l", metadata={"k": "v", "data_source": "src"})
+    assert load_reward(f"{user}:{name}")(sample) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("{file}:nothing", "has no function 'nothing'; it has sluice, "),
+        ("/no/such.py:f", "there is no file"),
+        ("a.b.c", "No module"),
+    ],
+)
+def test_a_wrong_path_says_what_there_is(user: Path, path: str, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        load(path.format(file=user))

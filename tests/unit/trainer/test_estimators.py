@@ -1,0 +1,148 @@
+"""Every estimator by hand, on a batch whose groups are spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sluice.api import Algorithm
+from sluice_trainer.algorithms.estimators import TOKEN_KL, Custom, EstimatorError, Responses, estimate
+
+# Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2 and 0 (group 7).
+REWARDS = torch.tensor([1.0, 0.0, 2.0, 4.0, 5.0, 5.0])
+GROUPS = torch.tensor([7, 7, 7, 3, 9, 9])
+OWN = torch.tensor([4, 2, 0])
+MASKS = [torch.tensor([1]), torch.tensor([1, 0, 1, 0]), torch.tensor([0, 0])]
+
+
+def responses(**changes: Any) -> Responses:
+    kl = [torch.tensor([0.5]), torch.tensor([0.1, 9.0, 0.2, 9.0]), torch.tensor([1.0, 1.0])]
+    return Responses(**{"rewards": REWARDS, "groups": GROUPS, "own": OWN, "masks": MASKS, "kl": kl, **changes})
+
+
+def advantages(given: Responses | None = None, custom: Custom | None = None, **algorithm: Any) -> list[list[float]]:
+    found = estimate(given or responses(), Algorithm.model_validate(algorithm), custom)
+    assert all(row.dtype == torch.float32 for row in found.advantages)
+    return [row.tolist() for row in found.advantages]
+
+
+def approximately(rows: list[list[float]]) -> list[Any]:
+    return [pytest.approx(row, abs=1e-6) for row in rows]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
+def test_group_estimators_give_all_tokens_the_groups_advantage(estimator: str) -> None:
+    one = 1 / (1 + 1e-6)  # group 7: mean 1, std 1
+    assert advantages(estimator=estimator) == approximately([[0], [one] * 4, [0, 0]])
+    assert advantages(estimator=estimator, normalizeStd=False) == approximately([[0], [1] * 4, [0, 0]])
+
+
+def test_dr_grpo_never_divides_by_the_std() -> None:
+    spread = responses(rewards=REWARDS * 10)
+    assert advantages(spread, estimator="dr_grpo") == approximately([[0], [10] * 4, [0, 0]])
+
+
+def test_rloo() -> None:
+    assert advantages(estimator="rloo") == approximately([[0], [2 - 0.5] * 4, [0, 0]])
+
+
+def test_group_estimators_leave_the_kl_to_the_reward() -> None:
+    assert advantages(estimator="rloo", kl={"coef": 0.5}) == advantages(estimator="rloo")
+    assert not {"grpo", "dr_grpo", "gspo", "cispo", "rloo"} & set(TOKEN_KL)
+
+
+def test_reinforce_plus_plus() -> None:
+    found = advantages(estimator="reinforce_plus_plus", gamma=0.5, kl={"coef": 1.0})
+    second = [-0.1 + 0.5 * (0 + 0.5 * 1.8), 0.5 * 1.8, 1.8, 0]
+    assert found == approximately([[4.5], second, [0, 0]])
+
+
+def test_reinforce_plus_plus_baseline() -> None:
+    found = advantages(estimator="reinforce_plus_plus_baseline", kl={"coef": 1.0})
+    assert found[0] == pytest.approx([0 - 0.5])
+    assert [found[1][0], found[1][2]] == pytest.approx([1 - 0.1, 1 - 0.2])
+
+
+def test_remax_subtracts_the_greedy_reward() -> None:
+    given = responses(baselines=torch.tensor([4.0, 0.5, 7.0]))
+    assert advantages(given, estimator="remax")[:2] == approximately([[1], [1.5, 1.5, 1.5, -0.5]])
+    with_kl = advantages(given, estimator="remax", kl={"coef": 1.0})
+    assert [with_kl[1][0], with_kl[1][2]] == pytest.approx([2 - 0.3 - 0.5, 2 - 0.2 - 0.5])
+
+
+def test_remax_needs_baselines() -> None:
+    with pytest.raises(EstimatorError, match="greedy response"):
+        advantages(estimator="remax")
+
+
+def test_ppo_is_gae_over_values() -> None:
+    values = [torch.tensor([4.5]), torch.tensor([0.5, -9.0, 1.0, -9.0]), torch.tensor([3.0, 3.0])]
+    algorithm = Algorithm.model_validate({"estimator": "ppo", "gamma": 0.9, "lambda": 0.8})
+    found = estimate(responses(values=values), algorithm)
+    last = 2 - 1.0
+    first = 0.9 * 1.0 - 0.5 + 0.9 * 0.8 * last
+    assert [row.tolist() for row in found.advantages] == approximately([[0.5], [first, 0, last, 0], [0, 0]])
+    assert found.returns is not None
+    assert [row.tolist() for row in found.returns] == approximately([[5], [first + 0.5, 0, 2, 0], [0, 0]])
+    assert all(row.dtype == torch.float32 for row in found.returns)
+
+
+def test_ppo_needs_values() -> None:
+    with pytest.raises(EstimatorError, match="critic's values"):
+        advantages(estimator="ppo")
+
+
+OWN_FUNCTION = {"estimator": "custom", "function": "mine.py:advantages"}
+
+
+def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
+    def mine(given: Responses, algorithm: Algorithm) -> list[Tensor]:
+        best = [given.rewards[given.groups == group].max() for group in given.groups[given.own]]
+        per_token = [torch.arange(len(mask)) * 1.0 for mask in given.masks]
+        return [best[0], per_token[1] * algorithm.gamma, best[2]]
+
+    assert advantages(None, mine, **OWN_FUNCTION, gamma=0.5) == [[5], [0, 0.5, 1, 1.5], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([torch.zeros(())] * 2, "mine.py:advantages gave 2 advantages for 3 responses"),
+        ([torch.zeros(()), torch.zeros(3), torch.zeros(())], r"advantage 1 has shape \(3,\); expected \(\) or \(4,\)"),
+        ([torch.zeros(()), torch.tensor(math.nan), torch.zeros(())], "advantage 1 is not finite"),
+    ],
+)
+def test_what_an_own_estimator_gives_is_checked(given: list[Tensor], message: str) -> None:
+    with pytest.raises(EstimatorError, match=message):
+        advantages(None, lambda responses, algorithm: given, **OWN_FUNCTION)
+
+
+def test_a_masked_token_may_have_any_own_advantage() -> None:
+    given = [torch.zeros(()), torch.tensor([1.0, math.nan, 2.0, math.inf]), torch.tensor(math.nan)]
+    assert advantages(None, lambda responses, algorithm: given, **OWN_FUNCTION)[1][0] == 1
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"])
+def test_a_rank_may_have_no_response(estimator: str) -> None:
+    nothing: list[Tensor] = []
+    empty = responses(own=torch.empty(0, dtype=torch.int64), masks=nothing, kl=nothing, values=nothing)
+    assert advantages(empty, estimator=estimator) == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "remax", "ppo"])
+def test_shares_of_a_batch_get_what_the_whole_gets(estimator: str) -> None:
+    masks = [torch.ones(n, dtype=torch.uint8) for n in (1, 2, 3, 4, 1, 2)]
+    kl, values = [m * 0.25 for m in masks], [m * 0.5 for m in masks]
+
+    def share(*places: int) -> list[list[float]]:
+        given = Responses(
+            REWARDS, GROUPS, torch.tensor(places), [masks[p] for p in places], [kl[p] for p in places],
+            [values[p] for p in places], torch.tensor([0.1 * p for p in places]),
+        )  # fmt: skip
+        return advantages(given, estimator=estimator, kl={"coef": 0.1})
+
+    assert share(0, 1, 2, 3, 4, 5) == share(0, 1, 2) + share(3) + share(4, 5)

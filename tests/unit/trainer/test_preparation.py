@@ -1,0 +1,108 @@
+"""The pure parts between a batch and its sequences: rewards, totals, shares of the optimizer steps, metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sluice.api import Algorithm, RLJobSpec
+from sluice.sample import BASELINE_REWARD, Sample, SampleStatus
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
+from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.preparation import (
+    baselines,
+    batch_totals,
+    by_optimizer_step,
+    metrics,
+    rewards,
+    token_sums,
+)
+
+
+def spec(**changes: object) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"prompts": [{"path": "p"}]},
+            "reward": {"type": "f1"},
+            "trainer": {"steps": 1, "stepsPerBatch": 2},
+            "rollout": {"sampling": {"maxResponseTokens": 100}},
+            **changes,
+        }
+    )
+
+
+def sequence(group: int, index: int, reward: float = 0.0, **fields: object) -> pb.Sequence:
+    values = {"length": 7, "response_length": 2, "trainable_tokens": 2, "status": common.SAMPLE_STATUS_COMPLETED}
+    return pb.Sequence(group_id=group, index=index, reward=reward, **{**values, **fields})
+
+
+BATCH = [sequence(5, 0, 1.0), sequence(5, 1, 0.0), sequence(9, 0, 0.5, optimizer_step=1, trainable_tokens=1)]
+
+
+def test_kl_penalties_come_off_the_rewards() -> None:
+    assert rewards(BATCH, {}).tolist() == [1, 0, 0.5]
+    assert rewards(BATCH, {(9, 0): 0.25}).tolist() == [1, 0, 0.25]
+
+
+def test_totals_of_the_optimizer_steps() -> None:
+    found = [(t.sequences, t.tokens, t.longest) for t in batch_totals(BATCH, spec())]
+    assert found == [(2, 4, 100), (1, 1, 100)]
+
+
+def test_a_failed_sample_counts_as_a_sequence() -> None:
+    failed = sequence(5, 2, status=common.SAMPLE_STATUS_FAILED, trainable_tokens=0)
+    assert batch_totals([*BATCH, failed], spec())[0].sequences == 3
+
+
+def trained(group: int, index: int) -> TrainSequence:
+    tokens, ones = np.array([1, 2, 3, 4], np.int32), np.ones(2, np.uint8)
+    return TrainSequence(tokens, 2, ones, np.zeros(2, np.float32), 0.0, group_id=group, index=index)
+
+
+def test_shares_follow_the_optimizer_steps_in_batch_order() -> None:
+    shard = by_optimizer_step(BATCH, [trained(5, 1), trained(9, 0), trained(5, 0)], 2)
+    assert [[(s.group_id, s.index) for s in part] for part in shard] == [[(5, 1), (5, 0)], [(9, 0)]]
+    assert by_optimizer_step(BATCH, [], 2) == [[], []]
+
+
+def test_baselines_come_from_the_samples_metadata() -> None:
+    sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED, metadata={BASELINE_REWARD: 0.5})
+    assert baselines({(5, 0): sample}).tolist() == [0.5]
+    assert baselines({}).tolist() == []
+    with pytest.raises(EstimatorError, match="group 5 sample 3 has no baseline_reward"):
+        baselines({(5, 3): Sample(3)})
+
+
+def example(**changes: object) -> Responses:
+    masks = [torch.tensor([1, 1]), torch.tensor([1, 0])]
+    kl = [torch.tensor([0.1, 0.3]), torch.tensor([0.2, 9.0])]
+    values = {"rewards": torch.ones(2), "groups": torch.zeros(2), "own": torch.arange(2), "masks": masks, "kl": kl}
+    return Responses(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_metrics_are_means_over_the_trained_tokens() -> None:
+    found = Estimate([torch.tensor([1.0, 2.0]), torch.tensor([6.0, 99.0])])
+    sums = token_sums(example(), found)
+    assert metrics(sums, Algorithm()) == {"rollout/advantages": pytest.approx(3)}
+    assert metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))["rollout/kl"] == pytest.approx(0.2)
+    assert metrics(sums, Algorithm(normalize_advantages=True))["rollout/advantages"] == 0
+
+
+def test_metrics_of_a_critic() -> None:
+    goals = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 99.0])]
+    given = example(values=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])])
+    found = metrics(token_sums(given, Estimate(goals, goals)), Algorithm(estimator="ppo"))
+    assert (found["rollout/returns"], found["rollout/values"]) == (2, 2)
+    assert found["critic/vf_explained_var"] == 1
+
+
+def test_a_rank_without_responses_has_the_same_names() -> None:
+    empty = example(masks=[], kl=[], values=[], own=torch.empty(0))
+    names = set(token_sums(empty, Estimate([], [])))
+    full = example(values=[torch.zeros(2), torch.zeros(2)])
+    rows = [torch.zeros(2), torch.zeros(2)]
+    assert names == set(token_sums(full, Estimate(rows, rows)))

@@ -1,0 +1,106 @@
+"""Returns and GAE against loops written as the papers write them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
+
+
+def rows(*values: list[float]) -> list[Tensor]:
+    return [torch.tensor(row, dtype=torch.float32) for row in values]
+
+
+def test_the_reward_comes_at_the_last_unmasked_token() -> None:
+    masks = rows([1, 0, 1, 0], [1], [0, 0], [])
+    kl = rows([1, 50, 2, 50], [3], [9, 9], [])
+    found = token_rewards(torch.tensor([10.0, 20.0, 30.0, 40.0]), masks, kl, 0.1)
+    assert found[0].tolist() == pytest.approx([-0.1, 0, 10 - 0.2, 0])
+    assert found[1].tolist() == pytest.approx([19.7])
+    assert found[2].tolist() == [0, 0]
+    assert found[3].tolist() == []
+
+
+def test_a_masked_token_may_have_any_kl() -> None:
+    found = token_rewards(torch.tensor([1.0]), rows([1, 0]), rows([0, float("nan")]), 0.5)
+    assert found[0].tolist() == [1, 0]
+
+
+def test_returns_by_hand() -> None:
+    found = discounted_returns(rows([1, 2, 4], [8]), 0.5)
+    assert [row.tolist() for row in found] == [[1 + 1 + 1, 2 + 2, 4], [8]]
+
+
+def test_without_a_discount_returns_are_sums() -> None:
+    assert discounted_returns(rows([1, 2, 4], []), 1.0)[0].tolist() == [7, 6, 4]
+    assert discounted_returns([], 0.9) == []
+
+
+Rows = st.lists(
+    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=7), min_size=1, max_size=5
+)
+Factor = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+
+@given(Rows, Factor)
+def test_returns_equal_a_loop(batch: list[list[tuple[int, int, int]]], gamma: float) -> None:
+    found = discounted_returns(rows(*[[float(r) for r, _, _ in row] for row in batch]), gamma)
+    for row, ours in zip(batch, found, strict=True):
+        running, expected = 0.0, []
+        for reward, _, _ in reversed(row):
+            running = reward + gamma * running
+            expected.insert(0, running)
+        assert ours.tolist() == pytest.approx(expected)
+
+
+def loop(row: list[tuple[int, int, int]], gamma: float, lam: float) -> tuple[list[float], list[float]]:
+    """GAE over one response; what an observation would change is skipped (verl `compute_gae_advantage_return`)."""
+    following, last = 0.0, 0.0
+    advantages: list[float] = []
+    for reward, value, mask in reversed(row):
+        if mask:
+            delta = reward + gamma * following - value
+            last = delta + gamma * lam * last
+            following = value
+        advantages.insert(0, last if mask else 0.0)
+    returns = [a + v if m else 0.0 for a, (_, v, m) in zip(advantages, row, strict=True)]
+    return advantages, returns
+
+
+@given(Rows, Factor, Factor)
+def test_gae_equals_a_loop_that_skips_masked_tokens(
+    batch: list[list[tuple[int, int, int]]], gamma: float, lam: float
+) -> None:
+    rewards, values, masks = (rows(*[[float(token[k]) for token in row] for row in batch]) for k in range(3))
+    advantages, returns = gae(rewards, values, masks, gamma=gamma, lam=lam)
+    for row, a, r in zip(batch, advantages, returns, strict=True):
+        expected_advantages, expected_returns = loop(row, gamma, lam)
+        assert a.tolist() == pytest.approx(expected_advantages, abs=1e-9)
+        assert r.tolist() == pytest.approx(expected_returns, abs=1e-9)
+
+
+def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
+    plain = gae(rows([0, 0, 1]), rows([0.5, 0.2, 0.9]), rows([1, 1, 1]), gamma=0.9, lam=0.8)
+    observed = gae(rows([0, 0, 7, 7, 1]), rows([0.5, 0.2, 3, -3, 0.9]), rows([1, 1, 0, 0, 1]), gamma=0.9, lam=0.8)
+    for one, other in zip(plain, observed, strict=True):
+        assert other[0][[0, 1, 4]].tolist() == pytest.approx(one[0].tolist())
+        assert other[0][2:4].tolist() == [0, 0]
+
+
+def test_with_lambda_one_and_no_values_gae_is_the_return() -> None:
+    rewards, masks = rows([1, 2, 4]), rows([1, 1, 1])
+    advantages, returns = gae(rewards, rows([0, 0, 0]), masks, gamma=0.5, lam=1.0)
+    assert advantages[0].tolist() == returns[0].tolist() == discounted_returns(rewards, 0.5)[0].tolist()
+
+
+def test_with_lambda_zero_gae_is_one_step_ahead() -> None:
+    advantages, _ = gae(rows([0, 1]), rows([0.3, 0.6]), rows([1, 1]), gamma=1.0, lam=0.0)
+    assert advantages[0].tolist() == pytest.approx([0.6 - 0.3, 1 - 0.6])
+
+
+def test_no_responses_at_all() -> None:
+    assert gae([], [], [], gamma=1.0, lam=1.0) == ([], [])
