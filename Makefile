@@ -5,14 +5,20 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
 MCORE  := megatron-core==0.19.2
+BUILD    ?= docker build
+REGISTRY ?= ghcr.io/sluice-dev
+TAG      ?= 0.1.0
 
-.PHONY: help quickstart test test-cluster lint protos crds reference check-generated clean
+.PHONY: help quickstart test test-cluster test-node test-learning lint images protos crds reference check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
 	@echo "make test         all tests that need no GPU and no cluster"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
-	@echo "make lint         ruff, mypy, import rules, generated files"
+	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
+	@echo "make test-learning   the quickstart under each of five estimators, and a figure (about 15 minutes)"
+	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
+	@echo "make images       the container images (docker/Dockerfile)"
 	@echo "make protos crds reference   regenerate what is generated"
 	@echo "make clean        remove the environment, caches and the quickstart's run"
 
@@ -39,15 +45,25 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/integration $(ARGS)
 
-# Needs an API server: KUBECONFIG, or the control plane that tests/cluster/conftest.py finds and starts.
+# Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
 test-cluster: $(VENV)/.dev
 	$(PY) -m pytest tests/cluster -m cluster $(ARGS)
+
+# Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
+test-node: $(VENV)/.dev
+	$(PY) -m pytest tests/node -m node $(ARGS)
+
+# Each run keeps its directory, for the figure and for `sluice report`.
+test-learning: $(VENV)/.dev
+	SLUICE_LEARNING_DIR=runs/learning OMP_NUM_THREADS=1 $(PY) -m pytest tests/learning $(ARGS)
+	$(PY) -m tests.learning.figure runs/learning docs/results/learning.png
 
 lint: $(VENV)/.dev check-generated
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/hadolint docker/Dockerfile
 
 protos: $(VENV)/.dev
 	rm -rf sluice/wire/v1 && mkdir -p sluice/wire/v1
@@ -56,8 +72,15 @@ protos: $(VENV)/.dev
 	sed -i 's/^from sluice\.v1 import/from sluice.wire.v1 import/' sluice/wire/v1/*.py sluice/wire/v1/*.pyi
 	echo '"""Generated from protos/sluice/v1 by make protos."""' > sluice/wire/v1/__init__.py
 
+# Needs a builder: docker, or `make images BUILD="podman build"`.
+images:
+	for image in operator buffer rollout trainer cpu; do \
+	  $(BUILD) -f docker/Dockerfile --target $$image -t $(REGISTRY)/sluice-$$image:$(TAG) $(ARGS) . || exit 1; \
+	done
+
 crds: $(VENV)/.dev
 	$(VENV)/bin/sluice crd > crds/sluice.dev_rljobs.yaml
+	cp crds/sluice.dev_rljobs.yaml charts/sluice/files/rljobs.sluice.dev.yaml
 
 reference: $(VENV)/.dev
 	mkdir -p docs/reference
@@ -65,7 +88,7 @@ reference: $(VENV)/.dev
 
 # Generated files must be what their sources give.
 check-generated: protos crds reference
-	git diff --exit-code -- sluice/wire/v1 crds docs/reference
+	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs

@@ -27,7 +27,8 @@ from tests.tools import ROOT, missing, neighbour_tools
 __all__ = ["ROOT", "ControlPlane", "control_plane"]
 START_SECONDS = 60
 TOKEN = "admin"
-SERVICES = "10.96.0.0/16"
+SERVICES = "127.96.0.0/16"
+"""Loopback addresses: what a test lets listen on a Service's cluster IP, the operator reaches."""
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config
@@ -73,14 +74,15 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
+    """controllers: with kube-controller-manager, where it is among the binaries."""
     if os.environ.get("KUBECONFIG"):
         yield ControlPlane(os.environ["KUBECONFIG"])
         return
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     binaries = Path(assets) if assets else neighbour_tools()
     if binaries is not None:
-        with _of_binaries(binaries) as found:
+        with _of_binaries(binaries, controllers) as found:
             yield found
     elif shutil.which("kind"):
         with _of_kind() as found:
@@ -107,11 +109,12 @@ def _of_kind() -> Iterator[ControlPlane]:
 
 
 @contextmanager
-def _of_binaries(binaries: Path) -> Iterator[ControlPlane]:
+def _of_binaries(binaries: Path, controllers: bool) -> Iterator[ControlPlane]:
     with tempfile.TemporaryDirectory(prefix="sluice-control-plane-") as name:
         directory = Path(name)
         port = free_port()
-        plane = ControlPlane(str(directory / "kubeconfig"), directory, (binaries / "kube-controller-manager").exists())
+        collects = controllers and (binaries / "kube-controller-manager").exists()
+        plane = ControlPlane(str(directory / "kubeconfig"), directory, collects)
         text = KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=directory, token=TOKEN)
         (directory / "kubeconfig").write_text(text)
         (directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')

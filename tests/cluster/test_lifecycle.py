@@ -81,7 +81,11 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(ope
     await world.change({"suspend": False})
     await world.until_pods(5)
     assert await world.names() == [name.replace("-1-0", "-2-0") for name in PODS]
-    assert {"Suspended", "Resumed"} <= await world.reasons()
+
+    async def is_told() -> bool:  # events come after what they tell of
+        return {"Suspended", "Resumed"} <= await world.reasons()
+
+    await world.until(is_told)
 
 
 async def test_rollouts_are_scaled_through_the_scale_subresource(operator: Operator, world: World) -> None:

@@ -19,6 +19,8 @@ import aiohttp
 
 from sluice.sample import WeightSpan
 
+KEEP_ALIVE_SECONDS = 2.0
+"""Idle connections are given up before SGLang does it (5 s): a request on one that is just being closed is lost."""
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
 
@@ -54,7 +56,7 @@ class Engine:
         self.info: dict[str, Any] = {}
 
     async def __aenter__(self) -> Engine:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -181,7 +183,9 @@ async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
         meta = event["meta_info"]
         seen, entries = len(entries), meta["output_token_logprobs"]
         if len(entries) > seen:
-            spans.append(WeightSpan(version_number(meta["weight_version"]), seen, len(entries)))
+            version = version_number(meta["weight_version"])
+            start = spans.pop().start if spans and spans[-1].version == version else seen
+            spans.append(WeightSpan(version, start, len(entries)))
     return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
 
 

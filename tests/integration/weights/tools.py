@@ -55,6 +55,7 @@ async def send(publisher: Publisher, weights: Path) -> Published:
 async def serves(url: str, weights: Path, version: int) -> bool:
     """True where the engine computes with these weights, to rounding, and says that they have this version."""
     async with Engine(url) as engine:
+        await engine.wait_ready(30.0)
         made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
     assert [span.version for span in made.spans] == [version]
     return distance(made.log_probs, log_probs(weights, PROMPT + made.tokens, 12)) < tolerance()

@@ -26,6 +26,8 @@ from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.transport import Peer, TransferError, Transport
 
 CALL_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = 2.0
+"""Idle connections are given up before SGLang does it (5 s): a request on one that is just being closed is lost."""
 _FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
 """What one engine may do to us. torch.distributed raises RuntimeError for a broken connection."""
 
@@ -203,7 +205,7 @@ class Publisher:
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS))
         key = (member.address, member.attempt)
         control = self._controls.setdefault(
             key, EngineControl(member.address, self._http, timeout=self._sync.timeout_seconds)

@@ -1,0 +1,125 @@
+{{/* At most 50 characters: suffixes such as -watched-namespaces must fit into 63. */}}
+{{- define "sluice.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains .Chart.Name .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* The name is fixed: by it the network policies of jobs know the operator. */}}
+{{- define "sluice.selectorLabels" -}}
+app.kubernetes.io/name: sluice
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "sluice.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "sluice.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "sluice.serviceAccountName" -}}
+{{- default (ternary (include "sluice.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "sluice.leaseName" -}}
+{{- default (include "sluice.fullname" .) .Values.lease.name }}
+{{- end }}
+
+{{- define "sluice.keySecretName" -}}
+{{- default (printf "%s-key" (include "sluice.fullname" .)) .Values.keySecret.name }}
+{{- end }}
+
+{{/* An image's reference; give (list $ .Values.images.x). */}}
+{{- define "sluice.image" -}}
+{{- $root := index . 0 }}
+{{- $image := index . 1 }}
+{{- $name := printf "%s/%s" ($root.Values.images.registry | default $image.registry | trimSuffix "/") $image.repository }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $name $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $name ($image.tag | default $root.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{/* What the operator does to jobs and to what they own, in all namespaces or in each watched one. */}}
+{{- define "sluice.operatorRules" -}}
+- apiGroups: [sluice.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [sluice.dev]
+  resources: [rljobs/status]
+  verbs: [patch]
+# Owner references that block an owner's deletion need this where OwnerReferencesPermissionEnforcement is on (OpenShift).
+- apiGroups: [sluice.dev]
+  resources: [rljobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+# Server-side apply asks for both create and patch.
+- apiGroups: [""]
+  resources: [configmaps, services, persistentvolumeclaims]
+  verbs: [get, create, patch]
+# Job tokens are written and never read: no Secret of anybody can be seen with these rights.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, patch, delete]
+# Gangs, for jobs that ask for Volcano or for the scheduler's own; of no effect where these are not installed.
+- apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]
+  resources: [podgroups]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}
+
+{{/* What people do: look at jobs, change them, mend them. */}}
+{{- define "sluice.viewerRules" -}}
+- apiGroups: [sluice.dev]
+  resources: [rljobs]
+  verbs: [get, list, watch]
+- apiGroups: [sluice.dev]
+  resources: [rljobs/status, rljobs/scale]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [get, list, watch]
+{{- end }}
+
+{{- define "sluice.editorRules" -}}
+{{ include "sluice.viewerRules" . }}
+- apiGroups: [sluice.dev]
+  resources: [rljobs]
+  verbs: [create, update, patch, delete, deletecollection]
+- apiGroups: [sluice.dev]
+  resources: [rljobs/scale]
+  verbs: [update, patch]
+{{- end }}
+
+{{- define "sluice.adminRules" -}}
+{{ include "sluice.editorRules" . }}
+- apiGroups: [sluice.dev]
+  resources: [rljobs/status]
+  verbs: [update, patch]
+{{- end }}
