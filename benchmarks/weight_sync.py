@@ -40,6 +40,11 @@ from sluice_trainer.launch import NCCL_ENV
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048},
+    "tiny-moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64,
+                 "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+                 "vocab_size": 2048, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                 "tie_word_embeddings": False},
     "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
                    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
     "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
@@ -228,7 +233,8 @@ def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None
 def source(options: argparse.Namespace) -> None:
     from sluice_trainer.coordinator import Coordinator
     from sluice_trainer.megatron import mapping, model, parallel
-    from sluice_trainer.megatron.hf_config import read_shape, transformer_config
+    from sluice_trainer.megatron.config import transformer_config
+    from sluice_trainer.megatron.hf_config import read_shape
     from sluice_trainer.ranks import Ranks
     from sluice_trainer.weights.publish import publish
 
@@ -238,7 +244,7 @@ def source(options: argparse.Namespace) -> None:
     shape = read_shape(options.directory)
     dtype = torch.bfloat16 if GPUS else torch.float32
     net = model.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
-    for parameter in net.parameters():
+    for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
     import threading
 
