@@ -71,6 +71,9 @@ class PromptSource(Model):
     apply_chat_template: bool = Field(
         False, description="Render the prompt with the tokenizer's chat template; a text becomes one user message."
     )
+    chat_template_args: FreeForm = Field(
+        default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
+    )
     weight: PositiveFloat = Field(
         1.0, description="Share of this source among all sources, relative to its number of rows."
     )
@@ -201,6 +204,7 @@ class EvaluationDataset(PromptSource):
 
     sampling: EvaluationSampling | None = None
     samples_per_prompt: PositiveInt | None = Field(None, description="Default: evaluation.samplesPerPrompt.")
+    reward: Reward | None = Field(None, description="How this data set is judged. Default: as spec.reward says.")
 
 
 class Evaluation(Model):
@@ -210,16 +214,25 @@ class Evaluation(Model):
     datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)]
     samples_per_prompt: PositiveInt = 1
     pass_at_k: Annotated[list[PositiveInt], Field(max_length=16)] = Field(
-        default_factory=list, description="k of the unbiased pass@k, each at most samplesPerPrompt."
+        default_factory=list,
+        description="k of the unbiased pass@k, each at most the samplesPerPrompt of some data set; "
+        "data sets with fewer samples have no such figure.",
     )
     sampling: EvaluationSampling = Field(default_factory=EvaluationSampling)
     before_train: bool = Field(True, description="Evaluate the model as it is at step 0.")
 
     rules = (
         Rule(
-            "!has(self.passAtK) || self.passAtK.all(k, k <= (has(self.samplesPerPrompt) ? self.samplesPerPrompt : 1))",
-            lambda e: all(k <= e.samples_per_prompt for k in e.pass_at_k),
-            "every k must be at most evaluation.samplesPerPrompt",
+            "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= (has(d.samplesPerPrompt) ? "
+            "d.samplesPerPrompt : (has(self.samplesPerPrompt) ? self.samplesPerPrompt : 1))))",
+            lambda e: all(
+                k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets) for k in e.pass_at_k
+            ),
+            "every k must be at most the samplesPerPrompt of some data set",
             "passAtK",
         ),
     )
+
+    def samples_of(self, dataset: EvaluationDataset) -> int:
+        """Responses to each prompt of a data set."""
+        return dataset.samples_per_prompt or self.samples_per_prompt

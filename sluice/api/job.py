@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from pydantic import Field
 from sluice.api.algorithm import ACROSS_GROUPS, Algorithm
 from sluice.api.base import API_VERSION, FreeForm, Model, NonNegativeInt, PositiveInt, Rule
 from sluice.api.data import Data, Evaluation, ModelSource, Reward
+from sluice.api.debug import Debug
 from sluice.api.status import RLJobStatus
 from sluice.api.training import Buffer, Checkpoint, Rollout, Trainer, WeightSync
 
@@ -140,20 +140,6 @@ class PodTemplateOverride(Model):
     template: FreeForm
 
 
-def _unavailable(path: str, default: int | bool | None, present: Callable[[RLJobSpec], object]) -> Rule:
-    """A field that the API has and this version cannot honour: better refused than ignored."""
-    value = _or(f"self.{path}", default) if default is not None else ""
-    cel = f"{value} == {json.dumps(default)}" if default is not None else _absent(f"self.{path}")
-    return Rule(
-        cel, lambda spec: present(spec) == default, "not available in this version of sluice; leave it out", path
-    )
-
-
-UNAVAILABLE = (
-    _unavailable("rollout.function", None, lambda s: s.rollout.function),
-)
-
-
 class RLJobSpec(Model):
     model: ModelSource
     data: Data
@@ -165,6 +151,7 @@ class RLJobSpec(Model):
     buffer: Buffer = Field(default_factory=Buffer)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     evaluation: Evaluation | None = None
+    debug: Debug = Field(default_factory=Debug)
     suspend: bool = Field(False, description="Stop all pods and keep everything that they have stored.")
     managed_by: Annotated[str, Field(max_length=63)] | None = Field(
         None, description="Controller that is responsible. Default: ours. Cannot be changed."
@@ -217,8 +204,19 @@ class RLJobSpec(Model):
             "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
             "weightSync.transport",
         ),
+        Rule(
+            f"{_absent('self.debug.replay')} || {_or('self.rollout.replicas', 1)} == 0",
+            lambda s: s.debug.replay is None or s.rollout.replicas == 0,
+            "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",
+            "rollout.replicas",
+        ),
+        Rule(
+            f"!{_or('self.debug.rolloutOnly', False)} || !(has(self.model.init) && self.model.init == 'random')",
+            lambda s: not s.debug.rollout_only or s.model.init != "random",
+            "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the engines any",
+            "debug.rolloutOnly",
+        ),
         *ACROSS_GROUPS,
-        *UNAVAILABLE,
     )
 
     @property

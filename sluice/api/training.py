@@ -34,6 +34,13 @@ class Partial(Model):
     mask_off_policy: bool = Field(False, description="Train only on the tokens of the newest weights.")
 
 
+class Hooks(Model):
+    """Own functions (prompt, sample) that may change each finished sample, sync or async."""
+
+    before_reward: DottedPath | None = Field(None, description="Before the sample is judged.")
+    after_reward: DottedPath | None = Field(None, description="After it was judged: its reward is set.")
+
+
 EngineArg = Annotated[
     str | int | float | bool | list[str],
     WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
@@ -70,7 +77,15 @@ class Rollout(Model):
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         1.0, description="Start this many times batchSize groups and take the first that finish."
     )
-    function: DottedPath | None = Field(None, description="Own generate function, for several turns and tools.")
+    function: DottedPath | None = Field(
+        None,
+        description="Own generate function `async def play(episode)`, for several turns and tools.",
+    )
+    function_seconds: PositiveFloat = Field(
+        120.0,
+        description="`function` may take this long between two turns of the model (its tools); then its sample fails.",
+    )
+    hooks: Hooks = Field(default_factory=Hooks)
     template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
@@ -182,7 +197,7 @@ class Trainer(Model):
 class WeightSync(Model):
     transport: Literal["nccl", "gloo", "disk"] | None = Field(None, description="Default: nccl on GPU, gloo on CPU.")
     bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
-        512, alias="bucketMiB", description="Weights are sent in flat buckets of this size."
+        1024, alias="bucketMiB", description="Weights are sent in flat buckets of this size."
     )
     pause_mode: Literal["in_place", "retract", "abort"] = Field(
         "retract", description="What happens to running responses: go on with old cache, recompute the cache, or end."

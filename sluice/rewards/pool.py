@@ -68,8 +68,10 @@ class Pool:
     _queue: deque[_Job] = field(default_factory=deque)
     _idle: deque[asyncio.Event] = field(default_factory=deque)
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
+    _ends: set[asyncio.Task[None]] = field(default_factory=set)
     _open: set[_Job] = field(default_factory=set)
     _slow: int = 0
+    _closed: bool = False
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def __call__(self, reward: str, argument: Any) -> list[Outcome]:
@@ -87,9 +89,11 @@ class Pool:
         await (await Process.start(self.configuration)).kill()
 
     async def close(self) -> None:
+        self._closed = True
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
+        await asyncio.gather(*self._ends)
         for job in self._open:
             job.fail(RewardError("the judge was closed", "unavailable"))
 
@@ -97,6 +101,8 @@ class Pool:
 
     def _wake(self) -> None:
         """Have somebody look at the queue."""
+        if self._closed:
+            return
         if self._idle:
             self._idle.popleft().set()
         elif len(self._lives) - self._slow < self.size and len(self._lives) < MOST_PER_SLOT * self.size:
@@ -115,10 +121,17 @@ class Pool:
         except LostError:
             pass  # whoever lost a job has been told; those that were not at fault are back in the queue
         finally:
-            await process.kill()
+            await self._end(process)
             self._lives.discard(asyncio.current_task())
             if self._queue:
                 self._wake()
+
+    async def _end(self, process: Process) -> None:
+        """Kill a process. It is ended to the last, also where the pool is closed in the middle of it."""
+        end = asyncio.create_task(process.kill())
+        self._ends.add(end)
+        end.add_done_callback(self._ends.discard)
+        await asyncio.shield(end)
 
     async def _wait_for_work(self, process: Process) -> bool:
         """True when there is a job for this process; False when it is not needed, or gone."""
@@ -140,7 +153,8 @@ class Pool:
             self._wake()
 
     def _take(self, most: int) -> list[_Job]:
-        return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        jobs = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        return [job for job in jobs if not job.done.done()]  # nobody waits for the others any more
 
     # --- plain functions: one job after the other
 
@@ -216,9 +230,10 @@ class Pool:
             self._give_back([job for job in running.values() if not self._gives_up(job, error)])
             raise
         finally:
-            answers.cancel()
             if news in self._idle:
                 self._idle.remove(news)
+            answers.cancel()
+            await asyncio.wait({answers})  # whoever ends the process reads the rest of its output
 
     def _start_more(self, process: Process, running: dict[int, _Job]) -> None:
         """Start what fits. A job that was there when a process was lost runs alone: then it is clear who did it."""

@@ -17,6 +17,7 @@ from sluice.rewards.types import RewardError
 START_SECONDS = 120.0
 _LONGEST_ANSWER = 4 << 20
 _READ_BYTES = 1 << 18
+_END_SECONDS = 10.0
 
 
 class LostError(Exception):
@@ -94,7 +95,7 @@ class Process:
     async def _end(self) -> str:
         """How it ended, in words."""
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(_END_SECONDS):
                 code = await self._process.wait()
         except TimeoutError:
             return "it closed its output"
@@ -110,7 +111,7 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(_END_SECONDS):
                 while await self._process.stdout.read(_READ_BYTES):
                     pass  # a pipe that is read to its end is closed with its process
         await self._process.wait()

@@ -20,27 +20,36 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    spec = env.job().spec
+    job = env.job()
+    spec = job.spec
     checkpoints = env.directory("checkpoint_dir")
 
     # torch and Megatron take seconds to import: read the manifest first
-    from sluice_trainer import custom
+    from sluice_trainer import custom, rollout_only
     from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 
-    coordinator = Coordinator(env, spec, stop, rank=int(os.environ.get("RANK", 0)))
+    rank = int(os.environ.get("RANK", 0))
+    if spec.debug.rollout_only and rank > 0:  # nothing to do for more than one
+        return 0
+    coordinator = Coordinator(env, spec, stop, rank=rank)
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # for the whole pod
         endpoints.serve(env, ready=coordinator.unready)
     try:
         total = spec.trainer.steps or coordinator.total_steps()
+        if spec.debug.rollout_only:
+            rollout_only.run(env, job, coordinator, total, stop)
+            return 0
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
         policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
         policy.load_latest(checkpoints)
-        recorder = Recorder(env.directory("run_dir"), env.attempt) if policy.ranks.rank == 0 else None
+        recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
         own = custom.estimator(spec.algorithm)
         Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop, own).run()
+        if recorder:
+            recorder.close()
     except Stopped:
         logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM

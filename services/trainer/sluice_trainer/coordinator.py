@@ -28,7 +28,7 @@ from sluice.wire.v1 import buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.publisher import Published, Publisher
-from sluice_trainer.weights.transport import Collective, Disk, Transport
+from sluice_trainer.weights.transport import Collective, Disk, Nothing, Transport
 
 T = TypeVar("T")
 CALL_SECONDS = 60.0
@@ -88,6 +88,8 @@ class Coordinator:
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
+        if self._spec.debug.rollout_only:
+            return Nothing()
         if kind == "disk":
             return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
         return Collective(
@@ -157,10 +159,21 @@ class Coordinator:
 
     def total_steps(self) -> int:
         """Steps of the whole job: the buffer knows how many an epoch has."""
+        return int(self._stats().total_steps)
+
+    def committed_step(self) -> int:
+        """The last step that was committed."""
+        return int(self._stats().step)
+
+    def counters(self) -> dict[str, int]:
+        """What the buffer has counted since the job began."""
+        return {name: int(value) for name, value in self._stats().counters.items()}
+
+    def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._ask(
             "Stats", lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS)
         )
-        return int(stats.total_steps)
+        return stats
 
     def try_take(self, step: int, data_parallel_size: int) -> pb.TakeBatchResponse:
         """The batch of a step, or the word that it is not there yet, after at most POLL_SECONDS."""

@@ -15,10 +15,12 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.api import RLJobSpec
+from sluice.sample import SampleGroup
 from sluice.telemetry import logs
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.estimators import Custom
@@ -26,7 +28,7 @@ from sluice_trainer.coordinator import Coordinator, Stopped
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
-from sluice_trainer.recorder import Recorder, batch_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
 from sluice_trainer.weights.publish import publish
 
 FINAL_EVALUATION_SECONDS = 1800.0
@@ -128,12 +130,23 @@ class Loop:
         groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
-        prepared = prepare(self.policy, batch, groups, self.estimator)
-        metrics = prepared.metrics | self.policy.train(prepared.shard, prepared.totals)
+        metrics = self._learn(batch, groups)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
         if self.recorder:
             self.recorder.samples(step, groups)
-        return metrics | batch_metrics(batch, step)
+            self._dump(step)
+        return metrics | batch_metrics(batch, step) | turn_metrics(groups)
+
+    def _learn(self, batch: list[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
+        prepared = prepare(self.policy, batch, groups, self.estimator)
+        return prepared.metrics | self.policy.train(prepared.shard, prepared.totals)
+
+    def _dump(self, step: int) -> None:
+        """`debug.dumpRollouts`: the samples of all ranks, as the buffer hands them out."""
+        if self.recorder and self.spec.debug.dump_rollouts:
+            size = self.ranks.data_parallel_size
+            shards = [self.coordinator.shard(step, rank, size) for rank in range(size)]
+            self.recorder.dump(step, merged(shards))
 
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them."""
@@ -182,7 +195,7 @@ class Loop:
         if self.ranks.rank != 0 or self.recorder is None:
             return
         tokens = metrics["rollout/tokens"]
-        metrics |= self.times
+        metrics |= self.times | self.recorder.dropped(self.coordinator.counters())
         metrics |= {
             "perf/save_model_time": self.save_seconds,
             "perf/step_time": seconds,

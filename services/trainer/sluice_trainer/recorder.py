@@ -1,17 +1,23 @@
-"""What rank 0 writes down of a run: metrics, TensorBoard events, sampled responses. Names are slime's."""
+"""What rank 0 writes down of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are slime's."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from tensorboard.summary import Writer
 
+from sluice.api import RLJob, manifest
+from sluice.environment import Environment
 from sluice.sample import SampleGroup
-from sluice.telemetry import run_directory
+from sluice.telemetry import health, logs, rollouts, run_directory, wandb
+from sluice.telemetry.pass_rate import pass_rates, powers_of_two
+from sluice.telemetry.wandb import Wandb
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
@@ -20,16 +26,38 @@ SAMPLED_GROUPS = 2
 
 
 class Recorder:
-    def __init__(self, directory: Path, attempt: int) -> None:
+    def __init__(self, directory: Path, attempt: int, tracker: Wandb | None = None) -> None:
         self._directory = directory
         self._attempt = attempt
+        self._tracker = tracker
         self._writer = Writer(str(directory / "tensorboard"))
         (directory / "samples").mkdir(parents=True, exist_ok=True)
+        earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
+        self._watch = health.Watch(earlier)
+        self._dropped: dict[str, int] | None = None if earlier else {}
+
+    @classmethod
+    def of(cls, env: Environment, job: RLJob) -> Recorder:
+        """The recorder of a trainer's rank 0."""
+        directory = env.directory("run_dir")
+        tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
+        return cls(directory, env.attempt, tracker)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.METRICS, record)
         self._scalars(metrics, step)
+        for finding in self._watch.see(record):
+            logs.get().warning(f"step {step}: {finding.text}", kind=finding.kind)
+
+    def dropped(self, counters: Mapping[str, int]) -> dict[str, float]:
+        """Groups that the dynamic filter has dropped since the last step, by reason. counters: the buffer's totals."""
+        now = {n.removeprefix("filtered_"): v for n, v in counters.items() if n.startswith("filtered_")}
+        before, self._dropped = self._dropped, now
+        if before is None:  # after a restart nobody knows which step they belong to
+            return {}
+        new = {name: float(value - before.get(name, 0)) for name, value in now.items()}
+        return {f"rollout/dynamic_filter/drop_{name}": value for name, value in new.items() if value > 0}
 
     def evaluation(self, evaluation: pb.Evaluation) -> None:
         name = evaluation.dataset
@@ -43,10 +71,18 @@ class Recorder:
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
         self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS])
 
-    def flush(self) -> None:
-        self._writer.flush()
+    def dump(self, step: int, groups: list[SampleGroup]) -> None:
+        """Keep everything that the step trains on, of all ranks."""
+        rollouts.write(self._directory / rollouts.DIRECTORY, step, groups)
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._tracker:
+            self._tracker.close()
 
     def _scalars(self, metrics: dict[str, float], step: int) -> None:
+        if self._tracker:
+            self._tracker.log(metrics, step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -61,6 +97,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "group_id": group.group_id,
         "index": sample.index,
         "prompt": group.prompt.prompt,
+        **({"turns": sample.metadata["turns"]} if "turns" in sample.metadata else {}),
         "response": sample.response,
         "label": group.prompt.label,
         "reward": sample.reward,
@@ -81,6 +118,8 @@ def batch_metrics(sequences: list[pb.Sequence], step: int) -> dict[str, float]:
     lags = [step - 1 - s.min_version for s in made]
     truncated = sum(s.status == common.SAMPLE_STATUS_TRUNCATED for s in sequences)
     failed = sum(s.status == common.SAMPLE_STATUS_FAILED for s in sequences)
+    equal = Counter(f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6)
+    rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
     return {
         "rollout/raw_reward": fmean(s.reward for s in sequences),
         "rollout/response_len/mean": fmean(lengths),
@@ -90,7 +129,27 @@ def batch_metrics(sequences: list[pb.Sequence], step: int) -> dict[str, float]:
         "rollout/total_lengths": fmean(s.length for s in sequences),
         "rollout/truncated_ratio": truncated / len(sequences),
         "rollout/failed_ratio": failed / len(sequences),
-        "rollout/zero_std/ratio": fmean(max(r) - min(r) < 1e-6 for r in rewards.values()),
+        "rollout/effective_response_len/mean": fmean(s.trainable_tokens for s in sequences),
+        "rollout/zero_std/ratio": equal.total() / len(rewards),
+        **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
+        **{f"passrate/{name}": rate for name, rate in rates.items()},
         "rollout/policy_lag": fmean(lags) if lags else 0.0,
         "rollout/tokens": float(sum(s.length for s in sequences)),
     }
+
+
+def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
+    """Turns of the model in a sample, of those that a generate function made; nothing where there is none."""
+    turns = [s.metadata["turns"] for group in groups for s in group.samples if "turns" in s.metadata]
+    counts = [sum(turn["by"] == "model" for turn in of_sample) for of_sample in turns]
+    return {"multi_turn/turns/mean": fmean(counts), "multi_turn/turns/max": float(max(counts))} if counts else {}
+
+
+def merged(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
+    """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread over several."""
+    groups: dict[int, SampleGroup] = {}
+    for group in (group for shard in shards for group in shard):
+        groups.setdefault(group.group_id, SampleGroup(group.prompt)).samples.extend(group.samples)
+    for group in groups.values():
+        group.samples.sort(key=lambda sample: sample.index)
+    return [groups[group_id] for group_id in sorted(groups)]

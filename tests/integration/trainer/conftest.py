@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FAMILIES, TIMEOUT, save_model
+from tiny import FAMILIES, TIMEOUT, save_model, save_reward_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +27,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def qwen3(models: dict[str, Path]) -> Path:
     return models["qwen3"]
+
+
+@pytest.fixture(scope="session")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_reward_model(tmp_path_factory.mktemp("reward-model"))
 
 
 @pytest.fixture(scope="module")

@@ -42,46 +42,18 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
-@pytest.fixture(scope="module")
-def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model as transformers writes it: a decoder with a head of one number."""
-    import transformers
-
-    torch.manual_seed(1)
-    directory = tmp_path_factory.mktemp("reward-model")
-    config = transformers.Qwen3Config(**tiny._SHAPE, head_dim=32, num_labels=1)
-    model = transformers.Qwen3ForSequenceClassification(config)
-    for parameter in model.parameters():
-        parameter.data.normal_(0.2 if parameter.dim() == 1 else 0.0, 0.1)
-    model.save_pretrained(directory)
-    return directory
-
-
-def plain_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
-    """By transformers: the head on the state before each response token. [response]."""
-    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
-    hidden = model.model(input_ids=tokens[None]).last_hidden_state[0, :-1]
-    return model.score(hidden).squeeze(-1)[-sequence.response_length :]
-
-
-def load(directory: Path) -> Any:
-    import transformers
-
-    return transformers.Qwen3ForSequenceClassification.from_pretrained(directory, attn_implementation="sdpa").eval()
-
-
 def test_values_equal_those_of_a_reward_model_in_transformers(qwen3: Path, reward_model: Path) -> None:
-    policy, plain = make(qwen3, modelPath=str(reward_model)), load(reward_model)
+    policy, plain = make(qwen3, modelPath=str(reward_model)), tiny.hf_reward_model(reward_model)
     assert policy.critic is not None
     shard = tiny.batch(9, seed=5)
     for sequence, values in zip(shard, policy.critic.values(shard), strict=True):
         with torch.no_grad():
-            assert torch.allclose(values, plain_values(plain, sequence), atol=1e-5)
+            assert torch.allclose(values, tiny.hf_values(plain, sequence), atol=1e-5)
 
 
 def test_three_steps_of_the_critic_equal_transformers_with_adamw(qwen3: Path, reward_model: Path) -> None:
     """The value loss written down once more, over one sequence at a time."""
-    policy, plain = make(qwen3, modelPath=str(reward_model), clip=0.05), load(reward_model)
+    policy, plain = make(qwen3, modelPath=str(reward_model), clip=0.05), tiny.hf_reward_model(reward_model)
     adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
     for step in range(3):
         shard = with_goals(policy, step)
@@ -90,7 +62,7 @@ def test_three_steps_of_the_critic_equal_transformers_with_adamw(qwen3: Path, re
         for s in shard:
             assert s.values is not None
             assert s.returns is not None
-            now, mask = plain_values(plain, s), torch.from_numpy(s.loss_mask).float()
+            now, mask = tiny.hf_values(plain, s), torch.from_numpy(s.loss_mask).float()
             bounded = s.values + (now - s.values).clamp(-0.05, 0.05)
             errors = torch.maximum((now - s.returns) ** 2, (bounded - s.returns) ** 2) / 2
             loss = loss + (errors * mask).sum() / mask.sum().clamp(min=1) / len(shard)
@@ -104,7 +76,7 @@ def test_three_steps_of_the_critic_equal_transformers_with_adamw(qwen3: Path, re
     shard = tiny.batch(4, seed=9)
     for sequence, values in zip(shard, policy.critic.values(shard), strict=True):
         with torch.no_grad():
-            assert torch.allclose(values, plain_values(plain, sequence), atol=1e-4)
+            assert torch.allclose(values, tiny.hf_values(plain, sequence), atol=1e-4)
 
 
 def test_the_critic_of_a_language_model_begins_with_zero_and_learns(qwen3: Path) -> None:

@@ -20,7 +20,7 @@ from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.packing import TrainSequence
 
 VOCAB = 131
-TIMEOUT = 60
+TIMEOUT = 150
 EPS = 1e-5
 """Of Adam. With 1e-8 a gradient that is nothing but rounding moves its weight by the full learning rate."""
 _SHAPE = {
@@ -109,6 +109,33 @@ def save_model(family: str, directory: Path) -> Path:
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text("{}")
     return directory
+
+
+def save_reward_model(directory: Path) -> Path:
+    """A reward model as transformers writes it: a decoder with a head of one number."""
+    import transformers
+
+    torch.manual_seed(1)
+    model = transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**_SHAPE, head_dim=32, num_labels=1))
+    for parameter in model.parameters():
+        parameter.data.normal_(0.2 if parameter.dim() == 1 else 0.0, 0.1)
+    model.save_pretrained(directory)
+    return directory
+
+
+def hf_reward_model(directory: Path) -> Any:
+    import transformers
+
+    kind = transformers.Qwen3ForSequenceClassification
+    return kind.from_pretrained(directory, attn_implementation="sdpa").eval()
+
+
+def hf_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
+    """By transformers: a reward model's head on the state before each response token. [response]."""
+    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+    hidden = model.model(input_ids=tokens[None]).last_hidden_state[0, :-1]
+    values: torch.Tensor = model.score(hidden).squeeze(-1)[-sequence.response_length :]
+    return values
 
 
 def hf_model(directory: Path) -> Any:

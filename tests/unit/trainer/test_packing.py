@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sluice.sample import Sample
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.megatron import attention
 from sluice_trainer.megatron.attention import Split, dense_layout, packing
 from sluice_trainer.megatron.packing import (
     Sequence,
@@ -207,3 +208,18 @@ def test_a_share_predicts_its_own_response_tokens() -> None:
         before = share.tokens[share.predicting]
         assert before.tolist() == whole.tokens[whole.predicting[share.own]].tolist()
     assert found.tolist() == whole.targets.tolist()
+
+
+@pytest.mark.parametrize("context", [2, 3])
+def test_context_shares_attend_as_the_whole_row_does(context: int) -> None:
+    lengths = [20, 3, 50, 31]
+    lengths.append(-sum(lengths) % (2 * context) or 2 * context)
+    row = sum(lengths)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(row, heads, 8, generator=generator) for heads in (4, 2, 2))
+    whole = attention._dense(q, k, v, packing(lengths, CPU).dense, 0.3)
+    for rank in range(context):
+        split = Split(context=context, rank=rank)
+        held = split.local(row)
+        share = attention._span_by_span(q[held], k, v, packing(lengths, CPU, split), 0.3)
+        assert torch.allclose(share, whole[held], atol=1e-5)

@@ -189,8 +189,7 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {final} could not be read: {error}") from error
     for number, chunk in enumerate(chunks):
         chunk.module.load_state_dict(state[f"model{number}"])
-    optimizer.load_state_dict(state["optimizer"])
-    _separate_steps(optimizer)
+    _restore_optimizer(optimizer, state["optimizer"], state["adam_step"])
     return state
 
 
@@ -201,11 +200,11 @@ def weights_state(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _state(chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False) -> dict[str, Any]:
-    metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
     weights = weights_state([chunk.module for chunk in chunks])
     return {
         **weights,
-        "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=metadata),
+        "optimizer": _optimizer_state(optimizer, weights, loading=loading),
+        "adam_step": _adam_step(optimizer),
         "rng": _rng(),
         "user": user_state,
     }
@@ -237,8 +236,46 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+# --- the optimizer: its tensors, and Adam's step. Everything else of it comes from the manifest, and how its parameters
+# are grouped depends on the layout: Megatron's own state of those groups does not load under another.
+
+
 def _parts(optimizer: Any) -> list[Any]:
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+    """Megatron's optimizers: experts have one of their own where they are spread over ranks."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in chained if not part.is_stub_optimizer]
+
+
+def _optimizer_state(optimizer: Any, weights: dict[str, Any], *, loading: bool) -> dict[str, Any]:
+    metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
+    return {
+        f"part{number}": part.sharded_state_dict(weights, is_loading=loading, metadata=metadata)["param_state"]
+        for number, part in enumerate(_parts(optimizer))
+    }
+
+
+def _adam_step(optimizer: Any) -> int:
+    steps = {int(group["step"] or 0) for part in _parts(optimizer) for group in _groups(part)}
+    assert len(steps) == 1, steps
+    return steps.pop()
+
+
+def _groups(part: Any) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = part.state_dict()["optimizer"]["param_groups"]
+    return groups
+
+
+def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
+    for number, part in enumerate(_parts(optimizer)):
+        own = part.state_dict()
+        for group in own["optimizer"]["param_groups"]:
+            group["step"] = step
+        kind = METADATA["distrib_optim_sharding_type"]
+        part.load_state_dict({**own, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind})
+        # All parameters were given one step tensor, which torch's Adam would then count up once for each.
+        for state in part.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:
@@ -246,11 +283,3 @@ def _allocate_optimizer_state(optimizer: Any) -> None:
     for part in _parts(optimizer):
         if not part.optimizer.state:
             part._init_optimizer_states_with_dummy_values()
-
-
-def _separate_steps(optimizer: Any) -> None:
-    """Megatron's loader gives all parameters one step tensor, which torch's Adam would then count up once for each."""
-    for part in _parts(optimizer):
-        for state in part.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()

@@ -109,8 +109,9 @@ class _Stream:
 
         for item, absent in self._tensors:
             whole = parameter(_memory(absent))
-            part = torch.as_strided(whole, absent.shape, absent.stride(), absent.storage_offset())
-            yield item, part.to(absent.dtype, copy=True).contiguous()
+            part = torch.as_strided(whole, absent.shape, absent.stride(), absent.storage_offset()).to(absent.dtype)
+            # A view would be written with all that it is a view of.
+            yield item, part if part.numel() == whole.numel() else part.clone()
 
 
 def _memory(tensor: Tensor) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor
 from sluice_trainer.megatron.entries import EMBEDDING, Entry, entries
 from sluice_trainer.megatron.hf_config import ModelShape
 
+T = TypeVar("T")
 _EXPERT = re.compile(r"(\.local_experts\.)\d+(\.)")
 _ONE_EXPERT = re.compile(r".*\.experts\.\d+")
 
@@ -30,15 +31,31 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
     """
     result: dict[str, list[Tensor]] = {}
     for model in chunks:
-        number = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(model.decoder.layers)}
-        kept = model.state_dict(keep_vars=True)
-        for name, tensor in kept.items():
-            if not isinstance(tensor, Tensor):  # Megatron's extra states
-                continue
-            parts = name.split(".")
-            if parts[:2] == ["decoder", "layers"]:
-                parts[2] = number[parts[2]]
-            result.setdefault(any_expert(".".join(parts)), []).append(tensor)
+        result |= _kept(model, "tensors", partial(_tensors_of, model))
+    return result
+
+
+def _kept(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
+    """What `find` finds out about a model, once, kept with it.
+
+    A large mixture has ten thousand modules to walk through, and a weight update has no time for that.
+    """
+    known: dict[str, dict[str, T]] = vars(model).setdefault("sluice", {})
+    if name not in known:
+        known[name] = find()
+    return known[name]
+
+
+def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
+    result: dict[str, list[Tensor]] = {}
+    number = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(model.decoder.layers)}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor):  # Megatron's extra states
+            continue
+        parts = name.split(".")
+        if parts[:2] == ["decoder", "layers"]:
+            parts[2] = number[parts[2]]
+        result.setdefault(any_expert(".".join(parts)), []).append(tensor)
     return result
 
 
@@ -102,7 +119,7 @@ def hf_tensors(chunks: list[Any], shape: ModelShape) -> Iterator[tuple[str, Tens
     name.
     """
     own = named_tensors(chunks)
-    owners = _owners(own)
+    owners = _kept(chunks[0], "owners", lambda: _owners(own))
     like = next(iter(own.values()))[0]
 
     def whole(entry: Entry) -> Tensor:

@@ -107,6 +107,10 @@ class EngineControl:
         body = {"model_path": path, "load_format": "auto", "weight_version": str(version), "flush_cache": flush}
         await self._call("POST", "/update_weights_from_disk", body)
 
+    async def name_version(self, version: int) -> None:
+        """Give the weights that the engine has another name."""
+        await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
     async def version(self) -> str:
         return str((await self._call("GET", "/model_info"))["weight_version"])
 

@@ -231,6 +231,23 @@ class Disk:
         return
 
 
+class Nothing:
+    """No weights at all: the engine keeps its own, under the number of the version (`debug.rolloutOnly`)."""
+
+    async def prepare(self, peer: Peer) -> None:
+        return
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        return
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        if bucket.last:
+            await peer.control.name_version(version)
+
+    def abandon(self, name: str) -> None:
+        return
+
+
 async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
     """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that said no."""
     try:

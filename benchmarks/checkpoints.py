@@ -1,0 +1,144 @@
+"""What a checkpoint costs training, written in its way and beside it, and what the disk alone would need.
+
+    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--hidden 512] [--layers 8] [--out docs/results/checkpoints.md]
+
+One trainer process with a random Qwen3-shaped model. Steps are timed without any checkpoint, then each third step is
+saved: the time that `save` holds training up, and how much longer the steps beside the writing take. The limit is a
+plain write of as many bytes, with fsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sluice.api import RLJobSpec
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.policy import Policy
+
+VOCAB = 8192
+ROUNDS = 8
+WARM_UP = 3
+
+
+def make_policy(directory: Path, hidden: int, layers: int) -> Policy:
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": hidden // 8,
+        "vocab_size": VOCAB,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    spec = {
+        "model": {"path": str(directory), "init": "random"},
+        "data": {"prompts": [{"path": "none.jsonl"}]},
+        "reward": {"type": "exact_match"},
+        "trainer": {"steps": 1000, "gpusPerNode": 0, "maxTokensPerGpu": 2048},
+    }
+    return Policy(RLJobSpec.model_validate(spec), model_dir=directory, timeout=timedelta(minutes=5))
+
+
+def train(policy: Policy) -> float:
+    """Seconds of one step on 8 sequences of 128 tokens."""
+    random = np.random.default_rng(policy.step)
+    shard = [
+        TrainSequence(
+            tokens=random.integers(0, VOCAB, 128).astype(np.int32),
+            response_length=64,
+            loss_mask=np.ones(64, np.uint8),
+            rollout_log_probs=np.full(64, -9, np.float32),
+            advantage=float(random.normal()),
+        )
+        for _ in range(8)
+    ]
+    started = time.perf_counter()
+    policy.train([shard], [BatchTotals(8, 8 * 64)])
+    return time.perf_counter() - started
+
+
+def measure(policy: Policy, directory: Path, *, beside: bool) -> dict[str, float]:
+    """Medians: seconds that a save holds training up, the step beside it, and from its begin until it is durable."""
+    held, steps, until = [], [], []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        policy.begin_save(directory, policy.step, beside=beside, keep=1)
+        durable = None if beside else policy.finish_save(directory, wait=True)
+        held.append(time.perf_counter() - began)
+        while durable is None:
+            steps.append(train(policy))
+            polled = time.perf_counter()
+            durable = policy.finish_save(directory, wait=False)
+            held[-1] += time.perf_counter() - polled
+        until.append(time.perf_counter() - began)
+        train(policy)
+    return {name: statistics.median(v) for name, v in {"held": held, "step": steps, "until": until}.items() if v}
+
+
+def plain_write(directory: Path, size: int) -> float:
+    """Seconds to write as many bytes to one file, and sync it."""
+    data, seconds = os.urandom(size), []
+    for _ in range(3):
+        started = time.perf_counter()
+        with (directory / "plain").open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def table(rows: list[tuple[str, Any]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        policy = make_policy(directory, arguments.hidden, arguments.layers)
+        bare = statistics.median([train(policy) for _ in range(WARM_UP + ROUNDS)][WARM_UP:])
+        saves = directory / "saves"
+        now = measure(policy, saves, beside=False)
+        size = sum(file.stat().st_size for file in saves.rglob("*.distcp"))
+        shutil.rmtree(saves)
+        beside = measure(policy, saves, beside=True)
+        limit = plain_write(directory, size)
+    load = os.getloadavg()[0]
+    text = table(
+        [
+            ("checkpoint (weights, fp32 Adam)", f"{size / 2**20:.0f} MiB"),
+            ("a step without a checkpoint", f"{bare:.2f} s"),
+            ("a plain write of as many bytes with fsync: the limit", f"{limit:.2f} s"),
+            ("`async: false`: a save holds training up", f"{now['held']:.2f} s"),
+            ("`async: true`: a save holds training up (copying, completing)", f"{beside['held']:.2f} s"),
+            ("`async: true`: a step beside the writing", f"{beside['step']:.2f} s"),
+            ("`async: true`: until the checkpoint counts", f"{beside['until']:.2f} s"),
+            ("load average of the machine", f"{load:.1f} on {os.cpu_count()} cores"),
+        ]
+    )
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(f"# Checkpoints\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and committed; none is learned from.
+
+The engines keep the weights that they loaded from model.path. After each step they are only told its number, so that
+leases, staleness and evaluations go on as in training.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sluice.api import RLJob
+from sluice.environment import Environment
+from sluice.sample import SampleGroup
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_trainer.coordinator import Coordinator
+from sluice_trainer.loop import Loop
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.recorder import Recorder
+
+ALONE = Ranks(rank=0, world_size=1, data_parallel_rank=0, data_parallel_size=1, _control=None)
+
+
+@dataclass(slots=True)
+class Unchanged:
+    """Stands where the policy stands in the loop. A checkpoint of it is a number that the buffer is told."""
+
+    step: int
+    _durable: int | None = None
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
+        yield "unchanged", torch.zeros(1)
+
+    def begin_save(self, directory: Path, step: int, *, beside: bool) -> None:
+        self._durable = step
+
+    def finish_save(self, directory: Path, *, wait: bool) -> int | None:
+        durable, self._durable = self._durable, None
+        return durable
+
+    def export_hf(self, directory: Path) -> None:
+        return
+
+
+class RolloutLoop(Loop):
+    """The loop of training with the learning left out."""
+
+    def _learn(self, batch: list[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
+        return {}
+
+
+def run(env: Environment, job: RLJob, coordinator: Coordinator, total_steps: int, stop: threading.Event) -> None:
+    """Take batches until the last one. A restart goes on behind the last step that was committed."""
+    recorder = Recorder.of(env, job)
+    policy = cast("Policy", Unchanged(coordinator.committed_step()))
+    checkpoints = env.directory("checkpoint_dir")
+    RolloutLoop(job.spec, policy, coordinator, ALONE, checkpoints, total_steps, recorder, stop).run()
+    recorder.close()

@@ -1,0 +1,33 @@
+"""spec.debug: look at one half of the loop alone, and keep what flows between the halves."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sluice.api.base import Model, Path, Rule
+
+
+class Debug(Model):
+    dump_rollouts: bool = Field(
+        False,
+        description="Keep all samples of every trained step as rollouts/step_<n>.parquet in the run directory "
+        "(docs/evaluation.md has the columns).",
+    )
+    replay: Path | None = Field(
+        None,
+        description="Train on the rollouts of an earlier run, in their order, without engines: the directory of its "
+        "dumped files. With data.volume: relative to that volume's root. Needs rollout.replicas: 0.",
+    )
+    rollout_only: bool = Field(
+        False,
+        description="Generate, score and record; train nothing: the weights stay those of model.path.",
+    )
+
+    rules = (
+        Rule(
+            "!(has(self.replay) && has(self.rolloutOnly) && self.rolloutOnly)",
+            lambda d: d.replay is None or not d.rollout_only,
+            "replay and rolloutOnly exclude each other: one has no engines, the other no training",
+            "replay",
+        ),
+    )
