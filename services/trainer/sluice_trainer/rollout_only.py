@@ -1,4 +1,4 @@
-"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and committed; none is learned from.
+"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and committed; nobody learns.
 
 The engines keep the weights that they loaded from model.path. After each step they are only told its number, so that
 leases, staleness and evaluations go on as in training.
