@@ -18,7 +18,7 @@ from tests.integration.house import Rendezvous, engine_member
 from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 4.0 if backend() == "gloo" else 10.0  # NCCL makes its communicator in the first transfer
+TIMEOUT = 4.0 if backend() == "gloo" else 20.0  # NCCL makes its communicator in the first transfer
 
 
 class FakeEngine:

@@ -57,5 +57,6 @@ async def serves(url: str, weights: Path, version: int) -> bool:
     async with Engine(url) as engine:
         await engine.wait_ready(30.0)
         made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
-    assert [span.version for span in made.spans] == [version]
+    assert (made.finish, len(made.tokens)) == ("length", 12), made
+    assert [span.version for span in made.spans] == [version], made
     return distance(made.log_probs, log_probs(weights, PROMPT + made.tokens, 12)) < tolerance()
