@@ -17,6 +17,9 @@ Messages = list[dict[str, Any]]
 BASELINE_REWARD = "baseline_reward"
 """Where a sample's metadata hold the reward of the greedy response to its prompt; only for the estimator remax."""
 
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit."""
+
 
 class SampleStatus(enum.StrEnum):
     """Where a sample stands (slime's words)."""
@@ -140,8 +143,24 @@ class Sample:
         else:
             self.weight_versions.append(span)
 
+    def cut(self, response_length: int) -> None:
+        """Forget all response tokens behind the first `response_length`."""
+        self.tokens = self.tokens[: self.prompt_length + response_length]
+        self.loss_mask = self.loss_mask[:response_length]
+        self.rollout_log_probs = self.rollout_log_probs[:response_length]
+        kept = [span for span in self.weight_versions if span.start < response_length]
+        self.weight_versions = [WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept]
+        self.response_length = response_length
+
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
+        self.check_tokens()
+        judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+        if judged and (self.reward is None or not np.isfinite(self.reward)):
+            raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
+
+    def check_tokens(self) -> None:
+        """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""
         n = self.response_length
         if not 0 <= n <= len(self.tokens):
             raise SampleError(f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all")
@@ -156,9 +175,6 @@ class Sample:
         if len(trained) and not bool(np.isfinite(trained).all()):
             raise SampleError(f"samples[{self.index}].rolloutLogProbs: a trainable token has no finite log-prob")
         self._check_spans()
-        judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
-        if judged and (self.reward is None or not np.isfinite(self.reward)):
-            raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
 
     def _check_spans(self) -> None:
         at = 0

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sluice.api import ManifestError
-from sluice.cli import convert
+from sluice.cli import convert, data, import_
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine.",
@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(convert.app, name="convert")
+app.add_typer(data.app, name="data")
+app.add_typer(import_.app, name="import")
 Manifest = Annotated[Path, typer.Argument(help="RLJob manifest (YAML).", show_default=False)]
 Manifests = Annotated[list[Path], typer.Argument(help="RLJob manifests (YAML).", show_default=False)]
 Overrides = Annotated[
@@ -56,12 +58,23 @@ def run(
     run_dir: Annotated[Path | None, typer.Option(help="Where the run lives. Default: runs/<name>.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left there.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also on a terminal.")] = False,
+    train_from: Annotated[
+        Path | None, typer.Option(help="Train on the rollouts that an earlier run dumped there, without engines.")
+    ] = None,
+    rollout_only: Annotated[
+        bool, typer.Option("--rollout-only", help="Generate, score and record; train nothing.")
+    ] = False,
 ) -> None:
     """Run an RLJob on this machine. The same command again continues it."""
     from sluice.cli.run import run_here
 
+    changes = list(overrides or [])
+    if train_from is not None:
+        changes += [f"debug.replay={train_from.resolve()}", "rollout.replicas=0"]
+    if rollout_only:
+        changes.append("debug.rolloutOnly=true")
     try:
-        code = run_here(manifest, overrides or [], run_dir, fresh=fresh, plain=plain)
+        code = run_here(manifest, changes, run_dir, fresh=fresh, plain=plain)
     except ManifestError as error:
         raise _refuse(error) from error
     raise typer.Exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,20 @@ from sluice.api.data import parse_path
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_FUNCTIONS = (
-    ("reward", "function"),
-    ("rollout", "dynamicFilter"),
-    ("rollout", "function"),
-    ("algorithm", "function"),
-    ("algorithm", "lossFunction"),
-)
-"""Fields that name a function of the user's: (group, field)."""
+
+
+def _functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Fields that name a function of the user's: (path of their group, the group, field)."""
+    rollout, algorithm = spec.get("rollout", {}), spec.get("algorithm", {})
+    yield "spec.reward", spec["reward"], "function"
+    for position, dataset in enumerate(spec.get("evaluation", {}).get("datasets", [])):
+        yield f"spec.evaluation.datasets[{position}].reward", dataset.get("reward", {}), "function"
+    yield "spec.rollout", rollout, "dynamicFilter"
+    yield "spec.rollout", rollout, "function"
+    yield "spec.rollout.hooks", rollout.get("hooks", {}), "beforeReward"
+    yield "spec.rollout.hooks", rollout.get("hooks", {}), "afterReward"
+    yield "spec.algorithm", algorithm, "function"
+    yield "spec.algorithm", algorithm, "lossFunction"
 
 
 def resolve(job: RLJob, base: Path) -> RLJob:
@@ -27,13 +34,16 @@ def resolve(job: RLJob, base: Path) -> RLJob:
     spec = document["spec"]
     _absolute(spec["model"], "path", base)
     _absolute(spec["model"], "referencePath", base)
-    for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
+    datasets = spec.get("evaluation", {}).get("datasets", [])
+    for source in [*spec["data"]["prompts"], *datasets]:
         _absolute(source, "path", base)
     _absolute(spec.get("algorithm", {}).get("critic", {}), "modelPath", base)
-    for group, field in _FUNCTIONS:
-        if ".py:" in str(spec.get(group, {}).get(field, "")):
-            _absolute(spec[group], field, base)
-    _absolute(spec["reward"].get("model", {}), "tokenizer", base)
+    _absolute(spec.get("debug", {}), "replay", base)
+    for _, group, field in _functions(spec):
+        if ".py:" in str(group.get(field, "")):
+            _absolute(group, field, base)
+    for reward in [spec["reward"], *(dataset.get("reward", {}) for dataset in datasets)]:
+        _absolute(reward.get("model", {}), "tokenizer", base)
     document["kind"] = KIND
     return RLJob.model_validate(document)
 
@@ -73,6 +83,8 @@ def _check_data(job: RLJob) -> list[str]:
     named = [(f"spec.data.prompts[{i}].path", s.path) for i, s in enumerate(job.spec.data.prompts)]
     if job.spec.evaluation:
         named += [(f"spec.evaluation.datasets[{i}].path", s.path) for i, s in enumerate(job.spec.evaluation.datasets)]
+    if job.spec.debug.replay:
+        named.append(("spec.debug.replay", job.spec.debug.replay))
     return [
         f"{field}: there is no file or directory {parse_path(path)[0]}"
         for field, path in named
@@ -81,8 +93,7 @@ def _check_data(job: RLJob) -> list[str]:
 
 
 def _check_functions(job: RLJob) -> list[str]:
-    spec = manifest(job)["spec"]
-    functions = [(f"spec.{group}.{field}", spec.get(group, {}).get(field)) for group, field in _FUNCTIONS]
+    functions = [(f"{name}.{field}", group.get(field)) for name, group, field in _functions(manifest(job)["spec"])]
     return [
         f"{field}: there is no file {path.rpartition(':')[0]}"
         for field, path in functions

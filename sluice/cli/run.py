@@ -12,10 +12,10 @@ from rich.console import Console
 
 from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
 from sluice.api.changes import differences
-from sluice.cli.monitor import Monitor
+from sluice.cli.monitor import Monitor, Snapshot
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
-from sluice.telemetry import run_directory
+from sluice.telemetry import health, run_directory
 from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.rendezvous_pb2 import Ledger
@@ -76,7 +76,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.time()
     monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
-    metrics.read()  # what an earlier run did is not news
+    watch = health.Watch(metrics.read())  # what an earlier run did is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     async with LocalCluster(directory, volumes=volumes) as cluster:
@@ -98,7 +98,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
 
         async def refresh() -> None:
             while True:
-                view.show(status, monitor.latest, metrics, metrics.read())
+                show(view, status, monitor.latest, metrics, watch)
                 await asyncio.sleep(REFRESH_SECONDS)
 
         refreshing = asyncio.create_task(refresh())
@@ -110,10 +110,18 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             stopped = True
         finally:
             refreshing.cancel()
-            view.show(status, monitor.latest, metrics, metrics.read())
+            show(view, status, monitor.latest, metrics, watch)
             await monitor.close()
     write_summary(directory, status, monitor, time.time() - started)
     return None if stopped else status
+
+
+def show(view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, watch: health.Watch) -> None:
+    """The present picture; and a warning where a new step looks sick in a way that was not told before."""
+    fresh = metrics.read()
+    view.show(status, snapshot, metrics, fresh)
+    for finding in (finding for record in fresh for finding in watch.see(record)):
+        view.event("Warning", f"step {finding.step}: {finding.text}")
 
 
 def tls_of(job: RLJob, observed: Observed) -> Tls:

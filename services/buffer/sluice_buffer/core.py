@@ -23,7 +23,8 @@ from sluice_buffer.leases import Leases, Worker
 from sluice_buffer.loading import load
 from sluice_buffer.memory import Memory
 from sluice_buffer.prompts import Prompts
-from sluice_buffer.rounds import Rounds
+from sluice_buffer.replay import Replay
+from sluice_buffer.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.state import TRAINING, GroupState, Key, LeaseName, lease_id, unpack_facts
 from sluice_buffer.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
 from sluice_buffer.submits import Answer, Submits
@@ -62,6 +63,9 @@ class Buffer:
     ) -> None:
         self.job, self.prompts, self.storage = job, prompts, storage
         self.policy = policy_of(job, prompts.order.epoch_size)
+        self.replay = Replay.of(Path(job.spec.debug.replay)) if job.spec.debug.replay else None
+        if self.replay:
+            self.policy = self.replay.limit(self.policy)
         if self.policy.total_steps < 1:
             raise ConfigurationError(
                 f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one batch of "
@@ -98,13 +102,14 @@ class Buffer:
     def reload(self) -> None:
         """Build the memory from the disk."""
         self.memory: Memory = load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
-        filter_name = self.job.spec.rollout.dynamic_filter
-        self.rounds = Rounds(self.memory, self.prompts.plan, self._wall)
+        filter_name = None if self.replay else self.job.spec.rollout.dynamic_filter
+        plan = NO_EVALUATION if self.replay else self.prompts.plan  # without engines nobody evaluates
+        self.rounds = Rounds(self.memory, plan, self._wall)
         self.leases = Leases(
             self.memory,
             self.policy,
             self.job.spec.buffer.lease_seconds,
-            self.prompts.plan.size,
+            plan.size,
             give_up=lambda key, group, why: self.submits.give_up(key, group, why),
         )
         self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
@@ -135,6 +140,9 @@ class Buffer:
         return self.submits.give_back(data, self.room())
 
     def take(self, step: int, attempt: int) -> str | None:
+        if self.replay and step == self.memory.progress.step + 1:
+            self.batches.admit(attempt)
+            self.replay.fill(step, self.memory, self.leases, self.submits, self.room())
         return self.batches.take(step, attempt)
 
     def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:

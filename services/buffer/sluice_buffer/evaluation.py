@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
+from sluice.telemetry.pass_rate import pass_rates
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.state import SampleFacts
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def failed_facts(samples: int, version: int) -> list[SampleFacts]:
@@ -36,8 +31,4 @@ def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[
         "count": float(len(samples)),
         "groups": float(len(groups)),
     }
-    for k in ks:
-        scores = [pass_at_k(len(g), sum(f.reward == 1 for f in g), k) for g in groups if len(g) >= k]
-        if scores:
-            result[f"pass@{k}"] = statistics.fmean(scores)
-    return result
+    return result | pass_rates([[f.reward for f in group] for group in groups], ks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,20 @@ def nonzero_std(rewards: Sequence[float]) -> bool:
     )
 
 
+def zero_std(rewards: Sequence[float]) -> str:
+    """The reason, as slime words it: `zero_std_1.0`. Only usual rewards are named: each name is a counter."""
+    reward = rewards[0] if rewards else 0.0
+    return f"zero_std_{reward:.1f}" if -1 <= reward <= 1 else "zero_std"
+
+
+def counter_name(reason: str) -> str:
+    """A reason as part of a counter's name: few, short, without what differs from prompt to prompt."""
+    if re.fullmatch(r"zero_std(_-?[01]\.\d)?", reason):
+        return reason
+    words = "".join(c if c.isalpha() and c.isascii() else " " for c in reason.lower()).split()
+    return "_".join(words[:4])[:40] or "unnamed"
+
+
 def worker_filter(metadata_json: str) -> str | None:
     """The reason for which the worker's own filter dropped the group (first sample's metadata), or None."""
     if '"filtered"' not in metadata_json:
@@ -32,5 +47,5 @@ def dynamic_filter(name: str | None, rewards: Sequence[float], metadata_json: st
     """Why the group is dropped, or None where it is kept."""
     reason = worker_filter(metadata_json)
     if reason is None and name == NONZERO_STD and not nonzero_std(rewards):
-        return "zero_std"
+        return zero_std(rewards)
     return reason

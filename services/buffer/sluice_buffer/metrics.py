@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -46,16 +46,27 @@ class _Stats(Collector):
         stats = self._snapshot()
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily(f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name)))
-        for name, value in sorted(stats.counters.items()):
-            yield CounterMetricFamily(
-                f"sluice_buffer_{re.sub('[^a-z0-9_]', '_', name)}", f"Counter {name}", value=float(value)
-            )
+        yield from _counters(stats.counters)
         reward = GaugeMetricFamily(
             "sluice_buffer_evaluation_reward", "Mean reward of the newest evaluation", labels=["dataset"]
         )
         for name, mean in sorted(stats.evaluation.items()):
             reward.add_metric([name.removeprefix("eval/")], mean)
         yield reward
+
+
+def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
+    """One metric for each counter; those of one source each, `name:source`, are one metric with that label."""
+    by_source: dict[str, CounterMetricFamily] = {}
+    for name, value in sorted(counters.items()):
+        name, _, source = name.partition(":")
+        metric = f"sluice_buffer_{re.sub('[^a-z0-9_]', '_', name)}"
+        if not source:
+            yield CounterMetricFamily(metric, f"Counter {name}", value=float(value))
+            continue
+        family = by_source.setdefault(name, CounterMetricFamily(metric, f"Counter {name}", labels=["source"]))
+        family.add_metric([source], float(value))
+    yield from by_source.values()
 
 
 def registry(snapshot: Callable[[], pb.BufferStats]) -> CollectorRegistry:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api.data import Data, Evaluation, PromptSource
+from sluice.data.rows import parse_row, problem
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.order import Order
 from sluice_buffer.readers import Table, open_table
 from sluice_buffer.rounds import NO_EVALUATION, EvalPlan, EvalSet
-from sluice_buffer.rows import parse_row, problem
 from sluice_buffer.state import TRAINING, Key
 
 
@@ -77,13 +77,18 @@ def _check_names(sources: Sequence[PromptSource], where: str) -> None:
 
 def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
     """A worker knows a prompt's source by its name, so one name can mean one way of rendering only."""
-    rendered = {source.source_name: source.apply_chat_template for source in sources}
+    rendered = {source.source_name: source for source in sources}
     for one in datasets:
-        if rendered.get(one.source_name, one.apply_chat_template) != one.apply_chat_template:
-            raise ConfigurationError(
-                f"{one.source_name!r} is a source of prompts and of evaluation with different applyChatTemplate; "
-                "give one of them another `name`"
-            )
+        other = rendered.get(one.source_name, one)
+        for key, field in (
+            ("apply_chat_template", "applyChatTemplate"),
+            ("chat_template_args", "chatTemplateArgs"),
+        ):
+            if getattr(other, key) != getattr(one, key):
+                raise ConfigurationError(
+                    f"{one.source_name!r} is a source of prompts and of evaluation with different {field}; "
+                    "give one of them another `name`"
+                )
 
 
 def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from sluice.sample import SampleError
+from sluice.sample import PROMPT_TOO_LONG, SampleError
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.admission import Policy, outdated
 from sluice_buffer.checks import Checked, check_finished, check_partial, oldest_version, progress
-from sluice_buffer.filters import dynamic_filter
+from sluice_buffer.filters import counter_name, dynamic_filter
 from sluice_buffer.leases import Leases
 from sluice_buffer.memory import Memory
 from sluice_buffer.rounds import Rounds
@@ -114,6 +114,8 @@ class Submits:
         memory.count("groups_submitted")
         reason = dynamic_filter(self.filter_name, checked.rewards, message.samples[0].metadata_json)
         if reason is not None:
+            if reason == PROMPT_TOO_LONG:
+                memory.count(f"prompts_too_long:{message.prompt.dataset}")
             return self._drop(key, group, GroupState.FILTERED, "filtered", reason)
         if checked.all_failed:
             return self._drop(key, group, GroupState.FAILED, "failed", checked.errors[0])
@@ -135,7 +137,7 @@ class Submits:
     def _drop(self, key: Key, group: Group, state: GroupState, word: str, reason: str) -> Answer:
         """End a group that will not be trained; its place in the batch is free again."""
         group.note = reason
-        self.memory.count(f"{word}_{_slug(reason)}")
+        self.memory.count(f"{word}_{counter_name(reason)}")
         self.memory.move(key, group, state)
         return Answer(Outcome.FILTERED, f"{word}: {reason}")
 
@@ -201,9 +203,3 @@ def _parse(data: bytes) -> tuple[pb.SampleGroup | None, str]:
         return pb.SampleGroup.FromString(data), ""
     except DecodeError as error:
         return None, f"not a SampleGroup: {error}"
-
-
-def _slug(reason: str) -> str:
-    """A reason as part of a counter's name: few, short, without what differs from prompt to prompt."""
-    words = "".join(c if c.isalpha() and c.isascii() else " " for c in reason.lower()).split()
-    return "_".join(words[:4])[:40] or "unnamed"

@@ -10,17 +10,15 @@ from urllib.parse import urlsplit
 from sluice import environment
 from sluice.api import RLJobSpec
 from sluice.environment import Environment
-from sluice.rewards import RewardError
-from sluice.rewards.judge import Judge
 from sluice.telemetry import endpoints, logs
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
-from sluice_rollout import filters
 from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.code import Code
 from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
-from sluice_rollout.group import GroupMaker
+from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.worker import Worker, WorkerError
 
@@ -48,20 +46,16 @@ async def serve() -> None:
     endpoints.serve(env, ready=readiness.check, alive=pulse.check)
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
-    keep = filters.load(spec.rollout.dynamic_filter)
-    judge = Judge(spec.reward)
+    code = Code.of(spec)
     try:
         async with pulse.beating(), Engine(url) as engine:
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
-            try:
-                await judge.check()
-            except RewardError as error:
-                raise environment.ConfigurationError(f"spec.reward.function: {error}") from error
+            await code.check()
             if await _ready(engine, stop):
                 log.info("engine ready", url=url, spans=engine.has_spans)
-                await _work(env, spec, stop, engine, encoder, judge, keep, readiness)
+                await _work(env, spec, stop, engine, encoder, code, readiness)
     finally:
-        await judge.close()
+        await code.close()
 
 
 async def _ready(engine: Engine, stop: asyncio.Event) -> bool:
@@ -82,8 +76,7 @@ async def _work(
     stop: asyncio.Event,
     engine: Engine,
     encoder: PromptEncoder,
-    judge: Judge,
-    keep: filters.Filter,
+    code: Code,
     readiness: Readiness,
 ) -> None:
     member = rendezvous_pb2.Member(
@@ -112,10 +105,10 @@ async def _work(
 
     membership = Membership(env.rendezvous, hello, heartbeat)
     generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
-    make = GroupMaker(spec, encoder, generator, judge, membership)
+    make = group_maker(spec, encoder, generator, membership, code)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
-    readiness.worker = worker = Worker(spec, engine, make, keep, buffer, membership, submits, returns)
+    readiness.worker = worker = Worker(spec, engine, make, code.keep, buffer, membership, submits, returns)
     try:
         async with membership:
             await worker.run(stop)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
 from sluice.sample import Sample, SampleStatus
-from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
+from sluice_rollout.engine import Engine, EngineError, Generation, PromptRefusedError
 
 _PAUSE_AFTER_ABORT_SECONDS = 0.2
 
@@ -28,52 +28,66 @@ class Generator:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
-        """Generate until the sample is finished, or aborted by a drain. The sample is changed and returned.
-
-        An abort that is not ours comes from a weight update that ends running requests: go on from the tokens that
-        are there, under the new weights.
-        """
+        """Generate until the sample is finished, or aborted by a drain. The sample is changed and returned."""
         if not len(sample.tokens):
             sample.append_prompt(prompt_ids)
-        while not sample.status.finished:
-            left = sampling["max_new_tokens"] - sample.response_length
-            if left <= 0:
-                sample.status = SampleStatus.TRUNCATED
-            elif self.draining.is_set():
-                sample.status = SampleStatus.ABORTED
-                break
-            else:
-                await self._request(sample, sampling | {"max_new_tokens": left})
-        if sample.status.finished and sample.status != SampleStatus.FAILED:
-            sample.response = self._text(sample)
+        if sample.status.finished:
+            return sample
+        try:
+            end = await self.turn(sample, sampling, sampling["max_new_tokens"] - sample.response_length)
+        except PromptRefusedError as error:
+            sample.fail(str(error))
+            return sample
+        if end is None:
+            sample.status = SampleStatus.ABORTED
+            return sample
+        sample.status = SampleStatus.COMPLETED if end.finish == "stop" else SampleStatus.TRUNCATED
+        if end.matched_stop:
+            sample.metadata["matched_stop"] = end.matched_stop
+        sample.response = self.text(sample.tokens[sample.prompt_length :].tolist(), end.matched_stop)
         return sample
 
-    async def _request(self, sample: Sample, sampling: dict[str, Any]) -> None:
+    async def turn(self, sample: Sample, sampling: dict[str, Any], room: int) -> Generation | None:
+        """Append what the model says next, at most `room` tokens: all of it, with its end; None: cut off by a drain.
+
+        An abort that is not ours comes from a weight update that ends running requests: go on from the tokens that
+        are there, under the new weights. Raises PromptRefusedError and EngineError.
+        """
+        before = sample.response_length
+        while (left := room - (sample.response_length - before)) > 0:
+            made = await self._request(sample, sampling | {"max_new_tokens": left})
+            if made is None:
+                return None
+            if made.finish in ("stop", "length"):
+                return self._whole(sample, before, made.finish, made.matched_stop)
+            if not made.tokens:
+                await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
+        return self._whole(sample, before, "length", None)
+
+    def _whole(self, sample: Sample, before: int, finish: str, matched_stop: str | None) -> Generation:
+        start = sample.prompt_length + before
+        tokens, log_probs = sample.tokens[start:].tolist(), sample.rollout_log_probs[before:].tolist()
+        return Generation(tokens, log_probs, [], finish, matched_stop)
+
+    async def _request(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
+        """One request; None in a drain."""
         async with self.slots:
             if self.draining.is_set():
-                return
+                return None
             try:
                 made = await self.engine.generate(uuid.uuid4().hex, sample.tokens.tolist(), sampling)
-            except PromptRefusedError as error:
-                sample.fail(str(error))
-                return
+            except PromptRefusedError:
+                raise
             except EngineError:
                 if not self.draining.is_set():
                     raise
-                return  # the pod ends, and its engine was the first: what the sample had before goes back
+                return None  # the pod ends, and its engine was the first: what the sample had before goes back
         sample.append(made.tokens, made.log_probs, made.spans)
-        if made.finish == "stop":
-            sample.status = SampleStatus.COMPLETED
-            if made.matched_stop:
-                sample.metadata["matched_stop"] = made.matched_stop
-        elif made.finish == "length":
-            sample.status = SampleStatus.TRUNCATED
-        elif not made.tokens:
-            await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
+        return made
 
-    def _text(self, sample: Sample) -> str:
-        text = self.decode(sample.tokens[sample.prompt_length :].tolist())
-        return text.removesuffix(sample.metadata.get("matched_stop", ""))
+    def text(self, tokens: list[int], matched_stop: str | None) -> str:
+        """Response tokens as text, without the stop string that ended them."""
+        return self.decode(tokens).removesuffix(matched_stop or "")
 
 
 def sampling_params(sampling: Sampling, override: EvaluationSampling | None = None) -> dict[str, Any]:

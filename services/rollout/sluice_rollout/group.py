@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.api import EvaluationDataset, RLJobSpec
+from sluice.api import EvaluationDataset, Reward, RLJobSpec
+from sluice.data.chat import PromptError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judge import Judge
-from sluice.sample import BASELINE_REWARD, Prompt, Purpose, Sample, SampleGroup, SampleStatus
+from sluice.sample import BASELINE_REWARD, PROMPT_TOO_LONG, Prompt, Purpose, Sample, SampleGroup, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
+from sluice_rollout.code import Code
+from sluice_rollout.engine import UNKNOWN_VERSION
+from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator, sampling_params
+from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
+
+SHOWN_REFUSALS = 10
+"""Prompts of a source that one worker's log names; all are counted by the buffer."""
 
 
 @dataclass(slots=True)
@@ -26,22 +36,26 @@ class GroupMaker:
     generator: Generator
     judge: Judge
     membership: Membership
+    player: Player | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    judges: Mapping[str, Judge] = field(default_factory=dict)
+    """Judges of the evaluation data sets that have a reward of their own, by name."""
     last_progress: float = field(default_factory=time.monotonic)
     finished_samples: int = 0
     generated_tokens: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, prompt: Prompt, partial: list[Sample]) -> SampleGroup:
         """The group: finished and scored, or, after a drain, with samples that are not."""
         dataset = self._dataset(prompt)
         count = self.spec.rollout.samples_per_prompt
         if dataset is not None and self.spec.evaluation is not None:
-            count = dataset.samples_per_prompt or self.spec.evaluation.samples_per_prompt
+            count = self.spec.evaluation.samples_of(dataset)
         group = SampleGroup(prompt, self._continued(partial, prompt, count))
         try:
             ids = self.encoder.encode(prompt)
-        except PromptTooLongError as error:
-            for sample in group.samples:
-                sample.fail(str(error))
+        except PromptError as error:
+            self._refuse(group, error)
             return group
         params = self._sampling(dataset)
         greedy = self._greedy(ids, params, prompt)
@@ -50,28 +64,45 @@ class GroupMaker:
         )
         if baseline is not None:
             note_baseline(group, baseline)
-        if self.spec.reward.group and all(sample.status.finished for sample in group.samples):
+        if self._reward(prompt).group and all(sample.status.finished for sample in group.samples):
             await self._score(group.samples, prompt)
         return group
 
+    def _refuse(self, group: SampleGroup, error: PromptError) -> None:
+        """Nothing can be generated. A prompt that is too long is left out and counted; any other failure is one."""
+        for sample in group.samples:
+            sample.fail(str(error))
+        self.refused[group.prompt.dataset] += 1
+        if isinstance(error, PromptTooLongError):
+            group.samples[0].metadata["filtered"] = PROMPT_TOO_LONG
+        if self.refused[group.prompt.dataset] <= SHOWN_REFUSALS:
+            logs.get().warning("prompt left out", error=str(error))
+
     async def _sample(self, ids: list[int], sample: Sample, params: dict[str, Any], prompt: Prompt) -> None:
-        if sample.status.finished and (sample.reward is not None or self.spec.reward.group):
+        if sample.status.finished and (sample.reward is not None or self._reward(prompt).group):
             return
         before = sample.response_length
-        await self.generator(ids, sample, params)
+        await self._generate(ids, sample, params, prompt)
         self.generated_tokens += sample.response_length - before
         self.last_progress = time.monotonic()
         if sample.status.finished:
             self.finished_samples += 1
-            if not self.spec.reward.group:
+            if not self._reward(prompt).group:
                 await self._score([sample], prompt)
+
+    async def _generate(self, ids: list[int], sample: Sample, params: dict[str, Any], prompt: Prompt) -> None:
+        """By the user's function where there is one, else the model's one answer to the prompt."""
+        if self.player:
+            await self.player(prompt, ids, sample, params)
+        else:
+            await self.generator(ids, sample, params)
 
     async def _greedy(self, ids: list[int], params: dict[str, Any], prompt: Prompt) -> Sample | None:
         """The greedy response that remax compares a prompt's samples with: scored, but none of the group's samples."""
         if self.spec.algorithm.estimator != "remax" or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
-        await self.generator(ids, sample, params | {"temperature": 0.0})
+        await self._generate(ids, sample, params | {"temperature": 0.0}, prompt)
         await self._score([sample], prompt)
         return sample
 
@@ -93,6 +124,10 @@ class GroupMaker:
             return None
         return next(d for d in self.spec.evaluation.datasets if d.source_name == prompt.dataset)
 
+    def _reward(self, prompt: Prompt) -> Reward:
+        dataset = self._dataset(prompt)
+        return dataset.reward if dataset and dataset.reward else self.spec.reward
+
     def _sampling(self, dataset: EvaluationDataset | None) -> dict[str, Any]:
         base = self.spec.rollout.sampling
         if dataset is None or self.spec.evaluation is None:
@@ -102,8 +137,9 @@ class GroupMaker:
         return sampling_params(base, type(self.spec.evaluation.sampling).model_validate(merged))
 
     async def _score(self, samples: list[Sample], prompt: Prompt) -> None:
-        """Set rewards. A reward that cannot be had fails its sample with the reason."""
-        judged = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED]
+        """Set rewards where the user's function gave none. One that cannot be had fails its sample with the reason."""
+        await asyncio.gather(*(self.hooks.before_reward(prompt, sample) for sample in samples))
+        judged = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None]
         inputs = [
             RewardInput(
                 prompt=prompt.prompt,
@@ -116,13 +152,37 @@ class GroupMaker:
             )
             for s in judged
         ]
-        for sample, outcome in zip(judged, await self.judge(inputs), strict=True):
+        judge = self.judges.get(prompt.dataset, self.judge) if prompt.purpose is Purpose.EVALUATE else self.judge
+        for sample, outcome in zip(judged, await judge(inputs) if inputs else [], strict=True):
             if isinstance(outcome, RewardError):
                 error = f"{prompt.dataset} row {prompt.row}: {outcome}"
                 logs.get().warning("reward failed", group=prompt.group_id, index=sample.index, error=error)
                 sample.fail(error)
             else:
                 sample.reward, sample.reward_parts = outcome
+        await asyncio.gather(*(self.hooks.after_reward(prompt, sample) for sample in samples))
+
+
+def group_maker(
+    spec: RLJobSpec, encoder: PromptEncoder, generator: Generator, membership: Membership, code: Code
+) -> GroupMaker:
+    """The maker of a job's groups, with the user's code in its places."""
+
+    def version() -> int:
+        return int(membership.latest.version) if membership.latest else UNKNOWN_VERSION
+
+    rollout, player = spec.rollout, None
+    if code.play and rollout.function:
+        player = Player(
+            code.play,
+            rollout.function,
+            generator,
+            encoder.tokenizer,
+            version,
+            rollout.function_seconds,
+            spec.reward.key,
+        )
+    return GroupMaker(spec, encoder, generator, code.judge, membership, player, code.hooks, code.judges)
 
 
 def note_baseline(group: SampleGroup, greedy: Sample) -> None:
@@ -135,7 +195,8 @@ def note_baseline(group: SampleGroup, greedy: Sample) -> None:
         for sample in group.samples:
             sample.fail(f"the greedy response that remax compares with failed: {greedy.error}")
     elif not greedy.status.finished:
-        group.samples[-1] = Sample(index=group.samples[-1].index)
+        if all(sample.status.finished for sample in group.samples):
+            group.samples[-1] = Sample(index=group.samples[-1].index)
     else:
         for sample in group.samples:
             sample.metadata[BASELINE_REWARD] = greedy.reward

@@ -1,4 +1,4 @@
-"""Prompts -> token ids, with the model's own tokenizer and chat template."""
+"""Prompts -> token ids, as their source asks for it, and no longer than the job allows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJobSpec
+from sluice.data import chat
+from sluice.data.chat import PromptError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
 
 DEFAULT_CONTEXT = 32768
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
-"""Without any of them transformers makes an empty tokenizer, and says nothing."""
 
 
-class PromptTooLongError(Exception):
+class PromptTooLongError(PromptError):
     """The prompt does not fit. The message says by how much."""
 
 
@@ -23,44 +23,38 @@ class PromptEncoder:
     """Encodes prompts as their source asks for: plain text, or through the chat template."""
 
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
-        from transformers import AutoTokenizer
-
-        if not any(next(model_dir.glob(pattern), None) for pattern in _TOKENIZER_FILES):
-            raise ConfigurationError(f"spec.model.path: {model_dir} has no tokenizer")
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(
-                model_dir, trust_remote_code=spec.model.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"spec.model.path: {model_dir} has no usable tokenizer: {error}") from error
+            self.tokenizer: Any = chat.load_tokenizer(model_dir, trust_remote_code=spec.model.trust_remote_code)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"spec.model.path: {error}") from error
         evaluation = spec.evaluation.datasets if spec.evaluation else []
-        self._chat = {s.source_name: s.apply_chat_template for s in [*spec.data.prompts, *evaluation]}
+        self._sources = {source.source_name: source for source in [*spec.data.prompts, *evaluation]}
         longest = _context_length(model_dir) - spec.rollout.sampling.max_response_tokens
         self._limit = min(spec.data.max_prompt_tokens or longest, longest)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises PromptTooLongError."""
-        chat = self._chat.get(prompt.dataset, False) or not isinstance(prompt.prompt, str)
-        ids = self._template(prompt) if chat else self.tokenizer.encode(prompt.prompt)
+        """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template refuses it."""
+        source = self._sources.get(prompt.dataset)
+        try:
+            ids = chat.encode(
+                self.tokenizer,
+                prompt.prompt,
+                chat=source.apply_chat_template if source else False,
+                tools=prompt.tools,
+                arguments=source.chat_template_args if source else None,
+            )
+        except PromptError as error:
+            raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
         if len(ids) > self._limit:
             raise PromptTooLongError(
                 f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most {self._limit} fit "
                 "(data.maxPromptTokens, or the model's context less maxResponseTokens)"
             )
-        return [int(i) for i in ids]
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
-
-    def _template(self, prompt: Prompt) -> Any:
-        messages = prompt.prompt
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        text = self.tokenizer.apply_chat_template(
-            messages, tools=prompt.tools, add_generation_prompt=True, tokenize=False
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 def _context_length(model_dir: Path) -> int:

@@ -46,7 +46,7 @@ def test_a_broken_row_is_a_configuration_error(server: Make, tmp_path: Path) -> 
         file.write("{nonsense\n")
     code, line = failure(one)
     assert code == 2
-    assert line.startswith(f"error: {tmp_path}/prompts.jsonl:21: not valid JSON")
+    assert line.startswith(f"error: {tmp_path}/prompts.jsonl:21:2: not valid JSON")
 
 
 def test_changed_prompts_are_a_configuration_error(server: Make, tmp_path: Path) -> None:

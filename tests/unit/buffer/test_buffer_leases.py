@@ -179,7 +179,7 @@ def test_filtered_groups_free_their_place(house: Make) -> None:
     assert one.submit(leased[1]).outcome is Outcome.STORED
     assert [g.prompt.group_id for g in one.lease(count=9)] == [4]
     assert one.submit(leased[0], reward=1.0).outcome is Outcome.FILTERED
-    assert (one.counters["groups_filtered"], one.counters["filtered_zero_std"]) == (1, 1)
+    assert (one.counters["groups_filtered"], one.counters["filtered_zero_std_1.0"]) == (1, 1)
     one.restart()
     assert one.counters["groups_filtered"] == 1
     one.check()

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.api.data import Data, Evaluation, PromptSource, parse_path
+from sluice.data.rows import RowError, parse_row
 from sluice.environment import ConfigurationError
 from sluice_buffer.prompts import Prompts
 from sluice_buffer.readers import open_table
-from sluice_buffer.rows import RowError, parse_row
 from sluice_buffer.state import TRAINING, Key
 
 VERL = {
@@ -39,7 +40,19 @@ def test_a_verl_row_is_told_by_its_columns() -> None:
     row = parse_row(VERL, source())
     assert row.prompt == VERL["prompt"]
     assert row.label == "2"
-    assert row.metadata == {"data_source": "openai/gsm8k", "split": "train", "index": 3}
+    assert row.metadata == {"data_source": "openai/gsm8k", "ability": "math", "split": "train", "index": 3}
+
+
+def test_what_verl_keeps_for_tools_goes_into_the_metadata() -> None:
+    tools = {"calculator": {"create_kwargs": {"answer": "2"}}}
+    row = parse_row(VERL | {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": tools}}, source())
+    assert row.metadata["tools_kwargs"] == tools
+
+
+def test_a_call_of_a_tool_needs_no_content() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    messages = [{"role": "user", "content": "x", "step_loss_mask": 0}, call, {"role": "tool", "content": "1"}]
+    assert parse_row({"prompt": messages}, source()).prompt == messages
 
 
 def test_a_slime_row_is_told_by_its_columns() -> None:
@@ -60,9 +73,25 @@ def test_columns_can_be_named() -> None:
         ({"text": "x"}, {}, "no column 'prompt' or 'input'; the row has 'text'"),
         ({"prompt": 3}, {}, "prompt: expected a text or a list of chat messages with role and content, found 3"),
         ({"prompt": []}, {}, "prompt: expected a text or a list"),
-        ({"prompt": [{"content": "x"}]}, {}, "prompt: expected a text or a list"),
+        ({"prompt": [{"content": "x"}]}, {}, r"prompt\[0\]: expected a chat message with role and content"),
+        ({"prompt": [{"role": "user"}]}, {}, r"prompt\[0\]: content: expected a text, found null"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            {},
+            r"prompt\[0\]: content: .* sluice reads no pictures",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "step_loss_mask": 2}]},
+            {},
+            r"prompt\[1\]: step_loss_mask: expected 0 or 1, found 2",
+        ),
+        ({"prompt": "<image> x", "images": [{"path": "a.png"}]}, {}, "images: the prompt has pictures"),
+        ({"question": "x", "id": 1}, {}, r"the row has 'question', 'id'; did you mean promptKey: question\?"),
+        ({"prompts": "x"}, {}, r"did you mean promptKey: prompts\?"),
+        ({"prompt": "x", "solution": "1"}, {"labelKey": "answer"}, r"did you mean labelKey: solution\?"),
+        ({"prompt": "x", "tools": ["search"]}, {}, r'tools\[0\]: expected the definition of a tool.*"search"'),
         ({"prompt": ""}, {}, "prompt: the prompt is empty"),
-        ({"prompt": "x"}, {"labelKey": "answer"}, r"no column 'answer' \(labelKey\)"),
+        ({"prompt": "x"}, {"labelKey": "answer"}, "no column 'answer'; the row has 'prompt'"),
         ({"prompt": "x", "metadata": [1]}, {}, r"metadata: expected an object, found \[1\]"),
         ({"prompt": "x", "tools": "{"}, {}, "tools: not valid JSON"),
         ({"prompt": "x", "tools": {}}, {}, "tools: expected a list, found {}"),
@@ -76,7 +105,7 @@ def test_what_is_wrong_with_a_row_is_said(row: dict[str, Any], keys: dict[str, s
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"prompt": "x"}, "", "{broken"], "rows.jsonl:3: not valid JSON"),
+        ([{"prompt": "x"}, "", "{broken"], "rows.jsonl:3:2: not valid JSON: Expecting property name"),
         ([{"prompt": "x"}, {"text": "y"}], "rows.jsonl:2: no column 'prompt' or 'input'"),
         (["[1]"], "rows.jsonl:1: a row must be an object, found list"),
         ([""], "rows.jsonl: no rows"),
@@ -155,6 +184,29 @@ def test_a_source_named_alike_for_training_and_evaluation_must_be_rendered_alike
     data = Data.model_validate({"prompts": [{"path": path}]})
     evaluation = Evaluation.model_validate({"datasets": [{"path": path, "applyChatTemplate": True}]})
     with pytest.raises(ConfigurationError, match="'rows' is a source of prompts and of evaluation with different"):
+        Prompts(data, evaluation, tmp_path)
+
+
+def test_a_source_comes_as_often_as_it_weighs(tmp_path: Path) -> None:
+    often = lines(tmp_path / "often.jsonl", [{"prompt": f"often {i}"} for i in range(4)])
+    seldom = lines(tmp_path / "seldom.jsonl", [{"prompt": f"seldom {i}"} for i in range(10)])
+    made = prompts(tmp_path, {"path": often, "weight": 2}, {"path": f"{seldom}@[0:6]", "weight": 0.5})
+    found = [made.message(Key(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
+    assert [p.epoch for p in found] == [0] * 11 + [1] * 11
+    rows = Counter((p.dataset, p.row) for p in found)
+    assert rows == {("often", row): 4 for row in range(4)} | {("seldom", row): 1 for row in range(6)}
+    assert sum(p.dataset == "seldom" for p in found[:11]) == 3
+
+
+def test_sources_of_one_name_must_give_the_template_the_same(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
+    data = Data.model_validate({"prompts": [{"path": path}]})
+    evaluation = Evaluation.model_validate(
+        {"datasets": [{"path": path, "chatTemplateArgs": {"enable_thinking": False}}]}
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"'rows' is a source of prompts and .* with different chatTemplateArgs"
+    ):
         Prompts(data, evaluation, tmp_path)
 
 

@@ -97,6 +97,15 @@ async def test_a_group_whose_greedy_response_was_cut_off_is_not_finished() -> No
     assert [s.index for s in group.samples] == [0, 1]
 
 
+def test_what_a_drain_cut_off_as_well_keeps_its_tokens() -> None:
+    begun = Sample(0, status=SampleStatus.ABORTED)
+    begun.append_prompt([1])
+    begun.append([5, 6], [-1.0, -1.0], [])
+    group = SampleGroup(PROMPT, [begun])
+    note_baseline(group, Sample(-1, status=SampleStatus.ABORTED))
+    assert group.samples[0].response_length == 2
+
+
 def test_the_note_is_a_number_that_survives_the_wire() -> None:
     from sluice.wire import codec
 

@@ -1,0 +1,92 @@
+"""Batches from an earlier run's dumped rollouts (`debug.replay`), through the same transitions that workers drive.
+
+The n-th dumped step becomes the n-th batch. Its groups get the next numbers of the stream, and the weight versions that
+they would have had as step n, so that lags come out as they were. A step is read when its batch is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sluice.environment import ConfigurationError
+from sluice.sample import SampleGroup, WeightSpan
+from sluice.telemetry import rollouts
+from sluice.wire import codec
+from sluice_buffer.admission import Policy
+from sluice_buffer.errors import PreconditionError
+from sluice_buffer.leases import Leases, Worker
+from sluice_buffer.memory import Memory
+from sluice_buffer.state import TRAINING, Key, lease_id
+from sluice_buffer.submits import Outcome, Submits
+
+REPLAYER = Worker("replay", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The dumped steps of a directory, in their order."""
+
+    steps: tuple[tuple[int, Path], ...]
+
+    @classmethod
+    def of(cls, directory: Path) -> Replay:
+        found = rollouts.steps(directory)
+        if not found:
+            raise ConfigurationError(
+                f"spec.debug.replay: {directory} has no step_<n>.parquet; expected the directory `rollouts` of a run "
+                "with debug.dumpRollouts"
+            )
+        return cls(tuple(found.items()))
+
+    def limit(self, policy: Policy) -> Policy:
+        """The policy of a job whose prompts end with the dump, and whose samples are as old as they are."""
+        return replace(
+            policy,
+            sync=False,
+            total_steps=min(policy.total_steps, len(self.steps)),
+            stream_end=len(self.steps) * policy.batch_size,
+        )
+
+    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: int) -> None:
+        """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where they do not fit.
+
+        This reads a file on the thread that answers everybody; in a replay only the trainer asks.
+        """
+        policy = leases.policy
+        if memory.progress.next_group >= step * policy.batch_size or not 1 <= step <= len(self.steps):
+            return
+        dumped, path = self.steps[step - 1]
+        groups = self._read(path, policy)
+        keys = leases.lease(REPLAYER, len(groups), _NEWEST, math.inf)
+        for key, group in zip(keys, groups, strict=True):
+            prompt = replace(group.prompt, group_id=key.group_id, lease_id=lease_id(Key(TRAINING, key.group_id), 0, 1))
+            message = codec.group_to_message(SampleGroup(prompt, _moved(group, step - dumped).samples))
+            answer = submits.submit(message.SerializeToString(), room)
+            if answer.outcome is not Outcome.STORED:
+                raise PreconditionError(f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}")
+
+    def _read(self, path: Path, policy: Policy) -> list[SampleGroup]:
+        try:
+            groups = rollouts.read(path)
+        except rollouts.DumpError as error:
+            raise PreconditionError(str(error)) from error
+        for what, found, wanted in (
+            ("groups, rollout.batchSize", {len(groups)}, policy.batch_size),
+            ("samples a group, rollout.samplesPerPrompt", {len(g.samples) for g in groups}, policy.samples_per_prompt),
+        ):
+            if found != {wanted}:
+                raise PreconditionError(f"{path} has {', '.join(map(str, sorted(found)))} {what} is {wanted}")
+        return groups
+
+
+_NEWEST = 1 << 62
+"""The version of a worker that nothing keeps waiting."""
+
+
+def _moved(group: SampleGroup, by: int) -> SampleGroup:
+    """The group with its weight versions moved by some steps."""
+    for sample in group.samples:
+        sample.weight_versions = [WeightSpan(max(0, s.version + by), s.start, s.end) for s in sample.weight_versions]
+    return group

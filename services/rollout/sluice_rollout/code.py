@@ -1,0 +1,54 @@
+"""All of a user's code that runs in a worker, loaded and tried before the engine has started: mistakes show at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.api import Reward, RLJobSpec
+from sluice.environment import ConfigurationError
+from sluice.rewards import RewardError
+from sluice.rewards.judge import Judge
+from sluice_rollout import filters, function, hooks
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """judge: of training, and of evaluation data sets without a reward of their own; judges: of those with one."""
+
+    judge: Judge
+    judges: dict[str, Judge]
+    keep: filters.Filter
+    play: function.Play | None
+    hooks: hooks.Hooks
+    fields: dict[str, Judge]
+    """Every judge, by the field that tells of it."""
+
+    @classmethod
+    def of(cls, spec: RLJobSpec) -> Code:
+        """Load what the job names. Raises ConfigurationError. (The judges load nothing before `check`.)"""
+        keep, play = filters.load(spec.rollout.dynamic_filter), function.load(spec.rollout.function)
+        own = hooks.load_all(spec.rollout.hooks)
+        datasets = spec.evaluation.datasets if spec.evaluation else []
+        judges = {one.source_name: Judge(one.reward) for one in datasets if one.reward}
+        judge = Judge(spec.reward)
+        fields = {_field("spec.reward", spec.reward): judge}
+        for position, one in enumerate(datasets):
+            if one.reward:
+                fields[_field(f"spec.evaluation.datasets[{position}].reward", one.reward)] = judges[one.source_name]
+        return cls(judge, judges, keep, play, own, fields)
+
+    async def check(self) -> None:
+        """Try the rewards. Raises ConfigurationError."""
+        for field, judge in self.fields.items():
+            try:
+                await judge.check()
+            except RewardError as error:
+                raise ConfigurationError(f"{field}: {error}") from error
+
+    async def close(self) -> None:
+        for judge in self.fields.values():
+            await judge.close()
+
+
+def _field(name: str, reward: Reward) -> str:
+    return f"{name}.function" if reward.function else name

@@ -1,0 +1,155 @@
+"""A ready-made generate function for models with tools, and its parts.
+
+    # tools.py, with `rollout.function: tools.py:play` and rows that describe the same tools in their column `tools`
+    def add(a: float, b: float) -> float:
+        return a + b
+
+    play = ToolLoop([add])
+
+The model calls as Hermes and Qwen do, <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>, or in
+plain JSON (`parse=json_calls`). What a tool returns goes back through the model's own chat template, as text that is
+not trained on; what the model said stays the tokens that it made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_rollout import metrics
+from sluice_rollout.episode import Episode
+
+CALLS, ANSWER = "tool_calls", "answer"
+"""What a sample's metadata tell the reward: how often the model called a tool, and the text of its last turn."""
+_MARK = "%sluice-turn%"
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the model asked for. error: why it cannot be understood, in words for the model."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def hermes_calls(text: str) -> list[ToolCall]:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, as Hermes and Qwen write them."""
+    return [_call(found) for found in _HERMES.findall(text)]
+
+
+def json_calls(text: str) -> list[ToolCall]:
+    """A turn that is a JSON object with a `name` (or a list of them), alone or in a fenced block; else no call."""
+    fenced = _FENCED.findall(text)
+    for part in fenced or [text]:
+        try:
+            value = json.loads(part)
+        except ValueError:
+            continue
+        calls = value if isinstance(value, list) else [value]
+        if calls and all(isinstance(call, dict) and "name" in call for call in calls):
+            return [_call(json.dumps(call)) for call in calls]
+    return []
+
+
+def _call(text: str) -> ToolCall:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return ToolCall("", error=f"the tool call is not valid JSON: {error}")
+    arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    if isinstance(arguments, str):  # OpenAI's way
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            return ToolCall(str(value.get("name")), error=f"the arguments are not valid JSON: {error}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
+        return ToolCall("", error='a tool call is an object {"name": text, "arguments": object}')
+    return ToolCall(value["name"], arguments)
+
+
+def turn_tokens(
+    tokenizer: Any, messages: list[dict[str, Any]], last_token: int, arguments: dict[str, Any] | None = None
+) -> list[int]:
+    """What the chat template writes between a turn of the model and its next one, where `messages` come between.
+
+    Taken from a conversation of marks, so that what the model said is never rendered again (templates drop thoughts and
+    trim texts). last_token: the last that the model made; where that is the end of its turn it is not written twice.
+    """
+    start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    text: str = tokenizer.apply_chat_template(
+        [*start, *messages], add_generation_prompt=True, tokenize=False, **(arguments or {})
+    )
+    ids: list[int] = tokenizer.encode(text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False)
+    return ids[1:] if ids and ids[0] == last_token else ids
+
+
+class ToolLoop:
+    """Turns of the model and answers of tools, until a turn calls none: a `rollout.function`.
+
+    tools: functions, sync or async, by their names. seconds: of one call. longest: characters of an answer.
+    template: further variables of the chat template.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Callable[..., Any]],
+        *,
+        max_turns: int = 8,
+        parse: Callable[[str], list[ToolCall]] = hermes_calls,
+        seconds: float = 30.0,
+        longest: int = 8192,
+        template: dict[str, Any] | None = None,
+    ) -> None:
+        self._tools = {tool.__name__: tool for tool in tools}
+        self._max_turns, self._parse, self._template = max_turns, parse, template
+        self._seconds, self._longest = seconds, longest
+
+    async def __call__(self, episode: Episode) -> None:
+        episode.metadata[CALLS] = 0
+        for turns_left in reversed(range(self._max_turns)):
+            turn = await episode.generate()
+            episode.metadata[ANSWER] = turn.text
+            calls = self._parse(turn.text)
+            if not calls or not turns_left:
+                return
+            episode.metadata[CALLS] += len(calls)
+            answers = await asyncio.gather(*(self._answer(call) for call in calls))
+            messages = [
+                {"role": "tool", "name": call.name, "content": answer}
+                for call, answer in zip(calls, answers, strict=True)
+            ]
+            last = turn.tokens[-1] if turn.tokens else -1
+            episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
+
+    async def _answer(self, call: ToolCall) -> str:
+        """What the model is told. A mistake of its own, and a tool that fails, are told too."""
+        tool = self._tools.get(call.name)
+        if call.error or tool is None:
+            metrics.TOOL_CALLS.labels(tool="", outcome="misunderstood").inc()
+            known = ", ".join(self._tools)
+            return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
+        try:
+            async with asyncio.timeout(self._seconds):
+                value = await _run(tool, call.arguments)
+        except Exception as error:  # the user's tool may raise anything
+            late = isinstance(error, TimeoutError)
+            metrics.TOOL_CALLS.labels(tool=call.name, outcome="timeout" if late else "raised").inc()
+            text = f"no answer after {self._seconds:g} s" if late else f"{type(error).__name__}: {error}"
+            return f"error: {text}"[: self._longest]
+        metrics.TOOL_CALLS.labels(tool=call.name, outcome="ok").inc()
+        return (value if isinstance(value, str) else json.dumps(value, default=str))[: self._longest]
+
+
+async def _run(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """In a thread, where it is not async: a slow one must not hold up the worker."""
+    if inspect.iscoroutinefunction(tool):
+        return await tool(**arguments)
+    return await asyncio.to_thread(tool, **arguments)

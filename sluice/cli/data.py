@@ -1,0 +1,251 @@
+"""`sluice data`: look at prompt files, and make others of them. Row by row, so a file may be larger than the memory."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect as signatures
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from sluice.api.data import PromptSource
+from sluice.data.files import Located, Row, read_source
+from sluice.data.rows import RowError
+from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
+from sluice.data.writers import Writer
+from sluice.environment import ConfigurationError
+
+app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_is_help=True)
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN", help="File or directory (.jsonl, .json, .parquet), or a slice: file@[0:100].", show_default=False
+    ),
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="OUT", help="File to write: .jsonl, .json or .parquet.", show_default=False)
+]
+PromptKey = Annotated[str | None, typer.Option(help="Column of the prompt. Default: prompt, else input.")]
+LabelKey = Annotated[str | None, typer.Option(help="Column of the label. Default: label, else verl's ground_truth.")]
+MetadataKey = Annotated[str, typer.Option(help="Column of the metadata.")]
+ToolsKey = Annotated[str, typer.Option(help="Column of the tools.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Bad input as one line."""
+    try:
+        yield
+    except ConfigurationError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except ModuleNotFoundError as error:
+        extra = {"pyarrow": "buffer"}.get(str(error.name), "rollout")
+        typer.echo(f"error: {error.name} is missing: pip install 'sluice[{extra}]'", err=True)
+        raise typer.Exit(2) from error
+
+
+def _source(path: str, prompt: str | None, label: str | None, metadata: str, tools: str) -> PromptSource:
+    try:
+        return PromptSource(path=path, prompt_key=prompt, label_key=label, metadata_key=metadata, tools_key=tools)
+    except ValidationError as error:
+        raise ConfigurationError(f"{path!r}: expected the path of a prompt file") from error
+
+
+def _each(rows: Iterable[Located], change: Callable[[Located], Row]) -> Iterator[Row]:
+    """Changed rows; a RowError gets its place."""
+    for located in rows:
+        try:
+            yield change(located)
+        except RowError as error:
+            raise ConfigurationError(f"{located.where}: {error}") from error
+
+
+def _write(target: Path, rows: Iterable[Row], *, force: bool, as_json: bool) -> None:
+    with Writer(target, force=force) as writer:
+        for row in rows:
+            writer.write(row)
+    _say({"rows": writer.rows, "file": str(target)}, f"{target}: {writer.rows} rows", as_json=as_json)
+
+
+def _say(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
+    typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
+
+
+@app.command()
+def inspect(
+    source: Source,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory: count its tokens, use its chat template.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="applyChatTemplate: also texts go through the template.")
+    ] = False,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Count prompts that are longer.")] = None,
+    prompt_key: PromptKey = None,
+    label_key: LabelKey = None,
+    metadata_key: MetadataKey = "metadata",
+    tools_key: ToolsKey = "tools",
+    as_json: AsJson = False,
+) -> None:
+    """Say what a prompt file holds. Exit code 1 where a row could not be used."""
+    from sluice.cli.data_view import lengths_of, show
+    from sluice.data.inspection import inspect as look
+
+    with _refusing():
+        if max_prompt_tokens and not model:
+            raise ConfigurationError("--max-prompt-tokens needs --model: tokens are counted by its tokenizer")
+        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
+        render, length = lengths_of(model, chat)
+        found = look(read_source(source), wanted, length, max_prompt_tokens)
+        if not found.rows:
+            raise ConfigurationError(f"{source}: no rows")
+        example = render(found.first) if found.first else None
+    facts = {"source": source, "unit": "tokens" if model else "characters", **found.summary(), "example": example}
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+    else:
+        show(facts, found)
+    raise typer.Exit(1 if found.broken else 0)
+
+
+@app.command()
+def convert(
+    source: Source,
+    target: Target,
+    to: Annotated[Shape | None, typer.Option(help="Rows of slime or verl. Default: as they are.")] = None,
+    data_source: Annotated[str, typer.Option(help="--to verl: data_source of rows that have none.")] = "unknown",
+    prompt_key: PromptKey = None,
+    label_key: LabelKey = None,
+    metadata_key: MetadataKey = "metadata",
+    tools_key: ToolsKey = "tools",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows to a file of another format, and in slime's or verl's columns."""
+    with _refusing():
+        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
+        changes: dict[Shape | None, Callable[[Located], Row]] = {
+            None: lambda located: located.row,
+            "slime": lambda located: to_slime(located.row, wanted),
+            "verl": lambda located: to_verl(located.row, wanted, located.number, data_source),
+        }
+        _write(target, _each(read_source(source), changes[to]), force=force, as_json=as_json)
+
+
+@app.command()
+def add_uid(
+    source: Source,
+    target: Target,
+    prompt_key: PromptKey = None,
+    label_key: LabelKey = None,
+    metadata_key: MetadataKey = "metadata",
+    tools_key: ToolsKey = "tools",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give every row a `uid` in its metadata (verl: extra_info): the digest of prompt and label."""
+    with _refusing():
+        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
+        seen: Counter[str] = Counter()
+        rows = _each(read_source(source), lambda located: with_uid(located.row, wanted, seen))
+        _write(target, rows, force=force, as_json=as_json)
+
+
+@app.command()
+def split(
+    source: Source,
+    train: Annotated[Path, typer.Option(help="File for the larger part.", show_default=False)],
+    test: Annotated[Path, typer.Option(help="File for the held-out part.", show_default=False)],
+    test_rows: Annotated[float, typer.Option(help="Held-out rows: a number, or a share below 1.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Another seed, another choice.")] = 42,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hold out random rows. Both parts keep the order of the file; the same seed gives the same parts."""
+    with _refusing():
+        total = sum(1 for _ in read_source(source))
+        wanted = round(test_rows * total) if test_rows < 1 else round(test_rows)
+        if not 0 < wanted < total:
+            raise ConfigurationError(
+                f"--test-rows {test_rows:g}: {wanted} of {total} rows; each part needs at least one"
+            )
+        if train.resolve() == test.resolve():
+            raise ConfigurationError(f"{train}: --train and --test are the same file")
+        with Writer(train, force=force) as kept, Writer(test, force=force) as held:
+            for located, out in zip(read_source(source), chosen(total, wanted, seed), strict=True):
+                (held if out else kept).write(located.row)
+        facts = {"train": {"rows": kept.rows, "file": str(train)}, "test": {"rows": held.rows, "file": str(test)}}
+        _say(facts, f"{train}: {kept.rows} rows\n{test}: {held.rows} rows", as_json=as_json)
+
+
+@app.command()
+def materialise(
+    function: Annotated[
+        str, typer.Argument(help="package.module.name, or path/file.py:name: gives rows when it is called.")
+    ],
+    target: Target,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="NAME=VALUE", help="Argument of it; the value is JSON, or text."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many rows: needed where it never ends.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write what your own code yields to a prompt file.
+
+    A job reads files alone: whatever restarts reads the same rows again; none is lost and none is trained twice.
+    """
+    with _refusing():
+        produced = _call(function, _arguments(arguments or []))
+        _write(target, islice(_objects(produced, function), rows), force=force, as_json=as_json)
+
+
+def _call(dotted: str, arguments: dict[str, Any]) -> Iterable[Any]:
+    from sluice.rewards.custom import LoadError, load
+
+    try:
+        function = load(dotted)
+        signatures.signature(function).bind(**arguments)
+    except LoadError as error:
+        raise ConfigurationError(str(error)) from error
+    except TypeError as error:
+        raise ConfigurationError(f"{dotted}: {error}; arguments are given by --arg name=value") from error
+    produced = function(**arguments)
+    if not isinstance(produced, Iterable):
+        raise ConfigurationError(f"{dotted}: expected rows one can iterate over, found {type(produced).__name__}")
+    return produced
+
+
+def _arguments(given: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--arg {text}: expected name=value")
+        with contextlib.suppress(json.JSONDecodeError):
+            found[name] = json.loads(value)
+        found.setdefault(name, value)
+    return found
+
+
+def _objects(rows: Iterable[Any], dotted: str) -> Iterator[Row]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ConfigurationError(f"{dotted}: row {number}: a row must be a dict, found {type(row).__name__}")
+        try:
+            json.dumps(row)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{dotted}: row {number}: {error}") from error
+        yield row

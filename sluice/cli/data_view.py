@@ -1,0 +1,89 @@
+"""What `sluice data inspect` prints, and how it measures prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sluice.data.inspection import SHOWN, Inspection, Length
+from sluice.data.rows import PromptRow
+
+_EXAMPLE = 1500
+_BAR = 40
+
+
+def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], str], Length]:
+    """(a prompt as the model sees it, its length): by the model's tokenizer, or without one as it is, in characters."""
+    if model is None:
+        return _plain, lambda row: len(_plain(row))
+    from sluice.data.chat import encode, load_tokenizer, render
+
+    tokenizer = load_tokenizer(model)
+    return (
+        lambda row: render(tokenizer, row.prompt, chat=chat, tools=row.tools),
+        lambda row: len(encode(tokenizer, row.prompt, chat=chat, tools=row.tools)),
+    )
+
+
+def _plain(row: PromptRow) -> str:
+    return row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, ensure_ascii=False)
+
+
+def show(facts: dict[str, Any], found: Inspection) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(facts['source'])}[/]: {found.rows} rows", soft_wrap=True)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    usable = max(found.rows - found.broken, 1)
+    for name, value in (
+        ("rows like", _counted(facts["shapes"])),
+        ("prompts", _counted(facts["prompts"])),
+        ("keys", ", ".join(k if n == found.rows else f"{k} ({n})" for k, n in facts["keys"].items())),
+        ("labels", f"{found.labels} ({found.labels / usable:.0%})"),
+        ("tools", str(found.tools) if found.tools else ""),
+        ("loss masks", f"{found.masked} rows; prompts are never trained on" if found.masked else ""),
+        ("data_source", _counted(facts["sources"])),
+        ("reward", _counted(facts["rewards"])),
+        ("duplicates", f"{found.duplicates} prompts came before" if found.duplicates else "none"),
+    ):
+        if value:
+            table.add_row(name, escape(value))
+    console.print(table)
+    _show_lengths(console, facts)
+    if facts["example"] is not None:
+        text = facts["example"]
+        console.print("\n[bold]first prompt[/]")
+        console.print(text if len(text) <= _EXAMPLE else f"{text[:_EXAMPLE]}...", markup=False)
+    _show_list(console, f"{found.longer} prompts are longer than --max-prompt-tokens", found.longer, found.too_long)
+    _show_list(console, f"{found.broken} rows cannot be used", found.broken, found.problems)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    shown = [name if len(counts) == 1 else f"{name} ({count})" for name, count in list(counts.items())[:8]]
+    return ", ".join(shown) + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
+
+
+def _show_lengths(console: Console, facts: dict[str, Any]) -> None:
+    statistics = facts["lengths"]
+    if not statistics:
+        return
+    parts = ", ".join(f"{name} {statistics[name]:g}" for name in ("min", "median", "mean", "p95", "max"))
+    console.print(f"\n[bold]{facts['unit']}[/]: {parts}")
+    most = max(count for _, _, count in facts["histogram"])
+    for start, end, count in facts["histogram"]:
+        console.print(f"{start:>8}-{end - 1:<8} {'█' * -(-count * _BAR // most):<{_BAR}} {count}")
+
+
+def _show_list(console: Console, title: str, count: int, lines: list[str]) -> None:
+    if not count:
+        return
+    console.print(f"\n[bold red]{title}[/]")
+    for line in lines:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    if count > SHOWN:
+        console.print(f"  ... and {count - SHOWN} more")

@@ -1,0 +1,136 @@
+"""`sluice import`: a launch script or configuration of slime or verl as an RLJob manifest. Nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sluice.importing.draft import Draft, ImportFailedError, job_name
+from sluice.importing.shell import ScriptError
+
+app = typer.Typer(help="RLJob manifests of other projects' launch scripts.", no_args_is_help=True)
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job. Default: from the script.")]
+Variables = Annotated[
+    list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable that the script takes from outside.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Manifest and notes as one JSON object.")]
+
+
+@app.command()
+def slime(
+    script: Annotated[Path, typer.Argument(help="Launch script, such as run-qwen3-4B.sh.", show_default=False)],
+    out: Out = None,
+    name: Name = None,
+    variables: Variables = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Translate a script that starts slime's train.py or train_async.py."""
+    from sluice.importing.slime import import_slime
+
+    _import(script.name, lambda: import_slime(_read(script), str(script), _given(variables)), out, name, force, as_json)
+
+
+@app.command()
+def verl(
+    source: Annotated[
+        str, typer.Argument(help="Script, Hydra YAML, or 'python -m verl.trainer.main_ppo ...'.", show_default=False)
+    ],
+    config: Annotated[Path | None, typer.Option(help="YAML that the command's --config-name names.")] = None,
+    out: Out = None,
+    name: Name = None,
+    variables: Variables = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Translate a configuration of verl's PPO trainer."""
+
+    def draft() -> Draft:
+        from sluice.importing.hydra import from_yaml
+        from sluice.importing.verl import import_verl, read_command
+
+        base = from_yaml(_read(config), str(config)) if config else {}
+        if re.search(r"\.ya?ml$", source) and "=" not in source:
+            return import_verl(base | from_yaml(_read(Path(source)), source), source)
+        known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
+        entry, found = read_command(_read(Path(source)) if known else source, _shown(source), _given(variables))
+        if config:
+            found = {key: value for key, value in found.items() if not key.startswith("-")}
+        return import_verl(base | found, source if known else "verl", entry)
+
+    _import(_shown(source), draft, out, name, force, as_json)
+
+
+def _shown(source: str) -> str:
+    """A name for what was given: a file's, or that it was a command."""
+    return Path(source).name if " " not in source else "a command line of verl"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ImportFailedError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ImportFailedError(f"{path}: not a text file: {error.reason} at byte {error.start}") from error
+
+
+def _given(variables: list[str] | None) -> dict[str, str]:
+    found = {}
+    for text in variables or []:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ImportFailedError(f"--var {text}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _import(
+    source: str, make: Callable[[], Draft], out: Path | None, name: str | None, force: bool, as_json: bool
+) -> None:
+    from sluice.importing.manifest import settle, to_text
+
+    try:
+        if out and out.exists() and not force:
+            raise ImportFailedError(f"{out}: there is such a file already; --force overwrites it")
+        draft = make()
+        if name:
+            draft.name = job_name(name)
+    except (ImportFailedError, ScriptError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    wrong = settle(draft)
+    text = to_text(draft, source)
+    if as_json:
+        notes = [{"kind": n.kind, "subject": n.subject, "line": n.line, "text": n.text} for n in draft.notes]
+        text = json.dumps({"manifest": text, "notes": notes, "problem": wrong}, ensure_ascii=False) + "\n"
+    if out:
+        out.write_text(text)
+    else:
+        typer.echo(text, nl=False)
+    _report(draft)
+    if wrong:
+        typer.echo(f"error: not a valid job yet:\n{wrong}", err=True)
+        raise typer.Exit(1)
+
+
+def _report(draft: Draft) -> None:
+    if not draft.notes:
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "line", "what", "why"):
+        table.add_column(heading, overflow="fold", style="bold" if not heading else "")
+    order = ("not translated", "check", "other default")
+    for note in sorted(draft.notes, key=lambda note: order.index(note.kind)):
+        table.add_row(note.kind, str(note.line or ""), escape(note.subject), escape(note.text))
+    Console(stderr=True, highlight=False).print(table)

@@ -1,0 +1,147 @@
+"""Rows of prompt files, in order: JSON Lines, JSON, Parquet, directories of them, slices of them. None is kept.
+
+A row is an object. What is no object, or no JSON, raises ConfigurationError `file:line:column: what`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sluice.api.data import parse_path
+from sluice.data.json_list import read_json_list
+from sluice.environment import ConfigurationError
+
+ENDINGS = (".jsonl", ".json", ".parquet")
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Located:
+    """A row and where it stands. number: from 0 in its file; line, column: from 1, or 0 where the format has none."""
+
+    row: Row
+    file: Path
+    number: int
+    line: int = 0
+    column: int = 0
+    offset: int = 0
+    """JSON Lines: byte at which the line begins."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else f"{self.file}: row {self.number}"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the prompt files of a directory by name."""
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.is_file())
+        if not found:
+            raise ConfigurationError(f"{path}: no {', '.join(ENDINGS)} file in this directory")
+        return found
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: no such prompt file")
+    if path.suffix not in ENDINGS:
+        raise ConfigurationError(f"{path}: expected a file that ends with {', '.join(ENDINGS)}")
+    return [path]
+
+
+def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iterator[Located]:
+    """The rows of one file. seen: gets every line of a JSON Lines file, as it lies there."""
+    readers = {".jsonl": lambda: _read_lines(path, seen), ".json": lambda: _read_list(path)}
+    try:
+        yield from readers.get(path.suffix, lambda: _read_parquet(path))()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+
+
+def read_source(text: str) -> Iterator[Located]:
+    """The rows of a `path@[a:b]`, each numbered in its own file."""
+    path, part = parse_path(text)
+    files = files_of(path)
+    rows = (found for file in files for found in read_file(file))
+    if all(number is None or number >= 0 for number in (part.start, part.stop)):
+        return islice(rows, part.start, part.stop)
+    window = range(sum(count_rows(file) for file in files))[part]  # numbers from the end need a pass of their own
+    return islice(rows, window.start, max(window.start, window.stop))
+
+
+def count_rows(path: Path) -> int:
+    if path.suffix != ".parquet":
+        return sum(1 for _ in read_file(path))
+    with _parquet(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def _read_lines(path: Path, seen: Callable[[bytes], object] | None) -> Iterator[Located]:
+    offset = number = 0
+    with path.open("rb") as file:
+        for line, data in enumerate(file, start=1):
+            if seen is not None:
+                seen(data)
+            if not data.isspace():
+                where = f"{path}:{line}"
+                yield Located(_checked(_decode(data, where), where), path, number, line, 1, offset)
+                number += 1
+            offset += len(data)
+
+
+def _decode(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{where}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{where}:{error.colno}: not valid JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{where}: not valid JSON: nested too deeply") from error
+
+
+def _read_list(path: Path) -> Iterator[Located]:
+    with path.open("rb") as file:
+        for number, (row, line, column) in enumerate(read_json_list(file, str(path))):
+            yield Located(_checked(row, f"{path}:{line}:{column}"), path, number, line, column)
+
+
+def _checked(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise ConfigurationError(f"{where}: a row must be an object, found {type(row).__name__}")
+    return row
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow as pa  # here: importing it takes half a second that most jobs need not spend
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Located]:
+    import pyarrow as pa
+
+    number = 0
+    try:
+        with _parquet(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    yield Located({key: _present(value) for key, value in row.items()}, path, number)
+                    number += 1
+    except pa.ArrowException as error:
+        raise ConfigurationError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _present(value: Any) -> Any:
+    """A nested object without its empty fields: in Parquet every object of a column has the fields of all of them."""
+    if isinstance(value, dict):
+        return {key: _present(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list):
+        return [_present(entry) for entry in value]
+    return value

@@ -1,0 +1,129 @@
+"""What a prompt file holds, in one pass: formats, keys, labels, duplicates, rewards, lengths, unusable rows."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.api.data import PromptSource
+from sluice.data.chat import PromptError
+from sluice.data.files import Located
+from sluice.data.rows import PromptRow, RowError, is_verl, parse_row
+from sluice.data.transform import digest
+from sluice.rewards.registry import BY_SOURCE, choose
+from sluice.rewards.types import RewardError, RewardInput
+
+SHOWN = 5
+BARS = 10
+Length = Callable[[PromptRow], int]
+"""Tokens, or characters, of a prompt."""
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Counts over all rows. problems, too_long: the first few, as `file:line`."""
+
+    rows: int = 0
+    shapes: Counter[str] = field(default_factory=Counter)
+    keys: Counter[str] = field(default_factory=Counter)
+    prompts: Counter[str] = field(default_factory=Counter)
+    labels: int = 0
+    tools: int = 0
+    masked: int = 0
+    duplicates: int = 0
+    rewards: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
+    broken: int = 0
+    problems: list[str] = field(default_factory=list)
+    longer: int = 0
+    too_long: list[str] = field(default_factory=list)
+    lengths: array[int] = field(default_factory=lambda: array("Q"))
+    first: PromptRow | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """All of it but the example, as JSON."""
+        counters = ("shapes", "keys", "prompts", "rewards", "sources")
+        numbers = ("rows", "broken", "labels", "tools", "masked", "duplicates", "longer")
+        return {
+            **{name: getattr(self, name) for name in numbers},
+            **{name: dict(getattr(self, name).most_common()) for name in counters},
+            "problems": self.problems,
+            "tooLong": self.too_long,
+            "lengths": statistics(self.lengths),
+            "histogram": [list(bar) for bar in histogram(self.lengths)],
+        }
+
+
+def inspect(rows: Iterable[Located], source: PromptSource, length: Length, limit: int | None = None) -> Inspection:
+    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its length."""
+    found = Inspection()
+    seen: set[bytes] = set()
+    for located in rows:
+        found.rows += 1
+        found.keys.update(map(str, located.row))
+        try:
+            parsed = parse_row(located.row, source)
+            size = length(parsed)
+        except (RowError, PromptError) as error:
+            found.broken += 1
+            if len(found.problems) < SHOWN:
+                found.problems.append(f"{located.where}: {error}")
+            continue
+        _count(found, located, parsed)
+        key = digest(parsed.prompt)
+        found.duplicates += key in seen
+        seen.add(key)
+        found.lengths.append(size)
+        if limit is not None and size > limit:
+            found.longer += 1
+            if len(found.too_long) < SHOWN:
+                found.too_long.append(f"{located.where}: {size}")
+    return found
+
+
+def _count(found: Inspection, located: Located, row: PromptRow) -> None:
+    found.first = found.first or row
+    found.shapes["verl" if is_verl(located.row) else "slime"] += 1
+    found.prompts["text" if isinstance(row.prompt, str) else "messages"] += 1
+    found.labels += row.label is not None
+    found.tools += row.tools is not None
+    if not isinstance(row.prompt, str):
+        found.masked += any("step_loss_mask" in m or "loss_mask" in m for m in row.prompt)
+    found.rewards[reward_of(row)] += 1
+    if data_source := row.metadata.get("data_source"):
+        found.sources[str(data_source)] += 1
+
+
+def reward_of(row: PromptRow) -> str:
+    """What judges the row under `reward.type: data_source`: its rm_type, its data_source; or what the job must name."""
+    if not row.metadata.get("rm_type") and not row.metadata.get("data_source"):
+        return "the job's own"
+    try:
+        name, _ = choose(RewardInput(row.prompt, "", row.label, row.metadata), BY_SOURCE)
+    except RewardError:
+        return "none of this name"
+    boxed = "boxed_" if str(row.metadata.get("rm_type", "")).startswith("boxed_") else ""
+    return f"{boxed}{name}"
+
+
+def statistics(lengths: array[int]) -> dict[str, float]:
+    """Smallest, mean, median, 95th percentile, largest."""
+    if not lengths:
+        return {}
+    ordered = sorted(lengths)
+    at = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
+    picked = {name: float(ordered[round(share * (len(ordered) - 1))]) for name, share in at.items()}
+    return picked | {"mean": round(sum(ordered) / len(ordered), 1)}
+
+
+def histogram(lengths: array[int]) -> list[tuple[int, int, int]]:
+    """At most ten bars of equal width: (from, up to and without, how many)."""
+    if not lengths:
+        return []
+    low, high = min(lengths), max(lengths)
+    width = max(1, -(-(high - low + 1) // BARS))
+    counts = Counter((length - low) // width for length in lengths)
+    return [(low + i * width, low + (i + 1) * width, counts[i]) for i in range((high - low) // width + 1)]

@@ -1,0 +1,165 @@
+"""One row of a prompt file -> what a worker needs of it. slime's and verl's rows are told apart by their columns."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.api.data import PromptSource
+from sluice.data.files import Row
+
+PROMPT_KEYS = ("prompt", "input")
+MASKS = ("step_loss_mask", "loss_mask")
+"""Keys by which a message says whether its tokens are trained on (slime: step_loss_mask)."""
+_OTHER_NAMES = {
+    "promptKey": ("messages", "question", "problem", "query", "instruction", "text", "conversations"),
+    "labelKey": ("label", "answer", "solution", "ground_truth", "target", "output"),
+}
+"""Columns of other people's data sets that are likely meant."""
+_PICTURES = ("images", "videos")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    prompt: str | list[dict[str, Any]]
+    label: Any
+    metadata: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+
+
+class RowError(ValueError):
+    """What is wrong with a row; the reader knows where it is."""
+
+
+def is_verl(row: Row) -> bool:
+    """Verl's rows have a data_source and a reward_model; slime's have neither."""
+    return "data_source" in row and isinstance(row.get("reward_model"), dict)
+
+
+def parse_row(row: Row, source: PromptSource) -> PromptRow:
+    """Read a row as the source says. Raises RowError.
+
+    slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as chat messages,
+    `reward_model.ground_truth` (the label), `ability` and `extra_info` with its `tools_kwargs` (into the metadata, with
+    `data_source`).
+    """
+    return PromptRow(_prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source))
+
+
+def problem(row: Row, source: PromptSource) -> str | None:
+    """What is wrong with a row, or None."""
+    try:
+        parse_row(row, source)
+    except RowError as error:
+        return str(error)
+    return None
+
+
+def prompt_key(row: Row, source: PromptSource) -> str | None:
+    """The column of the prompt, if the row has it."""
+    keys = [source.prompt_key] if source.prompt_key else PROMPT_KEYS
+    return next((key for key in keys if row.get(key) is not None), None)
+
+
+def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
+    key = prompt_key(row, source)
+    if key is None:
+        raise RowError(_missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey"))
+    _check_no_pictures(row)
+    value = row[key]
+    if isinstance(value, str):
+        if not value:
+            raise RowError(f"{key}: the prompt is empty")
+        return value
+    if not isinstance(value, list) or not value:
+        raise RowError(f"{key}: expected a text or a list of chat messages with role and content, found {shown(value)}")
+    for position, message in enumerate(value):
+        if wrong := _message_problem(message):
+            raise RowError(f"{key}[{position}]: {wrong}")
+    return value
+
+
+def _message_problem(message: Any) -> str | None:
+    """What is wrong with a chat message, or None. A call of a tool needs no content."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return f"expected a chat message with role and content, found {shown(message)}"
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
+        if kinds - {"text"}:
+            return f"content: expected a text, or parts of type text: sluice reads no pictures; found {shown(content)}"
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        return f"content: expected a text, found {shown(content)}"
+    for key in MASKS:
+        if message.get(key, 1) not in (0, 1):
+            return f"{key}: expected 0 or 1, found {shown(message[key])}"
+    return None
+
+
+def _check_no_pictures(row: Row) -> None:
+    key = next((key for key in _PICTURES if row.get(key)), None)
+    if key:
+        raise RowError(f"{key}: the prompt has pictures, and sluice trains on text alone; take such rows out")
+
+
+def _missing(row: Row, keys: Iterable[str], field: str) -> str:
+    """What a row lacks and has, and which of its columns may be meant."""
+    keys = list(keys)
+    names = [str(name) for name in row]
+    wanted = " or ".join(map(repr, keys))
+    close = [match for key in keys for match in difflib.get_close_matches(key, names, n=1, cutoff=0.7)]
+    meant = next(iter([*close, *(name for name in _OTHER_NAMES[field] if name in names and name not in keys)]), None)
+    found = ", ".join(map(repr, names[:20])) or "none"
+    return f"no column {wanted}; the row has {found}" + (f"; did you mean {field}: {meant}?" if meant else "")
+
+
+def _label(row: Row, source: PromptSource) -> Any:
+    if source.label_key:
+        if source.label_key not in row:
+            raise RowError(_missing(row, [source.label_key], "labelKey"))
+        return row[source.label_key]
+    if "label" in row:
+        return row["label"]
+    reward_model = row.get("reward_model")
+    return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+
+
+def _metadata(row: Row, source: PromptSource) -> dict[str, Any]:
+    given = _json_column(row.get(source.metadata_key), dict, source.metadata_key) or {}
+    if not is_verl(row):
+        return dict(given)
+    extra = _json_column(row.get("extra_info"), dict, "extra_info") or {}
+    own = {key: row[key] for key in ("data_source", "ability") if row.get(key) is not None}
+    return {**own, **extra, **given}
+
+
+def _tools(row: Row, source: PromptSource) -> list[dict[str, Any]] | None:
+    key = source.tools_key
+    tools = _json_column(row.get(key), list, key) or []
+    for position, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise RowError(f"{key}[{position}]: expected the definition of a tool, an object, found {shown(tool)}")
+    return list(tools) or None
+
+
+def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: str) -> Any:
+    """A column that holds an object or list, either itself or as JSON text (as Parquet writers like to have it)."""
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RowError(f"{key}: not valid JSON: {error}") from error
+    if value is None or value == "":
+        return None
+    if not isinstance(value, kind):
+        raise RowError(f"{key}: expected {'an object' if kind is dict else 'a list'}, found {shown(value)}")
+    return value
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """A value as JSON, cut to a width."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= width else f"{text[:width]}..."

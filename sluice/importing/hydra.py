@@ -1,0 +1,103 @@
+"""Hydra configurations: `key=value` overrides and YAML files -> one flat table of dotted keys."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from sluice.importing.draft import ImportFailedError, Setting
+from sluice.importing.script import Argument
+
+_OVERRIDE = re.compile(r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL)
+_WHOLE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}$", re.DOTALL)
+_INSIDE = re.compile(r"\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
+_DEEPEST = 8
+
+
+def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
+    """The overrides among the words of a command; options such as --config-name are none."""
+    for word in words:
+        match = _OVERRIDE.match(word.text)
+        if match and match["value"] is not None:
+            yield Setting(match["key"], (value_of(match["value"]),), word.line, word.missing, word.doubtful)
+
+
+def value_of(text: str) -> Any:
+    """The value of an override. Hydra's grammar is close to YAML's flow style; what is neither is a text."""
+    try:
+        return YAML(typ="safe").load(text) if text else None
+    except YAMLError:
+        return text
+
+
+def from_yaml(text: str, source: str) -> dict[str, Setting]:
+    """All values of a configuration file by dotted key. Lists are values; Hydra's `defaults` are not followed."""
+    try:
+        document = YAML(typ="rt").load(io.StringIO(text))
+    except YAMLError as error:
+        raise ImportFailedError(f"{source}: not valid YAML: {error}") from error
+    if not isinstance(document, CommentedMap):
+        raise ImportFailedError(f"{source}: expected a configuration, an object of verl's groups")
+    return {setting.name: setting for setting in _flat(document, "")}
+
+
+def _flat(node: CommentedMap, prefix: str) -> Iterator[Setting]:
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, CommentedMap) and value:
+            yield from _flat(value, f"{name}.")
+        elif name not in ("defaults", "hydra") and key != "_target_":
+            yield Setting(name, (_plain(value),), node.lc.key(key)[0] + 1, explicit=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, bool) or value is None:
+        return value
+    return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), value)
+
+
+def resolved(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Interpolations, `${other.key}` and `${oc.select:other.key,default}`, replaced by what they stand for.
+
+    What stands for nothing stays, and is missing.
+    """
+    return {name: _resolve(setting, settings, _DEEPEST) for name, setting in settings.items()}
+
+
+def _resolve(setting: Setting, settings: Mapping[str, Setting], depth: int) -> Setting:
+    value = setting.value
+    if not isinstance(value, str) or "${" not in value or setting.missing:
+        return setting
+    if match := _WHOLE.match(value):
+        found = _target(match, setting, settings, depth)
+        return replace(setting, values=found.values, missing=found.missing, doubtful=found.doubtful)
+    missing: list[str] = []
+
+    def fill(match: re.Match[str]) -> str:
+        found = _target(match, setting, settings, depth)
+        missing.extend(found.missing)
+        return str(found.value)
+
+    return replace(setting, values=(_INSIDE.sub(fill, value),), missing=tuple(missing))
+
+
+def _target(match: re.Match[str], setting: Setting, settings: Mapping[str, Setting], depth: int) -> Setting:
+    key = match["key"]
+    if key.startswith("."):
+        key = f"{setting.name.rpartition('.')[0]}{key}"
+    if key in settings and depth:
+        return _resolve(settings[key], settings, depth - 1)
+    if match["default"] is not None:
+        return Setting(key, (value_of(match["default"].strip()),))
+    return Setting(key, (match.group(),), setting.line, (match.group(),))

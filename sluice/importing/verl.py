@@ -1,0 +1,259 @@
+"""verl's commands and configurations -> RLJob: what needs more than one key. The rest is verl_table.py."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from sluice.importing.draft import (
+    Draft,
+    ImportFailedError,
+    Setting,
+    Settings,
+    flag,
+    integer,
+    job_name,
+    put,
+    real,
+    translate,
+)
+from sluice.importing.hydra import overrides, resolved
+from sluice.importing.script import Argument, read_script
+from sluice.importing.verl_algorithm import corrections, critic, kl, policy
+from sluice.importing.verl_table import DEFAULTS, TABLE, fallback
+
+_ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
+
+
+def read_command(script: str, source: str, given: Mapping[str, str]) -> tuple[str, dict[str, Setting]]:
+    """(the entry point, its overrides) of a script or a command line. Raises ScriptError and ImportFailedError."""
+    parsed = read_script(script, given)
+    found = [(c, at) for c in parsed.commands for at, word in enumerate(c.words) if _ENTRY.search(word.text)]
+    if not found:
+        raise ImportFailedError(f"{source}: no command that runs verl.trainer.main_ppo, and no such file")
+    command, at = found[-1]
+    return command.words[at].text, {setting.name: setting for setting in overrides(command.words[at + 1 :])} | _options(
+        command.words[at + 1 :]
+    )
+
+
+def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
+    """Hydra's own options; a configuration of verl's is known by its defaults, another one is not read."""
+    found = {}
+    for word in words:
+        name, _, value = word.text.partition("=")
+        if name in ("--config-name", "--config-path", "-cn", "-cp"):
+            found[name] = Setting(name, (value,), word.line)
+    return found
+
+
+def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
+    """The job of a configuration: the settings of a file, of a command, or both. Raises ImportFailedError."""
+    settings = Settings(resolved(given))
+    draft = Draft(job_name(_name(settings, source)))
+    _config(draft, settings)
+    turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
+    if turns is None or turns.value is not True:  # then the rest of the group means nothing
+        settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
+    _data(draft, settings)
+    _length(draft, settings)
+    _reward(draft, settings)
+    policy(draft, settings)
+    kl(draft, settings)
+    corrections(draft, settings)
+    _evaluation(draft, settings)
+    later = {name: settings.take(name) for name in _LATER}
+    translate(draft, settings, TABLE, fallback)
+    _defaults(draft)
+    critic(draft, settings)
+    _batches(draft, later)
+    _placement(draft, settings, later, entry)
+    return draft
+
+
+_LATER = (
+    f"{_ACTOR}.ppo_mini_batch_size", "data.gen_batch_size", f"{_ROLLOUT}.tensor_model_parallel_size",
+    "rollout.nnodes", "rollout.n_gpus_per_node", "async_training.staleness_threshold",
+    "trainer.critic_warmup",
+)  # fmt: skip
+"""Keys that are translated after the table, because they need what it writes."""
+
+
+def _name(settings: Settings, source: str) -> str:
+    named = settings.take("trainer.experiment_name")
+    return str(named.value) if named and named.value and not named.missing else PurePosixPath(source).stem
+
+
+def _config(draft: Draft, settings: Settings) -> None:
+    settings.seen |= {"--config-path", "-cp"}
+    for setting in (settings.take("--config-name"), settings.take("-cn")):
+        if setting and not re.fullmatch(r"(ppo|dapo)(_megatron)?_trainer(\.yaml)?", str(setting.value)):
+            draft.note(
+                "check", setting.name, f"{setting.value} is not read here; give the file with --config", setting.line
+            )
+
+
+def _data(draft: Draft, settings: Settings) -> None:
+    files = settings.take("data.train_files")
+    if files is None:
+        raise ImportFailedError("no data.train_files: there is nothing to train on")
+    source = _columns(settings)
+    most = settings.take("data.train_max_samples")
+    part = ""
+    if most and isinstance(most.value, int) and most.value > 0:
+        part = f"@[0:{most.value}]"
+        draft.note("check", "data.prompts", "the first rows, where verl with data.shuffle takes any", most.line)
+    prompts = [{"path": f"{path}{part}", **source} for path in _listed(files.value)]
+    put(draft, "data.prompts", files, lambda _: _named(prompts), literal=True)
+
+
+def _columns(settings: Settings) -> dict[str, Any]:
+    key = settings.take("data.prompt_key")
+    found: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
+    prefix = "data.apply_chat_template_kwargs."
+    arguments = {name.removeprefix(prefix): s.value for name, s in settings.items() if name.startswith(prefix)}
+    whole = settings.take(prefix.rstrip("."))
+    if whole and isinstance(whole.value, dict):
+        arguments |= whole.value
+    return found | ({"chatTemplateArgs": arguments} if arguments else {})
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+
+
+def _named(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sources need names of their own: gsm8k/train.parquet and math/train.parquet are gsm8k and math."""
+    stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
+    if len({stem.stem for stem in stems}) == len(stems):
+        return sources
+    return [
+        {"path": source["path"], "name": re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}").strip("-.")}
+        | source
+        for source, path in zip(sources, stems, strict=True)
+    ]
+
+
+def _length(draft: Draft, settings: Settings) -> None:
+    steps, epochs = settings.take("trainer.total_training_steps"), settings.take("trainer.total_epochs")
+    if steps and steps.value is not None and put(draft, "trainer.steps", steps, integer):
+        return
+    if not put(draft, "trainer.epochs", epochs, integer):
+        draft.set("trainer.epochs", 30, "default of trainer.total_epochs")
+        draft.note("other default", "trainer.epochs", "30 (verl, trainer.total_epochs)")
+
+
+def _reward(draft: Draft, settings: Settings) -> None:
+    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
+        path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
+        if path and path.value is not None:
+            function = str(name.value) if name and name.value else "compute_score"
+            put(draft, "reward.function", path, functools.partial("{1}:{0}".format, function), literal=True)
+    if draft.get("reward.function") is None:
+        draft.set("reward.type", "data_source", "verl's default_compute_score")
+    for key in ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"):
+        manager = settings.take(key)
+        if manager and manager.value not in ("naive", "dapo", None):
+            why = "rewards are functions of one sample, or with reward.group of a prompt's samples"
+            draft.note("not translated", manager.shown, why, manager.line)
+    enabled = settings.take("reward_model.enable")
+    if enabled and enabled.value is True:
+        why = "a reward model is a server of yours behind SGLang: reward.model.url"
+        draft.note("not translated", enabled.shown, why, enabled.line)
+    else:
+        settings.seen |= {name for name in settings if name.startswith("reward_model.model.")}
+    _overlong(draft, settings)
+
+
+def _overlong(draft: Draft, settings: Settings) -> None:
+    buffers = [name for name in settings if "overlong_buffer" in name or name.endswith("reward_kwargs.max_resp_len")]
+    on = next((settings[name] for name in buffers if name.endswith(".enable") and settings[name].value is True), None)
+    if on:
+        why = "the penalty for long responses belongs into a reward function: response_length is there"
+        draft.note("not translated", on.shown, why, on.line)
+    settings.seen |= set(buffers)
+    sandbox = settings.take("reward_model.sandbox_fusion.url")
+    if sandbox and sandbox.value:
+        draft.note("not translated", sandbox.shown, "reward.type: code has a sandbox of its own", sandbox.line)
+    settings.seen |= {name for name in settings if ".sandbox_fusion." in name}
+
+
+def _evaluation(draft: Draft, settings: Settings) -> None:
+    every, files = settings.take("trainer.test_freq"), settings.take("data.val_files")
+    before, most = settings.take("trainer.val_before_train"), settings.take("data.val_max_samples")
+    sampling = {name: settings.take(f"{_ROLLOUT}.val_kwargs.{name}") for name in _VALIDATION}
+    if files is None or every is None or not isinstance(every.value, int) or every.value < 1:
+        if files:
+            why = "no evaluation: trainer.test_freq is not set (verl would evaluate once, before it trains)"
+            draft.note("not translated", files.shown, why, files.line)
+        return
+    put(draft, "evaluation.everySteps", every, integer)
+    part = f"@[0:{most.value}]" if most and isinstance(most.value, int) and most.value > 0 else ""
+    datasets = _named([{"path": f"{path}{part}", **_columns(settings)} for path in _listed(files.value)])
+    put(draft, "evaluation.datasets", files, lambda _: datasets, literal=True)
+    put(draft, "evaluation.beforeTrain", before, flag)
+    put(draft, "evaluation.samplesPerPrompt", sampling["n"], integer)
+    put(draft, "evaluation.sampling.topP", sampling["top_p"], real)
+    put(draft, "evaluation.sampling.topK", sampling["top_k"], integer)
+    samples = sampling["do_sample"]
+    if samples and samples.value is True and sampling["temperature"]:
+        put(draft, "evaluation.sampling.temperature", sampling["temperature"], real)
+    else:
+        draft.set("evaluation.sampling.temperature", 0.0, "val_kwargs.do_sample=False")
+        if samples is None:
+            draft.note("other default", "evaluation.sampling.temperature", "0 (verl, rollout.val_kwargs: greedy)")
+
+
+def _defaults(draft: Draft) -> None:
+    for path, value, name in DEFAULTS:
+        if draft.get(path) is None:
+            draft.set(path, value, f"default of {name}")
+            draft.note("other default", path, f"{value} (verl, {name})")
+    if draft.get("trainer.maxTokensPerGpu") is None:
+        why = "no ppo_max_token_len_per_gpu: sluice packs micro-batches of 8192 tokens"
+        draft.note("check", "trainer.maxTokensPerGpu", why)
+    if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(("/", "~", ".", "$")):
+        draft.note("check", "model.path", "sluice wants a directory; a name on the hub has to be downloaded first")
+
+
+def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
+    """Verl counts both batches in prompts: train_batch_size / ppo_mini_batch_size optimizer steps."""
+    batch = draft.get("rollout.batchSize")
+    size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting("default of ppo_mini_batch_size", (256,))
+    put(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, integer(value)))
+    put(draft, "rollout.overSampling", later["data.gen_batch_size"], lambda value: integer(value) / batch)
+
+
+def _steps(batch: int, size: int) -> int:
+    if size < 1 or batch % size:
+        raise ValueError(f"a batch of {batch} prompts cannot be split into optimizer steps of {size}")
+    return batch // size
+
+
+def _placement(draft: Draft, settings: Settings, later: Mapping[str, Setting | None], entry: str) -> None:
+    """Engines. verl's share the trainer's GPUs, but in its fully asynchronous trainer."""
+    engine = _number(later[f"{_ROLLOUT}.tensor_model_parallel_size"], 2)
+    trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
+    own = _number(later["rollout.nnodes"], 1) * _number(later["rollout.n_gpus_per_node"], 0)
+    draft.set("rollout.gpusPerReplica", engine, f"{_ROLLOUT}.tensor_model_parallel_size")
+    draft.set(
+        "rollout.replicas", max(1, (own or trainer) // engine), "rollout.n_gpus_per_node" if own else "trainer.nnodes"
+    )
+    if "fully_async" in entry:
+        threshold = later["async_training.staleness_threshold"]
+        stale = real(threshold.value) if threshold and not threshold.missing else 1.0
+        draft.set("rollout.mode", "async", entry)
+        draft.set("rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold")
+    if not own:
+        shared = f"verl's engines share the trainer's {trainer} GPUs, sluice's have their own: {2 * trainer} in all"
+        draft.note("check", "rollout.replicas", f"{shared}. Lower rollout.replicas or trainer.gpusPerNode")
+
+
+def _number(setting: Setting | None, default: int) -> int:
+    return setting.value if setting and isinstance(setting.value, int) and setting.value > 0 else default

@@ -1,0 +1,41 @@
+"""Prompts that do not fit: their place is free again, and each source's are counted."""
+
+from collections.abc import Callable
+
+from buffer_tools import House
+from prometheus_client import generate_latest
+
+from sluice.sample import PROMPT_TOO_LONG, Sample, SampleGroup
+from sluice.wire import codec
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.metrics import registry
+from sluice_buffer.submits import Outcome
+
+
+def too_long(message: pb.Prompt) -> pb.SampleGroup:
+    """What a worker hands in for a prompt that it cannot use."""
+    group = SampleGroup(codec.prompt_from_message(message), [Sample(index=0), Sample(index=1)])
+    for sample in group.samples:
+        sample.fail("prompts row 1: the prompt has 9 tokens, at most 8 fit")
+    group.samples[0].metadata["filtered"] = PROMPT_TOO_LONG
+    return codec.group_to_message(group)
+
+
+def test_prompts_that_are_too_long_are_counted_by_source(house: Callable[..., House]) -> None:
+    one = house()
+    leased = one.lease(count=4)
+    for entry in leased[:2]:
+        assert one.submit_group(too_long(entry.prompt)).outcome is Outcome.FILTERED
+    assert [entry.prompt.group_id for entry in one.lease(count=9)] == [4, 5]
+    one.restart()
+    assert one.counters["prompts_too_long:prompts"] == 2
+    assert (one.counters["groups_filtered"], one.counters["groups_failed"]) == (2, 0)
+    one.check()
+
+
+def test_the_counter_of_a_source_is_a_label(house: Callable[..., House]) -> None:
+    one = house()
+    one.submit_group(too_long(one.lease()[0].prompt))
+    text = generate_latest(registry(one.buffer.stats)).decode()
+    assert 'sluice_buffer_prompts_too_long_total{source="prompts"} 1.0' in text
+    assert "sluice_buffer_filtered_prompt_too_long_total 1.0" in text

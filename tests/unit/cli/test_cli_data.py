@@ -1,0 +1,291 @@
+"""`sluice data`: what it says of files, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from sluice.api.data import PromptSource
+from sluice.cli.main import app
+from sluice.data.files import read_source
+from sluice.data.rows import parse_row
+from sluice.data.transform import chosen, to_slime, to_verl
+
+VERL: dict[str, Any] = {
+    "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "1 + 1 = ?"}], "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 3, "split": "train"},
+}  # fmt: skip
+SLIME: dict[str, Any] = {"prompt": "2 + 2 = ?", "label": "4", "metadata": {"rm_type": "math"}, "id": 7}
+SOURCE = PromptSource(path="x.jsonl")
+
+
+def lines(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def run(*words: Any) -> Result:
+    return CliRunner().invoke(app, ["data", *map(str, words)])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [found.row for found in read_source(str(path))]
+
+
+def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [VERL, SLIME, SLIME, {"text": "x"}, {"prompt": "no label"}])
+    result = run("inspect", path, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["rows"], found["broken"], found["labels"], found["duplicates"]) == (5, 1, 3, 1)
+    assert found["shapes"] == {"slime": 3, "verl": 1}
+    assert found["rewards"] == {"math": 2, "gsm8k": 1, "the job's own": 1}
+    assert found["problems"] == [
+        f"{path}:4: no column 'prompt' or 'input'; the row has 'text'; did you mean promptKey: text?"
+    ]
+    assert sum(count for _, _, count in found["histogram"]) == 4
+    assert found["lengths"]["max"] == len(json.dumps(VERL["prompt"]))
+
+
+def test_inspect_is_for_people_too(tmp_path: Path) -> None:
+    result = run("inspect", lines(tmp_path / "rows.jsonl", [VERL, VERL]))
+    assert result.exit_code == 0
+    for text in ("2 rows", "verl", "openai/gsm8k", "2 (100%)", "gsm8k", "1 prompts came before", "first prompt"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet"])
+def test_rows_survive_every_format(tmp_path: Path, ending: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "int"}}}}]
+    rows = [SLIME | {"tools": tools}, SLIME | {"metadata": {"deep": {"a": [1, 2]}}, "tools": []}]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    result = run("convert", path, tmp_path / f"out{ending}", "--json")
+    assert json.loads(result.stdout) == {"rows": 2, "file": str(tmp_path / f"out{ending}")}
+    found = rows_of(tmp_path / f"out{ending}")
+    assert [parse_row(row, SOURCE) for row in found] == [parse_row(row, SOURCE) for row in rows]
+
+
+def test_parquet_keeps_an_object_whose_fields_have_no_type_as_text(tmp_path: Path) -> None:
+    rows = [SLIME | {"metadata": {"a": 1}}, SLIME | {"metadata": {"a": "x"}}]
+    assert run("convert", lines(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet").exit_code == 0
+    assert pq.read_table(tmp_path / "out.parquet")["metadata"].to_pylist() == ['{"a": 1}', '{"a": "x"}']
+    assert [parse_row(row, SOURCE).metadata for row in rows_of(tmp_path / "out.parquet")] == [{"a": 1}, {"a": "x"}]
+
+
+def test_parquet_refuses_labels_of_two_types(tmp_path: Path) -> None:
+    rows = [SLIME | {"label": 1}, SLIME | {"label": "one"}]
+    result = run("convert", lines(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet")
+    assert result.exit_code == 2
+    assert "column 'label' has values of several types" in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_verl_rows_become_slime_rows_and_come_back() -> None:
+    middle = to_slime(VERL, SOURCE)
+    assert middle == {
+        "prompt": VERL["prompt"], "label": "2",
+        "metadata": {"data_source": "openai/gsm8k", "ability": "math", "index": 3, "split": "train"},
+    }  # fmt: skip
+    assert to_verl(middle, SOURCE, 0, "other") == VERL
+
+
+@settings(deadline=None)
+@given(
+    st.text(min_size=1) | st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1),
+    st.none() | st.text() | st.integers(),
+    st.dictionaries(st.sampled_from(["data_source", "ability", "rm_type", "x", "index"]), st.text(min_size=1)),
+)
+def test_nothing_that_a_reward_sees_is_lost_on_the_way_to_verl(
+    prompt: Any, label: Any, metadata: dict[str, str]
+) -> None:
+    before = parse_row({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE)
+    after = parse_row(to_verl({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE, 5, "mine"), SOURCE)
+    assert after.label == before.label
+    assert after.metadata.items() >= before.metadata.items()
+    assert after.prompt == ([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+
+
+def test_convert_names_the_row_that_cannot_be_read(tmp_path: Path) -> None:
+    result = run("convert", lines(tmp_path / "rows.jsonl", [SLIME, {"x": 1}]), tmp_path / "out.json", "--to", "verl")
+    assert result.exit_code == 2
+    assert f"error: {tmp_path}/rows.jsonl:2: no column 'prompt' or 'input'; the row has 'x'" in result.output
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_no_file_is_overwritten_unless_asked(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [SLIME])
+    (tmp_path / "out.json").write_text("mine")
+    refused = run("convert", path, tmp_path / "out.json")
+    assert (refused.exit_code, (tmp_path / "out.json").read_text()) == (2, "mine")
+    assert "there is such a file already; --force overwrites it" in refused.output
+    assert run("convert", path, tmp_path / "out.json", "--force").exit_code == 0
+    assert rows_of(tmp_path / "out.json") == [SLIME]
+
+
+def test_a_file_may_be_converted_into_itself(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [SLIME] * 3)
+    assert run("convert", f"{path}@[1:]", path, "--force").exit_code == 0
+    assert rows_of(Path(path)) == [SLIME] * 2
+
+
+def test_a_uid_is_the_rows_own(tmp_path: Path) -> None:
+    path = lines(tmp_path / "rows.jsonl", [VERL, SLIME, VERL, SLIME | {"metadata": {"uid": "mine"}}])
+    assert run("add-uid", path, tmp_path / "out.jsonl").exit_code == 0
+    uids = [parse_row(row, SOURCE).metadata["uid"] for row in rows_of(tmp_path / "out.jsonl")]
+    assert uids[2] == f"{uids[0]}-1"
+    assert uids[3] == "mine"
+    assert len(set(uids)) == 4
+    assert run("add-uid", tmp_path / "out.jsonl", tmp_path / "again.jsonl").exit_code == 0
+    assert rows_of(tmp_path / "again.jsonl") == rows_of(tmp_path / "out.jsonl")
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 5))
+def test_exactly_as_many_are_chosen_as_wanted(total: int, wanted: int, seed: int) -> None:
+    wanted = min(wanted, total)
+    found = list(chosen(total, wanted, seed))
+    assert (len(found), sum(found)) == (total, wanted)
+    assert list(chosen(total, wanted, seed)) == found
+
+
+def test_every_row_is_chosen_equally_often() -> None:
+    times = [sum(column) for column in zip(*(chosen(10, 3, seed) for seed in range(3000)), strict=True)]
+    assert all(810 < count < 990 for count in times)  # expected 900, standard deviation 25
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(2, 40), st.integers(0, 3))
+def test_a_split_has_every_row_once(tmp_path_factory: pytest.TempPathFactory, total: int, seed: int) -> None:
+    directory = tmp_path_factory.mktemp("split")
+    path = lines(directory / "rows.jsonl", [{"prompt": str(i)} for i in range(total)])
+    train, test = directory / "train.jsonl", directory / "test.jsonl"
+    result = run("split", path, "--train", train, "--test", test, "--test-rows", 1, "--seed", seed, "--json")
+    assert json.loads(result.stdout)["test"]["rows"] == 1
+    kept, held = ([int(row["prompt"]) for row in rows_of(part)] for part in (train, test))
+    assert kept == sorted(kept)
+    assert sorted(kept + held) == list(range(total))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--test-rows", "5"], "5 of 2 rows"), (["--test-rows", "0.01"], "0 of 2 rows")],
+)
+def test_a_split_that_leaves_nothing_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
+    path = lines(tmp_path / "rows.jsonl", [SLIME, SLIME])
+    result = run("split", path, "--train", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl", *options)
+    assert (result.exit_code, message in result.output) == (2, True)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+GENERATOR = """\
+def counting(start=0, word="n"):
+    while True:
+        yield {"prompt": f"{word} {start}", "label": start + 1}
+        start += 1
+
+class Fixed:
+    def __iter__(self):
+        return iter([{"prompt": "a"}, ["b"]])
+"""
+
+
+def test_own_code_becomes_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(GENERATOR)
+    result = run("materialise", f"{tmp_path}/mine.py:counting", tmp_path / "out.jsonl", "--rows", 3,
+                 "--arg", "start=5", "--arg", "word=max")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [row["prompt"] for row in rows_of(tmp_path / "out.jsonl")] == ["max 5", "max 6", "max 7"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("nothing", [], "has no function 'nothing'; it has counting, Fixed"),
+        ("counting", ["--arg", "end=1"], "unexpected keyword argument 'end'"),
+        ("counting", ["--arg", "end"], "--arg end: expected name=value"),
+        ("Fixed", [], "row 1: a row must be a dict, found list"),
+    ],
+)
+def test_own_code_that_gives_no_rows_is_refused(tmp_path: Path, name: str, arguments: list[str], message: str) -> None:
+    (tmp_path / f"mine_{name}.py").write_text(GENERATOR)
+    result = run("materialise", f"{tmp_path}/mine_{name}.py:{name}", tmp_path / "out.jsonl", *arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% if tools %}<tools> {% endif %}<assistant>"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tokenizer: one token a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(directory)
+    return directory
+
+
+def test_inspect_counts_tokens_with_the_models_own_template(tmp_path: Path, model: Path) -> None:
+    rows = [{"prompt": "a b c"}, VERL, SLIME | {"prompt": "x " * 20, "tools": [{"name": "f"}]}]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    found = json.loads(run("inspect", path, "--model", model, "--chat", "--max-prompt-tokens", 9, "--json").stdout)
+    assert found["unit"] == "tokens"
+    assert (found["lengths"]["min"], found["lengths"]["median"], found["lengths"]["max"]) == (5, 7, 23)
+    assert found["example"] == "<user> a b c <assistant>"
+    assert (found["longer"], found["tooLong"]) == (1, [f"{path}:3: 23"])
+
+
+def test_a_prompt_that_the_template_refuses_is_a_problem(tmp_path: Path, model: Path) -> None:
+    strict = tmp_path / "strict"
+    strict.mkdir()
+    for file in model.iterdir():
+        (strict / file.name).write_bytes(file.read_bytes())
+    (strict / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    path = lines(tmp_path / "rows.jsonl", [SLIME])
+    result = run("inspect", path, "--model", strict, "--chat", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["problems"]) == (
+        1, [f"{path}:1: the chat template refuses the prompt: no system"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["/no/such.jsonl"], "/no/such.jsonl: no such prompt file"),
+        (["{rows}", "--max-prompt-tokens", "5"], "--max-prompt-tokens needs --model"),
+        (["{rows}", "--model", "/no/model"], "/no/model has no tokenizer"),
+        (["{rows}@[5:]"], "no rows"),
+    ],
+)
+def test_what_cannot_be_inspected_is_said(tmp_path: Path, words: list[str], message: str) -> None:
+    path = lines(tmp_path / "rows.jsonl", [SLIME])
+    result = run("inspect", *(word.format(rows=path) for word in words))
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "extra"), [("pyarrow", [], "buffer"), ("transformers", ["--model", "."], "rollout")]
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, options: list[str], extra: str
+) -> None:
+    (tmp_path / "rows.parquet").touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    result = run("inspect", tmp_path / "rows.parquet", *options)
+    assert (result.exit_code, result.output) == (2, f"error: {module} is missing: pip install 'sluice[{extra}]'\n")

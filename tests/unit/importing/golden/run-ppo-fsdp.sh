@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# PPO on one node with FSDP and an own reward, as in verl's older examples.
+set -x
+MODEL=/models/qwen2-7b
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \
+ algorithm.adv_estimator=gae \
+ algorithm.lam=0.95 \
+ algorithm.use_kl_in_reward=True \
+ algorithm.kl_ctrl.kl_coef=0.005 \
+ data.train_files=/data/gsm8k/train.parquet \
+ data.val_files=/data/gsm8k/test.parquet \
+ data.train_batch_size=256 \
+ data.max_prompt_length=512 \
+ data.max_response_length=256 \
+ actor_rollout_ref.model.path=$MODEL \
+ actor_rollout_ref.model.use_remove_padding=True \
+ actor_rollout_ref.actor.strategy=fsdp2 \
+ actor_rollout_ref.actor.optim.lr=1e-6 \
+ actor_rollout_ref.actor.ppo_mini_batch_size=64 \
+ actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
+ actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 \
+ actor_rollout_ref.actor.fsdp_config.param_offload=False \
+ actor_rollout_ref.rollout.name=sglang \
+ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8 \
+ actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
+ actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
+ +actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3 \
+ actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 \
+ critic.optim.lr=1e-5 \
+ critic.model.path=$MODEL \
+ critic.ppo_micro_batch_size_per_gpu=4 \
+ custom_reward_function.path=rewards/format.py \
+ custom_reward_function.name=compute_score \
+ trainer.critic_warmup=2 \
+ trainer.logger=console \
+ trainer.val_before_train=False \
+ trainer.n_gpus_per_node=8 \
+ trainer.nnodes=1 \
+ trainer.save_freq=-1 \
+ trainer.test_freq=10 \
+ trainer.total_training_steps=435 2>&1 | tee verl.log

@@ -1,0 +1,304 @@
+"""A generate function's conversation: tokens and masks, ends, interruptions, and being played again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.wire import codec
+from sluice_rollout.engine import EngineError, Generation, PromptRefusedError
+from sluice_rollout.episode import TURNS, Episode, EpisodeEndError
+from sluice_rollout.function import Player
+from sluice_rollout.generate import Generator
+
+PROMPT = [1, 2, 3]
+PARAMS = {"max_new_tokens": 10, "temperature": 1.0}
+
+
+class Words:
+    """A tokenizer whose words are numbers."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+class Script:
+    """An engine that answers each request with the next entry, as far as there is room."""
+
+    def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[int]] = []
+        self.version = 0
+
+    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any]) -> Generation:
+        self.asked.append(input_ids)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        finish = "stop"
+        if isinstance(answer, str):  # "7 8": cut off behind these
+            finish, answer = "abort", [int(word) for word in answer.split()]
+        assert isinstance(answer, list)
+        room = sampling["max_new_tokens"]
+        if len(answer) > room:
+            finish, answer = "length", answer[:room]
+        spans = [WeightSpan(self.version, 0, len(answer))] if answer else []
+        return Generation(answer, [-0.5] * len(answer), spans, finish, None)
+
+
+def player(play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: float = 5.0) -> Player:
+    def decode(ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    generator = Generator(engine, decode, asyncio.Semaphore(4))  # type: ignore[arg-type]
+    return Player(play, "mine.py:play", generator, Words(), lambda: engine.version, seconds, None)
+
+
+async def run(play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None) -> Sample:
+    found = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
+    codec.sample_to_message(found)
+    return found
+
+
+async def ask_twice(episode: Episode) -> None:
+    await episode.generate()
+    episode.observe("90 91")
+    await episode.generate()
+
+
+async def test_what_the_model_said_is_trained_and_what_it_was_told_is_not() -> None:
+    engine = Script([10, 11], [12])
+    sample = await run(ask_twice, engine)
+    assert engine.asked == [PROMPT, [*PROMPT, 10, 11, 90, 91]]
+    assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12]
+    assert sample.loss_mask.tolist() == [1, 1, 0, 0, 1]
+    assert sample.rollout_log_probs.tolist() == [-0.5, -0.5, 0, 0, -0.5]
+    assert sample.weight_versions == [WeightSpan(0, 0, 5)]
+    assert (sample.status, sample.response, sample.response_length) == (SampleStatus.COMPLETED, "10 11 90 91 12", 5)
+    sample.check_tokens()
+
+
+async def test_an_observation_before_any_turn_has_the_present_version() -> None:
+    async def play(episode: Episode) -> None:
+        episode.observe([90])
+        await episode.generate()
+
+    engine = Script([10])
+    engine.version = 4
+    sample = await run(play, engine)
+    assert sample.weight_versions == [WeightSpan(4, 0, 2)]
+    assert sample.loss_mask.tolist() == [0, 1]
+
+
+async def test_a_weight_update_in_the_middle_of_a_turn_leaves_a_span_for_each_version() -> None:
+    engine = Script([10], "11 12", [13])
+
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        episode.observe([90])
+        engine.version = 1
+        turn = await episode.generate()
+        assert turn.tokens == [11, 12, 13]
+        assert turn.log_probs == [-0.5] * 3
+
+    sample = await run(play, engine)
+    assert sample.weight_versions == [WeightSpan(0, 0, 2), WeightSpan(1, 2, 5)]
+    assert sample.loss_mask.tolist() == [1, 0, 1, 1, 1]
+
+
+async def test_the_limit_of_tokens_counts_observations_and_ends_the_episode() -> None:
+    async def play(episode: Episode) -> None:
+        while True:
+            await episode.generate()
+            episode.observe([90, 91])
+
+    sample = await run(play, Script([10, 11], [12, 13], [14, 15, 16]))
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 10)
+    assert sample.loss_mask.tolist() == [1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
+
+
+async def test_an_observation_that_does_not_fit_is_left_out() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        episode.observe([90] * 9)
+
+    sample = await run(play, Script([10, 11]))
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 2)
+
+
+async def test_a_turn_may_be_shorter_than_the_response() -> None:
+    async def play(episode: Episode) -> None:
+        turn = await episode.generate(max_tokens=2)
+        assert (turn.tokens, turn.finish) == ([10, 11], "length")
+        await episode.generate()
+
+    assert (await run(play, Script([10, 11, 12], [13]))).status is SampleStatus.COMPLETED
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_of_one(swallow: bool) -> None:
+    async def play(episode: Episode) -> None:
+        try:
+            await ask_twice(episode)
+        except EpisodeEndError:
+            if not swallow:
+                raise
+
+    engine = Script([10, 11], "12")
+    first = player(play, engine)
+    request = engine.generate
+
+    async def drained(*arguments: Any) -> Generation:
+        made = await request(*arguments)
+        if not engine.answers:
+            first.generator.draining.set()
+        return made
+
+    engine.generate = drained  # type: ignore[method-assign]
+    sample = await first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert (sample.status, sample.reward) == (SampleStatus.ABORTED, None)
+    assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12]
+    sample = codec.sample_from_message(codec.sample_to_message(sample))
+    other = Script([13])
+    sample = await run(play, other, sample)
+    assert other.asked == [[*PROMPT, 10, 11, 90, 91, 12]]
+    assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12, 13]
+    assert (sample.status, sample.loss_mask.tolist()) == (SampleStatus.COMPLETED, [1, 1, 0, 0, 1, 1])
+    assert [turn["by"] for turn in sample.metadata[TURNS]] == ["model", "environment", "model"]
+
+
+async def test_a_drain_does_not_wait_for_a_tool() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        await asyncio.sleep(60)
+
+    one = player(play, Script([10]))
+    playing = asyncio.create_task(one(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
+    await asyncio.sleep(0.05)
+    one.generator.draining.set()
+    sample = await asyncio.wait_for(playing, 5)
+    assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
+
+
+async def test_a_world_that_goes_another_way_the_second_time_is_followed() -> None:
+    async def second(episode: Episode) -> None:
+        await episode.generate()
+        episode.observe([95])
+        await episode.generate()
+
+    before = await run(ask_twice, Script([10, 11], [12]))
+    before.status = SampleStatus.ABORTED
+    after = await run(second, Script([13]), before)
+    assert after.tokens.tolist() == [*PROMPT, 10, 11, 95, 13]
+    assert (after.loss_mask.tolist(), len(after.metadata[TURNS])) == ([1, 1, 0, 1], 3)
+    after.check_tokens()
+
+
+async def test_a_turn_where_there_was_an_observation_goes_another_way_too() -> None:
+    async def second(episode: Episode) -> None:
+        await episode.generate()
+        await episode.generate()
+
+    before = await run(ask_twice, Script([10, 11], [12]))
+    before.status = SampleStatus.ABORTED
+    after = await run(second, Script([13]), before)
+    assert after.tokens.tolist() == [*PROMPT, 10, 11, 13]
+    after.check_tokens()
+
+
+async def test_a_question_beside_the_sample_leaves_it_alone() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        assert (await episode.ask([70])).tokens == [71, 72]
+
+    engine = Script([10], [71, 72])
+    sample = await run(play, engine)
+    assert engine.asked[1] == [70]
+    assert sample.tokens.tolist() == [*PROMPT, 10]
+
+
+async def test_a_reward_of_the_environments_own() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        episode.reward({"score": 0.5, "moves": 3})
+
+    sample = await run(play, Script([10]))
+    assert (sample.reward, sample.reward_parts) == (0.5, {"score": 0.5, "moves": 3.0})
+
+
+async def crash(episode: Episode) -> None:
+    await episode.generate()
+    raise KeyError("board")
+
+
+async def hang(episode: Episode) -> None:
+    await episode.generate()
+    await asyncio.sleep(60)
+
+
+async def nothing(episode: Episode) -> None:
+    return
+
+
+async def objects(episode: Episode) -> None:
+    await episode.generate()
+    episode.metadata["board"] = object()
+
+
+async def nonsense(episode: Episode) -> None:
+    await episode.generate()
+    episode.reward("good")  # type: ignore[arg-type]
+
+
+async def tampers(episode: Episode) -> None:
+    await episode.generate()
+    episode.sample.response_length += 1
+
+
+@pytest.mark.parametrize(("play", "error"), [
+    (crash, "mine.py:play raised KeyError: 'board'"),
+    (hang, "mine.py:play took more than 0.05 s outside of the engine"),
+    (nothing, "mine.py:play returned before the model generated a token"),
+    (objects, "raised TypeError: episode.metadata cannot be written as JSON"),
+    (nonsense, "raised RewardError: the reward is str 'good', expected a number"),
+    (tampers, r"left a broken sample: samples\[0\].lossMask: 1 entries for 2 response tokens"),
+])  # fmt: skip
+async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(play: Any, error: str) -> None:
+    sample = await player(play, Script([10]), seconds=0.05)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert sample.status is SampleStatus.FAILED
+    assert sample.trainable_tokens == 0
+    with pytest.raises(AssertionError, match=error):
+        raise AssertionError(sample.error)
+    sample.check()
+    json.dumps(sample.metadata)
+
+
+async def test_time_at_the_engine_is_not_the_functions() -> None:
+    class Slow(Script):
+        async def generate(self, *arguments: Any) -> Generation:
+            await asyncio.sleep(0.2)
+            return await super().generate(*arguments)
+
+    sample = await player(ask_twice, Slow([10], [11]), seconds=0.1)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert sample.status is SampleStatus.COMPLETED
+
+
+async def test_a_prompt_that_the_engine_refuses_fails_its_sample() -> None:
+    sample = await run(ask_twice, Script(PromptRefusedError("too long")))
+    assert (sample.status, sample.error) == (SampleStatus.FAILED, "mine.py:play too long")
+
+
+async def test_an_engine_that_is_gone_is_no_fault_of_the_function() -> None:
+    async def swallows(episode: Episode) -> None:
+        try:
+            await episode.generate()
+        except Exception as error:
+            episode.metadata["error"] = str(error)
+
+    with pytest.raises(EngineError, match="gone"):
+        await run(swallows, Script(EngineError("gone")))

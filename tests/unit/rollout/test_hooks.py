@@ -1,0 +1,146 @@
+"""Hooks, and who judges what: the user's code around a sample's reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJobSpec
+from sluice.environment import ConfigurationError
+from sluice.rewards import RewardInput, custom
+from sluice.sample import Prompt, Purpose, Sample, SampleStatus
+from sluice_rollout import function, hooks
+from sluice_rollout.group import GroupMaker
+
+CODE = """
+def strip(prompt, sample):
+    sample.response = sample.response.rpartition("</think>")[2]
+
+async def halve(prompt, sample):
+    sample.reward /= 2
+    if prompt.label == "unsure":
+        sample.loss_mask = sample.loss_mask * 0
+
+def crash(prompt, sample):
+    sample.tokens = sample.tokens[:1]
+    raise KeyError("x")
+
+def breaks(prompt, sample):
+    sample.loss_mask = sample.loss_mask[:1]
+
+def play(episode):
+    pass
+"""
+
+
+class House:
+    """Engine, encoder, judge and membership in memory."""
+
+    latest = None
+
+    def __init__(self) -> None:
+        self.seen: list[RewardInput] = []
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [1, 2]
+
+    async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
+        sample.append_prompt(ids)
+        sample.append([7, 8], [-0.5, -0.5], [])
+        sample.status, sample.response = SampleStatus.COMPLETED, "hm</think>4"
+        return sample
+
+    def judge(self, reward: float) -> Any:
+        async def judge(inputs: list[RewardInput]) -> list[Any]:
+            self.seen += inputs
+            return [(reward, {}) for _ in inputs]
+
+        return judge
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    custom.load.cache_clear()
+    (tmp_path / "code.py").write_text(CODE)
+    return f"{tmp_path}/code.py"
+
+
+def maker(house: House, own: hooks.Hooks | None = None, **judges: Any) -> GroupMaker:
+    spec = RLJobSpec.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"prompts": [{"path": "p"}]},
+            "reward": {"type": "f1"},
+            "trainer": {"steps": 1},
+            "rollout": {"samplesPerPrompt": 2},
+            "evaluation": {
+                "datasets": [{"path": "easy", "reward": {"type": "contains"}}, {"path": "hard", "samplesPerPrompt": 3}]
+            },
+        }
+    )
+    return GroupMaker(
+        spec,
+        house,
+        house.generator,
+        house.judge(1.0),
+        house,
+        None,
+        own or hooks.Hooks(),
+        judges,  # type: ignore[arg-type]
+    )
+
+
+async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_the_reward(code: str) -> None:
+    house = House()
+    own = hooks.Hooks(hooks.load("beforeReward", f"{code}:strip"), hooks.load("afterReward", f"{code}:halve"))
+    group = await maker(house, own)(Prompt(0, "2+2", label="unsure"), [])
+    assert [seen.response for seen in house.seen] == ["4", "4"]
+    assert [sample.reward for sample in group.samples] == [0.5, 0.5]
+    assert [sample.trainable_tokens for sample in group.samples] == [0, 0]
+    group.check_finished(2)
+
+
+@pytest.mark.parametrize(("name", "error"), [
+    ("crash", "KeyError: 'x'"), ("breaks", "SampleError: samples[0].lossMask: 1 entries for 2 response tokens"),
+])  # fmt: skip
+async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, error: str) -> None:
+    group = await maker(House(), hooks.Hooks(hooks.load("beforeReward", f"{code}:{name}")))(Prompt(0, "2+2"), [])
+    assert group.samples[0].error == f"hook {code}:{name}: {error}"
+    group.check_finished(2)
+
+
+def test_hooks_and_functions_that_cannot_be_had(code: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.rollout\.hooks\.afterReward: .*has no function 'none'"):
+        hooks.load("afterReward", f"{code}:none")
+    with pytest.raises(ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"):
+        function.load(f"{code}:none")
+    with pytest.raises(ConfigurationError, match=r"code\.py:play is not async: expected `async def play\(episode\)`"):
+        function.load(f"{code}:play")
+
+
+async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:
+    house = House()
+    make = maker(house, easy=house.judge(0.25))
+    for dataset, purpose, expected in (
+        ("easy", Purpose.EVALUATE, [0.25]),
+        ("hard", Purpose.EVALUATE, [1.0] * 3),
+        ("easy", Purpose.TRAIN, [1.0] * 2),
+    ):
+        group = await make(Prompt(0, "2+2", dataset=dataset, purpose=purpose), [])
+        assert [sample.reward for sample in group.samples] == expected
+
+
+async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
+    house = House()
+    make = maker(house)
+    generate = house.generator
+
+    async def rewarded(ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
+        sample.reward = 0.75 if sample.index else None
+        return await generate(ids, sample, params)
+
+    make.generator = rewarded  # type: ignore[assignment]
+    group = await make(Prompt(0, "2+2"), [])
+    assert ([sample.reward for sample in group.samples], len(house.seen)) == ([1.0, 0.75], 1)
