@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,wandb]'
 	@touch $@
 
 quickstart: $(VENV)/.ready

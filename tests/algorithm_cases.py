@@ -1,4 +1,4 @@
-"""Specs whose algorithm makes no sense, and some that do: for pydantic's rules, and for the same rules in CEL."""
+"""Specs that make no sense, and some that do: for pydantic's rules, and for the same rules in CEL."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"estimator": "remax"}, {"reward": {"function": "a.b", "group": True}}, "reward.group", "greedy response alone"),
     ({"estimator": "ppo", "critic": {"warmupSteps": 4}}, {}, "algorithm.critic.warmupSteps", "never be trained"),
     ({"offPolicy": {"opsmDelta": 0.1}}, {}, "algorithm.offPolicy.opsmDelta", "no sequence is ever masked"),
+    ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
+    ({}, {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay", "exclude each"),
+    ({}, {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly", "on disk"),
+    ({}, {"evaluation": {"passAtK": [2], "datasets": [{"path": "e"}]}}, "passAtK", "of some data set"),
+    (
+        {},
+        {"evaluation": {"passAtK": [1, 9], "samplesPerPrompt": 8, "datasets": [{"path": "e", "samplesPerPrompt": 4}]}},
+        "passAtK",
+        "of some data set",
+    ),
+    (
+        {},
+        {"evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1", "url": "http://x"}}]}},
+        "",
+        "exactly one of type",
+    ),
 ]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),
@@ -51,5 +67,17 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"offPolicy": {"opsmDelta": 0.1}}, {"trainer": {"steps": 4, "stepsPerBatch": 2}}),
     ({"offPolicy": {"opsmDelta": 0.1, "oldLogProbs": "rollout"}}, {}),
     ({"estimator": "ppo", "critic": {"warmupSteps": 9}}, {"trainer": {"epochs": 1}}),
+    ({}, {"debug": {"replay": "rollouts"}, "rollout": {"replicas": 0}}),
+    ({}, {"debug": {"rolloutOnly": True}}),
+    ({}, {"rollout": {"function": "game.py:play", "hooks": {"beforeReward": "a.b", "afterReward": "c.py:d"}}}),
+    (
+        {},
+        {
+            "evaluation": {
+                "passAtK": [1, 16],
+                "datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 16, "reward": {"type": "f1"}}],
+            }
+        },
+    ),
 ]
 """(algorithm, other groups) that are accepted."""

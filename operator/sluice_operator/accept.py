@@ -78,13 +78,19 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
     spec: dict[str, Any] = json.loads(text)["spec"]
     model, data = spec["model"], spec["data"]
     if model.get("volume") is not None:
-        for key in ("path", "referencePath"):
-            if key in model:
-                model[key] = _relative(model[key], names.MODEL_DIR)
+        for group, key in _model_paths(spec):
+            if key in group:
+                group[key] = _relative(group[key], names.MODEL_DIR)
     if data.get("volume") is not None:
         for source in [*data["prompts"], *(spec.get("evaluation") or {}).get("datasets", [])]:
             source["path"] = _relative(source["path"], names.DATA_DIR)
     return spec
+
+
+def _model_paths(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Where a spec names directories of the model's volume: (object, key)."""
+    critic = (spec.get("algorithm") or {}).get("critic") or {}
+    return [(spec["model"], "path"), (spec["model"], "referencePath"), (critic, "modelPath")]
 
 
 def _relative(path: str, directory: str) -> str:
@@ -95,8 +101,8 @@ def _full(job: RLJob) -> dict[str, Any]:
     """The spec with all defaults filled in, and paths in one spelling: a new default is no change."""
     spec = job.spec.model_dump(mode="json", by_alias=True)
     if job.spec.model.volume is not None:
-        for key in ("path", "referencePath"):
-            spec["model"][key] = _spelled(spec["model"][key])
+        for group, key in _model_paths(spec):
+            group[key] = _spelled(group.get(key))
     if job.spec.data.volume is not None:
         for source in [*spec["data"]["prompts"], *(spec["evaluation"] or {}).get("datasets", [])]:
             source["path"] = _spelled(source["path"])

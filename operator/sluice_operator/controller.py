@@ -27,7 +27,7 @@ from sluice_operator.noted import Noted, lacks, with_note
 from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
 from sluice_operator.plan.drain import drain
 from sluice_operator.probing import Prober, key_of
-from sluice_operator.queue import WorkQueue
+from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import Settings
 
@@ -36,6 +36,11 @@ DRAIN_SECONDS = 2.0
 SWEEP_SECONDS = 2.0
 FOLLOW_UP_SECONDS = 0.02
 STOP_SECONDS = 15.0
+CURABLE = (errors.ForbiddenError, errors.InvalidError, errors.MissingApiError, errors.ForeignObjectError)
+CURE_SECONDS = 30.0
+"""What people can cure, they want to see cured soon."""
+ORPHAN = "orphan"
+"""Finalizer of `kubectl delete --cascade=orphan`: the pods are to stay, without an owner."""
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +65,7 @@ class _Told:
 
     refused: str = ""
     trouble: str = ""
+    has_run: bool = False
 
 
 class Controller:
@@ -68,6 +74,8 @@ class Controller:
         self.queue: WorkQueue[Key] = WorkQueue(metrics.queue)
         self.leading = False
         self._working: dict[Key, float] = {}
+        metrics.workers.set(settings.workers)
+        metrics.active_workers.set_function(lambda: len(self._working))
         self._told: dict[str, _Told] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
@@ -231,18 +239,18 @@ class Controller:
             return await self.reconcile(key)
         progress = await self.prober.latest(self.cluster, stored)
         found = await reconcile(Noted(self.cluster, note), job, datetime.now(UTC), progress, self.settings.images)
-        self._measure(key, job, found)
+        self._measure(key, job, found, told)
         cured, told.trouble = bool(told.trouble), ""
         if not (found.create or found.delete or cured):
             return found.requeue_after
         # What was just made may be all that the next step waits for, and not everything is watched.
         return min(FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS, found.requeue_after or DRAIN_SECONDS)
 
-    def _measure(self, key: Key, job: RLJob, found: Plan) -> None:
+    def _measure(self, key: Key, job: RLJob, found: Plan, told: _Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, found.status)
-        before = job.status
-        if found.status.is_true("Running") and not (before and before.is_true("Running")) and found.status.start_time:
+        if verdicts.runs_first(job.status, found.status) and found.status.start_time and not told.has_run:
+            told.has_run = True
             start = datetime.fromisoformat(found.status.start_time)
             self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())
         for event in found.events:
@@ -252,6 +260,8 @@ class Controller:
 
     async def _drain(self, stored: KubeObject) -> float | None:
         """The job is being deleted, and somebody's finalizer keeps it: its pods need not wait for that."""
+        if ORPHAN in stored["metadata"].get("finalizers", []):
+            return None
         try:
             job = parse(stored)
         except ManifestError:
@@ -277,13 +287,11 @@ class Controller:
     async def _failed(self, key: Key, error: errors.ApiError | errors.ForeignObjectError) -> str:
         """The API server did not do what the plan wanted. What people can cure, they are told."""
         self.metrics.reconcile_errors.labels(CONTROLLER).inc()
-        delay = self.queue.retry(key, getattr(error, "retry_after", None) or 0.0)
+        curable = isinstance(error, CURABLE)
+        at_least = getattr(error, "retry_after", None) or 0.0
+        delay = self.queue.retry(key, at_least, CURE_SECONDS if curable else MAX_SECONDS)
         log.warning("API server refused", error=str(error), kind=type(error).__name__, again_in=delay)
-        stored = self.cluster.stored(key)
-        curable = isinstance(
-            error, errors.ForbiddenError | errors.InvalidError | errors.MissingApiError | errors.ForeignObjectError
-        )
-        if stored is None or not curable:
+        if (stored := self.cluster.stored(key)) is None or not curable:
             return "error"
         told = self._told.setdefault(uid(stored), _Told())
         if told.trouble != str(error):

@@ -10,13 +10,16 @@ handlers are coroutines: kopf runs plain functions in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import kopf
 
 from sluice.api import GROUP, PLURAL, VERSION
+from sluice_operator.cluster.kube.api import PAGE
 from sluice_operator.cluster.kube.cluster import POD_SELECTOR, KubeCluster, job_key, pod_key
+from sluice_operator.cluster.kube.stateless import NoDiffs, NoProgress
 from sluice_operator.cluster.store import Key
 from sluice_operator.controller import Controller
 
@@ -76,6 +79,13 @@ async def watch(watches: Watches, namespaces: Sequence[str], ready: asyncio.Even
     )
 
 
+class _Patience(Iterable[float]):
+    """Seconds between tries. Kopf's own list ends after a minute, and the process with it; outages may last longer."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(15))
+
+
 def _settings() -> kopf.OperatorSettings:
     """Without this kopf would post events, and ask for rights that it does not need (CRDs, namespaces)."""
     settings = kopf.OperatorSettings()
@@ -83,9 +93,13 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = PAGE
     settings.watching.label_selectors["pods"] = POD_SELECTOR
+    settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = _Patience()
+    settings.persistence.diffbase_storage = NoDiffs()
+    settings.persistence.progress_storage = NoProgress()
     settings.execution.max_workers = 1
-    settings.queueing.idle_timeout = 1.0  # kopf keeps a task and the last copy of each object for so long
+    settings.queueing.idle_timeout = 0.1  # kopf keeps a task and the last whole copy of each object for so long
     return settings

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from sluice.api import RLJobStatus
 
@@ -33,6 +40,12 @@ class QueueMetrics:
         self.work_seconds: Histogram = named(  # type: ignore[assignment]
             Histogram, "work_duration_seconds", "How long keys were worked on.", buckets=_FAST
         )
+        self.unfinished: Gauge = named(  # type: ignore[assignment]
+            Gauge, "unfinished_work_seconds", "For how long the keys that are worked on have been, in sum."
+        )
+        self.longest: Gauge = named(  # type: ignore[assignment]
+            Gauge, "longest_running_processor_seconds", "For how long the oldest of them has been."
+        )
 
 
 @dataclass
@@ -50,6 +63,7 @@ class OperatorMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = found = registry or CollectorRegistry()
+        ProcessCollector(registry=found)
         self.queue = QueueMetrics(found)
         self.reconciles = Counter("controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found)
         self.reconcile_errors = Counter(
@@ -58,6 +72,12 @@ class OperatorMetrics:
         self.reconcile_seconds = Histogram(
             "controller_runtime_reconcile_time_seconds", "A pass.", ["controller"], registry=found, buckets=_FAST
         )
+        self.workers = Gauge(
+            "controller_runtime_max_concurrent_reconciles", "Workers.", ["controller"], registry=found
+        ).labels(CONTROLLER)
+        self.active_workers = Gauge(
+            "controller_runtime_active_workers", "Workers that work.", ["controller"], registry=found
+        ).labels(CONTROLLER)
         self.requests = Counter(
             "rest_client_requests", "Requests to the API server.", ["method", "code"], registry=found
         )
@@ -71,7 +91,7 @@ class OperatorMetrics:
         self.restarts = Counter("rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=found)
         self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=found)
         self.time_to_running = Histogram(
-            "rljob_time_to_running_seconds", "From the job's start to Running.", registry=found, buckets=_SLOW
+            "rljob_time_to_running_seconds", "From a job's start until it ran first.", registry=found, buckets=_SLOW
         )
         self._shown: dict[Key, _Shown] = {}
 

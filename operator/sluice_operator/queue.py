@@ -35,6 +35,13 @@ class WorkQueue(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         self._count = itertools.count()
         self._wake = asyncio.Event()
+        metrics.unfinished.set_function(lambda: sum(self._ages()))
+        metrics.longest.set_function(lambda: max(self._ages(), default=0.0))
+
+    def _ages(self) -> list[float]:
+        """Asked by the thread that serves metrics."""
+        now = self._clock()
+        return [now - since for since in list(self._working.values())]
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -60,12 +67,12 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._heap, (due, next(self._count), key))
         self._wake.set()
 
-    def retry(self, key: K, at_least: float = 0.0) -> float:
+    def retry(self, key: K, at_least: float = 0.0, at_most: float = MAX_SECONDS) -> float:
         """Add after a back-off; the seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._metrics.retries.inc()
-        delay = max(at_least, min(BASE_SECONDS * 2.0 ** min(failures, 32), MAX_SECONDS))
+        delay = max(at_least, min(BASE_SECONDS * 2.0 ** min(failures, 32), at_most))
         self.add_after(key, delay)
         return delay
 

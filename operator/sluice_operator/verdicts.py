@@ -36,3 +36,9 @@ def is_mended(status: RLJobStatus | None) -> bool:
     """The spec was invalid, and has been corrected before anything was started: the one way back from Failed."""
     failed = status.condition("Failed") if status else None
     return status is not None and failed is not None and failed.reason == INVALID_SPEC and status.start_time is None
+
+
+def runs_first(before: RLJobStatus | None, now: RLJobStatus) -> bool:
+    """It runs, and neither did before nor has trained a step yet: a restart or a resume is no start."""
+    ran = before is not None and (before.is_true("Running") or before.last_progress_time is not None)
+    return now.is_true("Running") and not ran

@@ -128,7 +128,7 @@ class Secrets(Model):
 class Tls(Model):
     enabled: bool = Field(
         False,
-        description="Calls between the job's pods are encrypted, and servers prove themselves by a certificate authority "
+        description="Calls between the job's pods are encrypted; servers prove themselves by a certificate authority "
         "of the job's own. Cannot be changed once pods were started.",
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.health import findings
 from sluice.telemetry.summary import evaluation_means
 
 COLORS = {
@@ -47,6 +48,15 @@ def write_report(directory: Path, title: str) -> Path:
         "Response length (tokens)": lambda axes: _lines(
             axes, steps, {"rollout/response_len/mean": "mean", "rollout/response_len/max": "max"}
         ),
+        "Truncated, failed and useless (shares)": lambda axes: _lines(
+            axes,
+            steps,
+            {
+                "rollout/truncated_ratio": "truncated",
+                "rollout/failed_ratio": "failed",
+                "rollout/zero_std/ratio": "prompts with equal rewards",
+            },
+        ),
         "Policy lag (steps)": lambda axes: _lines(axes, steps, {"rollout/policy_lag": "lag"}),
         "Train against rollout log-probs (largest difference)": lambda axes: _lines(
             axes, steps, {"train/train_rollout_logprob_abs_diff_max": "max |difference|"}, log=True
@@ -60,7 +70,8 @@ def write_report(directory: Path, title: str) -> Path:
     timeline = _svg(lambda axes: _timeline(axes, directory), size=(11.5, 2.6))
     _png(lambda axes: _reward(axes, steps, evaluations), directory / "reward.png")
     path = directory / "report.html"
-    path.write_text(_page(title, _summary(directory), figures, timeline, _samples(directory)))
+    summary = _summary(directory) + _warnings(steps)
+    path.write_text(_page(title, summary, figures, timeline, _samples(directory)))
     return path
 
 
@@ -157,6 +168,12 @@ def _summary(directory: Path) -> str:
     values = json.loads(path.read_text()) if path.exists() else {}
     cells = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_shown(v))}</dd></div>" for k, v in values.items())
     return f"<dl>{cells}</dl>"
+
+
+def _warnings(steps: Records) -> str:
+    """What looked sick, each kind once."""
+    found = [f"<li>step {each.step}: {html.escape(each.text)}</li>" for each in findings(steps.values())]
+    return f"<h2>Warnings</h2><ul>{''.join(found)}</ul>" if found else ""
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection
 from tests.cluster.control_plane import ROOT, ControlPlane, control_plane
 from tests.cluster.operators import Operator
 from tests.cluster.world import World, new_world
@@ -50,11 +52,23 @@ async def api(plane: ControlPlane) -> AsyncIterator[Api]:
 
 
 async def install_crd(api: Api) -> None:
+    """And wait until it is served."""
     crd = YAML(typ="safe").load((ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text())
     try:
         await api.create(CRDS, crd)
     except errors.AlreadyExistsError:
         return
+    async with asyncio.timeout(30):
+        while not await _is_served(api):
+            await asyncio.sleep(0.1)
+
+
+async def _is_served(api: Api) -> bool:
+    try:
+        await api.get(collection("RLJob", "default"))
+    except errors.NotFoundError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -69,9 +83,9 @@ async def start(plane: ControlPlane, world: World, tmp_path: Path) -> AsyncItera
     """Starts operators for the test's namespace; all are ended after it."""
     started: list[Operator] = []
 
-    async def start_one(**variables: str) -> Operator:
+    async def start_one(kubeconfig: str = plane.kubeconfig, **variables: str) -> Operator:
         log = tmp_path / f"operator-{len(started)}.log"
-        started.append(Operator(plane.kubeconfig, world.namespace, log, **variables))
+        started.append(Operator(kubeconfig, world.namespace, log, **variables))
         return await started[-1].ready()
 
     yield start_one

@@ -7,6 +7,7 @@ kube-apiserver, and kube-controller-manager where what it does is tested too.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -21,12 +22,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 from sluice.environment import free_port
 from tests.tools import ROOT, missing, neighbour_tools
 
 __all__ = ["ROOT", "ControlPlane", "control_plane"]
 START_SECONDS = 60
-TOKEN = "admin"
+TOKEN, USER_TOKEN = "admin", "user"
+"""USER_TOKEN: of a user without rights, but those that a test gives him."""
 SERVICES = "127.96.0.0/16"
 """Loopback addresses: what a test lets listen on a Service's cluster IP, the operator reaches."""
 KUBECONFIG = """\
@@ -43,12 +47,13 @@ contexts: [{{name: test, context: {{cluster: test, user: admin}}}}]
 class ControlPlane:
     """kubeconfig: for an administrator. directory: of one that is ours to break; None: it is not ours.
 
-    collects: something deletes what belongs to deleted owners.
+    collects: something deletes what belongs to deleted owners. etcd: its URL.
     """
 
     kubeconfig: str
     directory: Path | None = None
     collects: bool = True
+    etcd: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     async def stop_api_server(self) -> list[str]:
@@ -61,6 +66,16 @@ class ControlPlane:
 
     def start_api_server(self, command: list[str]) -> None:
         self.run("kube-apiserver", command)
+
+    def compact(self) -> None:
+        """etcd forgets all but the present: watches from older versions get 410."""
+        revision = self._ask_etcd("/v3/kv/range", {"key": "AA=="})["header"]["revision"]
+        self._ask_etcd("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    def _ask_etcd(self, path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
+        with urllib.request.urlopen(f"{self.etcd}{path}", json.dumps(body).encode(), timeout=10) as answer:
+            found: dict[str, dict[str, str]] = json.load(answer)
+            return found
 
     def run(self, name: str, command: list[str]) -> None:
         assert self.directory is not None
@@ -117,11 +132,11 @@ def _of_binaries(binaries: Path, controllers: bool) -> Iterator[ControlPlane]:
         plane = ControlPlane(str(directory / "kubeconfig"), directory, collects)
         text = KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=directory, token=TOKEN)
         (directory / "kubeconfig").write_text(text)
-        (directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+        (directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n{USER_TOKEN},user,user\n')
         key = directory / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         try:
-            etcd = f"http://127.0.0.1:{free_port()}"
+            plane.etcd = etcd = f"http://127.0.0.1:{free_port()}"
             plane.run("etcd", _etcd(binaries, directory, etcd))
             plane.run("kube-apiserver", _api_server(binaries, directory, etcd, port, plane.collects))
             _wait_for(plane, port, "/readyz")
@@ -171,9 +186,21 @@ def _controller_manager(binaries: Path, directory: Path) -> list[str]:
         f"--service-account-private-key-file={directory}/accounts.key",
         f"--service-cluster-ip-range={SERVICES}",
         "--leader-elect=false",
+        "--controllers=*,-podgc",  # it deletes what stands on nodes that are not there, as pods of these tests do
         "--secure-port=0",
         *(["--port=0"] if has_plain_port else []),  # releases before 1.24
     ]
+
+
+def write_kubeconfig(administrator: Path, target: Path, token: str) -> None:
+    """Another's for the same API server."""
+    yaml = YAML(typ="safe")
+    config = yaml.load(administrator.read_text())
+    current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
+    config["users"] = [{"name": current["context"]["user"], "user": {"token": token}}]
+    config["contexts"] = [current]
+    with target.open("w") as file:
+        yaml.dump(config, file)
 
 
 def _wait_for(plane: ControlPlane, port: int, path: str) -> None:

@@ -7,7 +7,10 @@ import signal
 
 import pytest
 
+from sluice_operator.accept import accept
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys, new_key
+from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.paths import path
 from tests.cluster.conftest import StartOperator
 from tests.cluster.control_plane import ControlPlane
@@ -126,6 +129,17 @@ async def test_a_leader_who_cannot_renew_ends(start: StartOperator, world: World
     assert await asyncio.to_thread(operator.process.wait, 10) == 1
 
 
+async def test_pods_that_the_watch_has_not_told_of_yet_are_not_lost(operator: Operator, world: World) -> None:
+    """A new leader may know a job's newest status and not yet its newest pods."""
+    await world.running(5)
+    fresh = KubeCluster(world.api, "fresh", JobKeys(new_key()), world.namespace)
+    stored = await world.job()
+    fresh.jobs.put(stored)
+    assert fresh.pods_of(stored) == []
+    observed = await fresh.observe(accept(stored, await fresh.config(stored)).job)
+    assert sorted(pod["metadata"]["name"] for pod in observed.pods) == PODS
+
+
 async def test_endpoints(operator: Operator, world: World) -> None:
     await world.running(5)
     assert operator.get("/healthz") == (200, "ok\n")
@@ -133,6 +147,9 @@ async def test_endpoints(operator: Operator, world: World) -> None:
     text = operator.get("/metrics")[1]
     for name in (
         'workqueue_depth{name="rljob"} 0.0',
+        'workqueue_unfinished_work_seconds{name="rljob"} 0.0',
+        'controller_runtime_active_workers{controller="rljob"} 0.0',
+        "process_resident_memory_bytes",
         'controller_runtime_reconcile_total{controller="rljob",result="success"}',
         "controller_runtime_reconcile_time_seconds_bucket",
         "workqueue_queue_duration_seconds_sum",

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import ControlPlane, write_kubeconfig
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Object, Release, new_release
 from tests.cluster.world import OWNED, World
@@ -53,17 +52,6 @@ async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIte
     for operator in started:
         operator.kill()
         print(operator.log.read_text())
-
-
-def write_kubeconfig(administrator: Path, target: Path, token: str) -> None:
-    """Another's for the same API server."""
-    yaml = YAML(typ="safe")
-    config = yaml.load(administrator.read_text())
-    current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
-    config["users"] = [{"name": current["context"]["user"], "user": {"token": token}}]
-    config["contexts"] = [current]
-    with target.open("w") as file:
-        yaml.dump(config, file)
 
 
 @pytest.mark.usefixtures("garbage_collector")

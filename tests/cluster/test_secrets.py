@@ -10,7 +10,7 @@ import pytest
 from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import KubeCluster, cluster, operatorkey
+from sluice_operator.cluster.kube import KubeCluster, operatorkey, owned
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan.objects import token_secret
@@ -141,7 +141,7 @@ async def test_a_secret_that_somebody_deleted_is_made_again_with_the_same_token(
     assert wanted in (await kube.observe(job)).objects
     before = text(await secret_of(world, stored, "token"), "token")
     await api.delete(path("Secret", world.namespace, wanted[1]), {})
-    monkeypatch.setattr(cluster, "REREAD_SECONDS", 0.0)
+    monkeypatch.setattr(owned, "REREAD_SECONDS", 0.0)
     assert wanted not in (await kube.observe(job)).objects, "no pod proves that it is there"
     await kube.apply(job, [token_secret(job)])
     assert text(await secret_of(world, stored, "token"), "token") == before == keys.token(job.metadata.uid)
@@ -150,8 +150,8 @@ async def test_a_secret_that_somebody_deleted_is_made_again_with_the_same_token(
 async def test_running_pods_prove_that_the_secret_is_there_and_one_that_does_not_start_asks_for_it(
     world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "REREAD_SECONDS", 0.0)
-    monkeypatch.setattr(cluster, "REREAD_WAITING_SECONDS", 0.0)
+    monkeypatch.setattr(owned, "REREAD_SECONDS", 0.0)
+    monkeypatch.setattr(owned, "REREAD_WAITING_SECONDS", 0.0)
     kube = KubeCluster(api, "test", JobKeys(bytes(32)), world.namespace)
     stored = await world.create()
     await kube.prime([world.namespace])

@@ -14,7 +14,7 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.store import owner_uid
 
 Object = dict[str, Any]
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 40.0
 OWNED = ("ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "Pod")
 SPEC: Object = {
     "model": {"path": "/models/tiny"},
@@ -118,11 +118,11 @@ class World:
         await self.until(lambda: self._is_ready(count))
         return job
 
-    async def until_pods(self, count: int, role: str = "") -> None:
+    async def until_pods(self, count: int, role: str = "", seconds: float = WAIT_SECONDS) -> None:
         async def enough() -> bool:
             return len(await self.names(role)) == count
 
-        await self.until(enough)
+        await self.until(enough, seconds)
 
     async def until_state(self, state: str, name: str = "demo", seconds: float = WAIT_SECONDS) -> Object:
         async def reached() -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.api import RLJob, RLJobStatus, manifest
-from sluice_operator.cluster import gpus, ports, processes, readiness, rundir, services, volumes
+from sluice_operator.cluster import gpus, processes, readiness, rundir, services, volumes
 from sluice_operator.cluster.inherited import inherited_env
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.localpod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
@@ -83,7 +83,8 @@ class LocalCluster:
         self._keys = JobKeys(rundir.key(self.run_dir))
         self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
-        self._check_service_ports()
+        services.renew_addresses(self._state.objects, self._state.ports, self._taken_ports())
+        self._save()
 
     async def __aexit__(self, *_: object) -> None:
         """Kill what is left. The state keeps its pods as running: to the next run they are lost, not failed."""
@@ -121,7 +122,7 @@ class LocalCluster:
         self._state.job = job.key
         for found in objects:
             if found["kind"] != "Pod":
-                stored = self._accepted(self._keys.filled(job, found))
+                stored = services.accepted(self._keys.filled(job, found), self._state.ports, self._taken_ports())
                 self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = stored
             elif found["metadata"]["name"] not in self._pods:
                 pod = new_pod(found, self.logs_dir)
@@ -260,25 +261,7 @@ class LocalCluster:
         del self._pods[pod.name]
         shutil.rmtree(self.run_dir / "pods" / pod.name, ignore_errors=True)
 
-    # -- services and state -------------------------------------------------------------------------------------------
-
-    def _accepted(self, found: KubeObject) -> KubeObject:
-        """The object as it is stored: a Service gets this machine's address and a free port, which it keeps."""
-        if not services.has_address(found):
-            return found
-        name = found["metadata"]["name"]
-        if name not in self._state.ports:
-            self._state.ports[name] = ports.free_port(self._taken_ports())
-        return services.with_address(found, self._state.ports[name])
-
-    def _check_service_ports(self) -> None:
-        """A port that somebody else took since the last run is replaced: no pod lives that could know the old one."""
-        for name, port in self._state.ports.items():
-            if not ports.is_free(port):
-                self._state.ports[name] = ports.free_port(self._taken_ports())
-        for key, found in self._state.objects.items():
-            self._state.objects[key] = self._accepted(found)
-        self._save()
+    # -- state --------------------------------------------------------------------------------------------------------
 
     def _taken_ports(self) -> set[int]:
         return set(self._state.ports.values()).union(*(pod.ports for pod in self._pods.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluice_operator.cluster.ports import free_port
+from sluice_operator.cluster.ports import free_port, is_free
 from sluice_operator.cluster.translate import LOOPBACK
 from sluice_operator.plan.model import KubeObject
 
@@ -12,6 +12,25 @@ from sluice_operator.plan.model import KubeObject
 def has_address(found: KubeObject) -> bool:
     """A Service with an address of its own; a headless one only gives names in DNS, which a laptop has not."""
     return bool(found["kind"] == "Service" and found["spec"].get("clusterIP") != "None")
+
+
+def accepted(found: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeObject:
+    """The object as it is stored: a Service gets this machine's address and a free port, which it keeps in `ports`."""
+    if not has_address(found):
+        return found
+    name = found["metadata"]["name"]
+    if name not in ports:
+        ports[name] = free_port(taken)
+    return with_address(found, ports[name])
+
+
+def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken: set[int]) -> None:
+    """A port that somebody else took since the last run is replaced: no pod lives that could know the old one."""
+    for name, port in ports.items():
+        if not is_free(port):
+            ports[name] = free_port(taken | set(ports.values()))
+    for key, found in objects.items():
+        objects[key] = accepted(found, ports, taken | set(ports.values()))
 
 
 def with_address(service: KubeObject, port: int) -> KubeObject:

@@ -7,16 +7,27 @@ comes back: its uid is remembered for longer than any watch can lag.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from sluice_operator.plan.model import KubeObject
 
 Key = tuple[str, str]
 """(namespace, name of the job)."""
 
+_POD_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp",
+)  # fmt: skip
 _POD_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+_POD_STATUS = ("phase", "reason", "message", "startTime")
+_POD_LISTS = {
+    "conditions": ("type", "status", "reason", "message"),
+    "initContainerStatuses": ("name", "state", "lastState"),
+    "containerStatuses": ("name", "state", "lastState"),
+}
 GRAVES_SECONDS = 600.0
 
 
@@ -87,16 +98,39 @@ class Store:
 
 
 def lean_pod(found: KubeObject) -> KubeObject:
-    """What the planner reads of a pod. Most of a pod is its containers' environment, ten times as large as the rest."""
-    metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
-    spec = {key: value for key, value in found.get("spec", {}).items() if key in _POD_SPEC}
-    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": found.get("status", {})}
+    """What the planner reads of a pod. Ten thousand are in memory, and whole ones would take half a gigabyte."""
+    whole = found.get("status") or {}
+    lists = {name: [_only(each, kept) for each in whole[name]] for name, kept in _POD_LISTS.items() if whole.get(name)}
+    lean = {
+        "kind": "Pod",
+        "metadata": _only(found["metadata"], _POD_METADATA),
+        "spec": _only(found.get("spec") or {}, _POD_SPEC),
+        "status": _only(whole, _POD_STATUS) | lists,
+    }
+    return compact(lean)
 
 
 def lean_job(found: KubeObject) -> KubeObject:
     """All but what others keep in a job's metadata, which may be another copy of the whole spec."""
     metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
-    return {**found, "metadata": metadata}
+    return compact({**found, "metadata": metadata})
+
+
+def compact(found: KubeObject) -> KubeObject:
+    """The same object, but each distinct text is in memory once: objects of a kind share keys and most values."""
+    return {sys.intern(key): _compact(value) for key, value in found.items()}
+
+
+def _compact(value: Any) -> Any:
+    if isinstance(value, dict):
+        return compact(value)
+    if isinstance(value, list):
+        return [_compact(each) for each in value]
+    return sys.intern(value) if type(value) is str else value
+
+
+def _only(found: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+    return {key: found[key] for key in kept if key in found}
 
 
 def uid(found: KubeObject) -> str:

@@ -118,6 +118,10 @@ def resolved_manifest(job: RLJob) -> dict[str, Any]:
     spec["model"]["path"] = model_path(job)
     if job.spec.model.reference_path is not None:
         spec["model"]["referencePath"] = model_path(job, job.spec.model.reference_path)
+    if job.spec.algorithm.critic and job.spec.algorithm.critic.model_path is not None:
+        spec["algorithm"]["critic"]["modelPath"] = model_path(job, job.spec.algorithm.critic.model_path)
+    if job.spec.debug.replay is not None:
+        spec["debug"]["replay"] = _mounted(job.spec.debug.replay, names.DATA_DIR, job.spec.data.volume)
     for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
         source["path"] = _mounted(source["path"], names.DATA_DIR, job.spec.data.volume)
     return document

@@ -130,7 +130,8 @@ class Player:
     def _fail(self, sample: Sample, reason: str, message: str) -> None:
         metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
         sample.fail(f"{self.name} {message}")
-        sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
+        if _not_json(sample.metadata):
+            sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
         if len(sample.rollout_log_probs) != sample.response_length:
             sample.cut(0)
 

@@ -29,6 +29,7 @@ HEALTH_SECONDS = 5.0
 UNHEALTHY_AFTER = 3
 STALL_SECONDS = 60.0
 NEWS_SECONDS = 0.25
+HEARTBEAT_SECONDS = 10.0
 ABORT_SECONDS = 0.5
 
 
@@ -103,8 +104,8 @@ class Worker:
         while True:
             await self._until_admitted()
             await self._until_room()
-            news, latest = self.membership.news_count, self.membership.latest
-            answer = await self.buffer.lease(self._room_for(), latest.version if latest else -1, LEASE_WAIT_SECONDS)
+            news = self.membership.news_count
+            answer = await self.buffer.lease(self._room_for(), self._version(), LEASE_WAIT_SECONDS)
             self.exhausted = answer.exhausted
             for leased in answer.groups:
                 prompt = codec.prompt_from_message(leased.prompt)
@@ -180,7 +181,8 @@ class Worker:
 
     async def _heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(min(self.spec.buffer.lease_seconds / 3, 10.0))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._new_weights(), min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS))
             leases = [
                 pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt) for w in self.work.values()
             ]
@@ -188,6 +190,20 @@ class Worker:
                 work = self.work.get(lease.lease_id)
                 if work and work.task and work.prompt.lease_attempt <= lease.lease_attempt:
                     work.task.cancel()
+
+    async def _new_weights(self) -> None:
+        """Until weights have come, and a moment more: their step is then committed.
+
+        What over-sampling has started in vain is dropped by the heartbeat that follows, and no longer in the way of the
+        new step's prompts.
+        """
+        before = self._version()
+        while self._version() == before:
+            await self.membership.news(self.membership.news_count)
+        await asyncio.sleep(NEWS_SECONDS)
+
+    def _version(self) -> int:
+        return int(self.membership.latest.version) if self.membership.latest else -1
 
     async def _watch_engine(self) -> None:
         """A dead or hung engine ends this pod; its leases go back and another continues."""

@@ -16,14 +16,13 @@ from typing import Any
 from buffer_tools import Client, Server, make_job
 
 from sluice.api import RLJob
-from sluice.rewards.judge import Judge
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout import filters
 from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.code import Code
 from sluice_rollout.engine import Engine
 from sluice_rollout.generate import Generator
-from sluice_rollout.group import GroupMaker
+from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.worker import Worker
 from tests.integration.engines import dies_with_us
@@ -57,16 +56,17 @@ class House:
         membership = Membership(self.rendezvous.address, lambda: engine_member(address=engine.url[7:]))
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
-        make = GroupMaker(spec, encoder, generator, Judge(spec.reward), membership)
+        code = Code.of(spec)
+        make = group_maker(spec, encoder, generator, membership, code)
         fields = {
-            "spec": spec, "engine": engine, "make": make, "keep": filters.load(spec.rollout.dynamic_filter),
+            "spec": spec, "engine": engine, "make": make, "keep": code.keep,
             "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
             "returns": Outbox(buffer.return_stream),
         }  # fmt: skip
         async with membership:
             yield Worker(**{**fields, **changes}), membership
         await buffer.close()
-        await make.judge.close()
+        await code.close()
 
     @asynccontextmanager
     async def working(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
+from sluice.data.chat import PromptError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
@@ -25,7 +26,7 @@ def encoder(model: Path) -> Make:
     def make(directory: Path = model, **data: Any) -> PromptEncoder:
         sources = [{"path": "/data/plain.jsonl"}, {"path": "/data/chat.jsonl", "applyChatTemplate": True}]
         spec = {
-            "model": {"path": str(directory)}, "data": {"prompts": sources, **data}, "reward": {"type": "f1"},
+            "model": {"path": str(directory)}, "data": {"prompts": sources} | data, "reward": {"type": "f1"},
             "trainer": {"steps": 1}, "rollout": {"sampling": {"maxResponseTokens": 96}},
         }  # fmt: skip
         return PromptEncoder(RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec}).spec, directory)
@@ -50,6 +51,29 @@ def test_messages_always_go_through_the_template(encoder: Make) -> None:
 def test_the_template_is_told_of_tools(encoder: Make) -> None:
     prompt = Prompt(0, "w0001", tools=[{"name": "w0009"}], dataset="chat")
     assert encoder().encode(prompt) == [USER, WORD + 1, WORD + 9, ASSISTANT]
+
+
+def test_what_messages_say_about_losses_is_not_for_the_template(encoder: Make) -> None:
+    messages = [{"role": "user", "content": "w0002", "step_loss_mask": 0, "loss_mask": 0}]
+    made = encoder()
+    made.tokenizer.chat_template = "{{ messages[0].keys() | join(' ') }}"
+    assert made.tokenizer.decode(made.encode(Prompt(0, messages))) == "<unused> <unused>"  # role, content
+    assert "loss_mask" in messages[0]
+
+
+def test_the_template_gets_the_variables_of_its_source(encoder: Make) -> None:
+    made = encoder(
+        prompts=[{"path": "/data/chat.jsonl", "applyChatTemplate": True, "chatTemplateArgs": {"n": "w0003"}}]
+    )
+    made.tokenizer.chat_template = "{{ n }} {{ messages[0].content }}"
+    assert made.encode(Prompt(0, "w0001", dataset="chat")) == [WORD + 3, WORD + 1]
+
+
+def test_a_prompt_that_the_template_refuses_is_named(encoder: Make) -> None:
+    made = encoder()
+    made.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match="chat row 7: the chat template refuses the prompt: roles must alternate"):
+        made.encode(Prompt(0, "w0001", dataset="chat", row=7))
 
 
 def test_a_prompt_that_leaves_no_room_for_its_response_is_too_long(encoder: Make) -> None:

@@ -14,6 +14,7 @@ import pytest
 from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout import worker as worker_module
 from sluice_rollout.buffer import Outbox
 from sluice_rollout.engine import Engine
 from sluice_rollout.worker import WorkerError
@@ -172,6 +173,30 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
         assert (await client.stats()).returned + (await client.stats()).depth == 4
         again = (await client.lease("rollout-1", count=4)).groups
         assert all(not sample.error for group in again for sample in group.partial)
+
+
+async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_is_over(
+    house: Callable[..., House], engine: Engine, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "HEARTBEAT_SECONDS", 1000.0)
+    (tmp_path / "slow.py").write_text(
+        "async def play(episode):\n"
+        "    late = episode.prompt.group_id == 1 and episode.version() == 0\n"
+        "    await episode.generate(max_tokens=3000 if late else 5)\n"
+    )
+    one = house(**LONG, rollout__batchSize=1, rollout__overSampling=2, rollout__function=f"{tmp_path}/slow.py:play",
+                buffer__leaseSeconds=9999)  # fmt: skip
+    async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        [late] = [work.task for work in worker.work.values()]
+        await client.commit(1)
+        call(engine.url + "/update_weight_version", {"new_version": "1", "abort_all_requests": False})
+        await rendezvous.serve(1)
+        assert late
+        await asyncio.wait([late], timeout=DEADLINE)
+        assert late.cancelled()
+        assert (await client.take(2, wait=DEADLINE)).state == READY
+        assert [g.prompt.group_id for g in await client.shard(2)] == [1]
 
 
 async def test_a_filter_of_the_users_own_drops_groups(

@@ -74,7 +74,7 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
         ("reward.type=maths", "spec.reward.type: Input should be 'boxed_exact_match'"),
         ("algorithm.kl={coef: 0.1, lossCoef: 0.1}", "spec.algorithm.kl.lossCoef: coef (in the reward) and lossCoef"),
         ("trainer.parallelism.tensor=3", "spec.trainer.parallelism: nodes x processes a node (1)"),
-        ("trainer.parallelism.expert=2", "spec.trainer.parallelism.expert: nodes x processes a node / pipeline (1) must"),
+        ("trainer.parallelism.expert=2", "parallelism.expert: nodes x processes a node / pipeline (1) must"),
         ("trainer.parallelism.virtualPipeline=2", "parallelism.virtualPipeline: virtualPipeline needs pipeline of at"),
         ("trainer.parallelism.virtualPipeline=1", "parallelism.virtualPipeline: Input should be greater than or equal"),
         ("rollout.sampling.temperature=0", "spec.rollout.sampling.temperature: Input should be greater than 0"),

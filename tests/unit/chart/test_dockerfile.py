@@ -68,7 +68,7 @@ def test_images_install_the_extras_of_their_roles() -> None:
         "operator": {"operator"},
         "buffer": {"buffer"},
         "rollout": {"rollout"},
-        "trainer": {"trainer"},
+        "trainer": {"trainer", "wandb"},
         "cpu": EXTRAS.keys() - {"dev"},
     }
 

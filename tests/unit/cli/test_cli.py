@@ -131,3 +131,39 @@ def test_a_long_sparkline_keeps_its_width() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3700, "1:01:40")])
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    (["--rollout-only", "--set", "model.init=pretrained"], ["model.init=pretrained", "debug.rolloutOnly=true"]),
+    (["--set", "trainer.steps=2", "--train-from", "dump"],
+     ["trainer.steps=2", "debug.replay={here}/dump", "rollout.replicas=0"]),
+])  # fmt: skip
+def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = []
+
+    def run_here(path: Path, overrides: list[str], run_dir: Path | None, **_: bool) -> int:
+        given.extend(overrides)
+        return 0
+
+    monkeypatch.setattr("sluice.cli.run.run_here", run_here)
+    assert CliRunner().invoke(app, ["run", str(job), *options]).exit_code == 0
+    assert given == [change.format(here=tmp_path) for change in expected]
+    load_job(job, given)
+
+
+def test_paths_of_hooks_and_rewards_of_data_sets_are_the_manifests_too(job: Path) -> None:
+    changes = ["rollout.hooks={beforeReward: a.py:f, afterReward: pkg.g}", "rollout.function=b.py:play"]
+    changes += ["evaluation={datasets: [{path: train.jsonl, reward: {function: c.py:h}}]}", "debug.replay=dump"]
+    found = resolve(load_job(job, [*changes, "rollout.replicas=0"]), job.parent)
+    base, spec = job.parent.resolve(), found.spec
+    assert spec.rollout.hooks.before_reward == f"{base}/a.py:f"
+    assert spec.rollout.hooks.after_reward == "pkg.g"
+    assert (spec.rollout.function, spec.debug.replay) == (f"{base}/b.py:play", f"{base}/dump")
+    with pytest.raises(ManifestError) as error:
+        check_files(found)
+    for path in ("rollout.hooks.beforeReward", "rollout.function", "evaluation.datasets[0].reward.function"):
+        assert f"spec.{path}: there is no file {base}/" in str(error.value)
+    assert f"spec.debug.replay: there is no file or directory {base}/dump" in str(error.value)

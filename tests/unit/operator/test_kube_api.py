@@ -91,6 +91,14 @@ async def test_a_throttled_request_says_how_long_to_wait(server: Any) -> None:
     assert caught.value.retry_after == 7
 
 
+async def test_who_is_asked_to_come_back_soon_does(server: Any) -> None:
+    busy = [web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "0"}) for _ in range(3)]
+    server.answers += [*busy, web.json_response({"kind": "Pod"})]
+    assert await server.api.create("/api/v1/x", {"a": 1}) == {"kind": "Pod"}
+    assert server.codes == [("POST", 429)] * 3 + [("POST", 200)]
+    assert {str(body) for _, _, _, body in server.requests} == {"{'a': 1}"}
+
+
 async def test_a_proxys_page_is_an_error_too(server: Any) -> None:
     server.answers.append(web.Response(text="<html>bad gateway</html>", status=502))
     with pytest.raises(errors.UnavailableError, match="bad gateway"):
@@ -114,12 +122,13 @@ async def test_apply_is_server_side_and_ours(server: Any) -> None:
 
 
 async def test_lists_are_read_page_by_page(server: Any) -> None:
-    pages = [({"continue": "more", "resourceVersion": "5"}, [{"a": 1}]), ({"resourceVersion": "5"}, None)]
+    items = [{"metadata": {"uid": "a"}}]
+    pages = [({"continue": "more", "resourceVersion": "5"}, items), ({"resourceVersion": "5"}, None)]
     server.answers += [web.json_response({"metadata": metadata, "items": items}) for metadata, items in pages]
-    assert await server.api.list_metadata("/api/v1/pods", "a=b") == ([{"a": 1}], 5)
+    assert await server.api.list_uids("/api/v1/pods", "a=b") == ({"a"}, 5)
     assert [path for _, path, _, _ in server.requests] == [
-        "/api/v1/pods?limit=500&labelSelector=a%3Db",
-        "/api/v1/pods?limit=500&labelSelector=a%3Db&continue=more",
+        "/api/v1/pods?limit=100&labelSelector=a%3Db",
+        "/api/v1/pods?limit=100&labelSelector=a%3Db&continue=more",
     ]
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sluice_operator.cluster.store import GRAVES_SECONDS, Store
+import pytest
+from world import START, make_pod
+
+from sluice_operator.cluster.store import GRAVES_SECONDS, Store, compact, last_words, lean_pod
+from sluice_operator.plan import KubeObject, podstate
+from sluice_operator.plan.blocked import blocked
 
 KEY = ("ns", "demo")
 
@@ -74,3 +80,51 @@ def test_of_two_lives_of_one_name_the_newest_is_the_present_one() -> None:
     found = store.newest(KEY)
     assert found is not None
     assert found["metadata"]["name"] == "second"
+
+
+WAITS = {"name": "engine", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+VICTIM = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+PODS = {
+    "ready": make_pod("rollout"),
+    "failed": make_pod("trainer", phase="Failed", ends={"trainer": 1}, message="error: boom"),
+    "evicted": make_pod("trainer", phase="Failed", reason="Evicted", message="low on memory"),
+    "preempted": make_pod("trainer", conditions=[VICTIM]),
+    "refused": make_pod("rollout", phase="Pending", containerStatuses=[WAITS]),
+    "init": make_pod("trainer", phase="Pending", initContainerStatuses=[WAITS]),
+    "unplaced": make_pod("trainer", phase="Pending", conditions=[UNPLACED]),
+}
+READERS: tuple[Callable[[KubeObject], Any], ...] = (
+    podstate.name, podstate.role, podstate.replica, podstate.attempt, podstate.index, podstate.is_terminating,
+    podstate.is_finished, podstate.is_gated, podstate.is_scheduled, podstate.unscheduled_because, podstate.is_ready,
+    podstate.is_starting, podstate.is_running, podstate.started, podstate.disruption, podstate.succeeded,
+    lambda pod: podstate.failures(pod, START), lambda pod: podstate.config_error(pod, START),
+    lambda pod: blocked([pod]), lambda pod: last_words(pod, "trainer"),
+)  # fmt: skip
+
+
+def whole(pod: KubeObject) -> KubeObject:
+    """With what an API server adds."""
+    more = {"uid": "u", "resourceVersion": "7", "managedFields": [{}], "deletionTimestamp": "2026-01-31T12:00:00Z"}
+    spec = {"nodeName": "n", "schedulingGates": [{"name": "g"}], "containers": [{"name": "c", "env": []}]}
+    return {**pod, "metadata": pod["metadata"] | more, "spec": spec, "status": pod["status"] | {"podIP": "10.0.0.1"}}
+
+
+@pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
+@pytest.mark.parametrize("more", [lambda pod: pod, whole], ids=["", "whole"])
+def test_the_planner_reads_the_same_from_a_lean_pod(pod: KubeObject, more: Callable[[KubeObject], KubeObject]) -> None:
+    pod = more(pod)
+    assert [read(lean_pod(pod)) for read in READERS] == [read(pod) for read in READERS]
+
+
+def test_a_lean_pod_lacks_what_nobody_reads() -> None:
+    lean = lean_pod(whole(PODS["ready"]))
+    assert "managedFields" not in lean["metadata"]
+    assert "containers" not in lean["spec"]
+    assert "podIP" not in lean["status"]
+
+
+def test_a_text_is_in_memory_once() -> None:
+    first, second = (compact({"key": [{"a": "".join(["some ", "text"])}]}) for _ in range(2))
+    assert first == {"key": [{"a": "some text"}]}
+    assert first["key"][0]["a"] is second["key"][0]["a"]

@@ -100,6 +100,7 @@ async def test_a_delay_set_while_the_key_is_worked_on_is_kept(queue: WorkQueue[s
 def test_back_off_doubles_up_to_a_limit_and_starts_anew_after_success(queue: WorkQueue[str]) -> None:
     assert [queue.retry("a") for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
     assert [queue.retry("a") for _ in range(40)][-1] == 300
+    assert queue.retry("a", at_most=30) == 30
     queue.succeeded("a")
     assert queue.retry("a") == 0.1
 

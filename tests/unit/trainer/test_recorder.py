@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from structlog.testing import capture_logs
+
+from sluice.sample import Prompt, Sample, SampleGroup
+from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.recorder import batch_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
@@ -27,3 +32,89 @@ def test_metrics_of_a_batch() -> None:
     assert found["rollout/truncated_ratio"] == found["rollout/failed_ratio"] == 0.25
     assert found["rollout/zero_std/ratio"] == 0.5
     assert found["rollout/policy_lag"] == pytest.approx(1 / 3), "what was never generated has no lag"
+
+
+def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_two() -> None:
+    rewards = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.5]]
+    batch = [sequence(g, i, reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)]
+    found = batch_metrics(batch, step=1)
+    assert found["rollout/zero_std/ratio"] == 0.75
+    assert {n: v for n, v in found.items() if "count_" in n} == {
+        "rollout/zero_std/count_0.0": 2, "rollout/zero_std/count_1.0": 1,
+    }  # fmt: skip
+    rates = {n: v for n, v in found.items() if n.startswith("passrate/")}
+    assert rates == {
+        "passrate/pass@1": pytest.approx((1 + 0.5) / 4), "passrate/pass@2": pytest.approx((1 + 1 - 1 / 6) / 4),
+        "passrate/pass@4": pytest.approx(0.5),
+    }  # fmt: skip
+
+
+def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
+    found = batch_metrics([sequence(1, 0, 1.0, response_length=9, trainable_tokens=4)], step=1)
+    assert (found["rollout/response_len/mean"], found["rollout/effective_response_len/mean"]) == (9, 4)
+
+
+def test_turns_of_the_model_are_counted() -> None:
+    def turns(*by: str) -> Sample:
+        return Sample(0, metadata={"turns": [{"by": one, "length": 1} for one in by]})
+
+    groups = [SampleGroup(Prompt(0, "?"), [turns("model"), turns("model", "environment", "model")])]
+    assert turn_metrics(groups) == {"multi_turn/turns/mean": 1.5, "multi_turn/turns/max": 2}
+    assert turn_metrics([SampleGroup(Prompt(0, "?"), [Sample(0)])]) == {}
+
+
+def test_shards_make_whole_groups_again() -> None:
+    def part(group: int, *indices: int) -> SampleGroup:
+        return SampleGroup(Prompt(group, "?"), [Sample(i) for i in indices])
+
+    found = merged([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
+    assert [(g.group_id, [s.index for s in g.samples]) for g in found] == [(1, [0, 1, 2]), (3, [0, 1])]
+
+
+def test_groups_that_the_filter_drops_are_told_by_step(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 1)
+    name = "rollout/dynamic_filter/drop_zero_std_1.0"
+    assert recorder.dropped({"filtered_zero_std_1.0": 3, "commits": 9}) == {name: 3}
+    assert recorder.dropped({"filtered_zero_std_1.0": 3}) == {}
+    assert recorder.dropped({"filtered_zero_std_1.0": 5, "filtered_mine": 1}) == {
+        name: 2, "rollout/dynamic_filter/drop_mine": 1,
+    }  # fmt: skip
+    recorder.step(1, {"rollout/raw_reward": 0.0})
+    recorder.close()
+    again = Recorder(tmp_path, 2)
+    assert again.dropped({"filtered_zero_std_1.0": 7}) == {}, "nobody knows of which step they were"
+    assert again.dropped({"filtered_zero_std_1.0": 8}) == {name: 1}
+
+
+def test_a_sick_run_is_told_of_once_also_across_restarts(tmp_path: Path) -> None:
+    told = []
+    for attempt in (1, 2):
+        recorder = Recorder(tmp_path, attempt)
+        with capture_logs() as entries:
+            for step in range(3):
+                recorder.step(3 * attempt + step, {"rollout/raw_reward": 0.0, "train/ppo_kl": 2.0})
+        told.append([entry["kind"] for entry in entries])
+        recorder.close()
+    assert told == [["KL explosion"], []]
+
+
+def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> None:
+    class Tracker:
+        def __init__(self) -> None:
+            self.rows: list[tuple[int, dict[str, float]]] = []
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            self.rows.append((step, metrics))
+
+        def close(self) -> None:
+            self.rows.append((0, {}))
+
+    tracker = Tracker()
+    recorder = Recorder(tmp_path, 1, tracker)  # type: ignore[arg-type]
+    recorder.step(1, {"rollout/raw_reward": 0.5})
+    recorder.evaluation(pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}))
+    recorder.close()
+    evaluated = {"eval/math": 0.25, "eval/math/pass@4": 0.5}
+    assert tracker.rows == [(1, {"rollout/raw_reward": 0.5}), (1, evaluated), (0, {})]
+    [record] = run_directory.records(tmp_path / run_directory.EVALUATION)
+    assert {n: record[n] for n in evaluated} == evaluated

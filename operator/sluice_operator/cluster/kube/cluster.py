@@ -2,8 +2,7 @@
 
 Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at
 once; so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a
-job owns besides pods, is read when the job is first seen, and again from time to time. Secrets are never read:
-as long as no pod proves that they are there they are created again, and "already exists" is a good answer.
+job owns besides pods, is the matter of owned.py.
 
 Every write may be repeated and may be raced by another operator: names are deterministic, creations that find their
 object there are done, deletions name the uid they mean, and the status carries the version that it was planned from.
@@ -13,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,27 +24,17 @@ from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import extras
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.events import event_object
+from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
-from sluice_operator.plan import clock, names, podstate
+from sluice_operator.plan import clock, names
+from sluice_operator.plan.lost import lacks_pods
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
-from sluice_operator.plan.objects import supporting_objects
 
-REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
-"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for want of one."""
 POD_SELECTOR = names.LABEL_JOB
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass
-class _Owned:
-    """What one job owns besides pods, and when that was read."""
-
-    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    read: float = 0.0
 
 
 class KubeCluster:
@@ -58,12 +45,17 @@ class KubeCluster:
         self.jobs = Store(job_key, lean_job)
         self.pods = Store(pod_key, lean_pod)
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
-        self._owned: dict[str, _Owned] = {}
+        self._owned = OwnedObjects(api, keys, self._pods)
 
     # -- Cluster ------------------------------------------------------------------------------------------------------
 
     async def observe(self, job: RLJob) -> Observed:
-        owned = await self._read_owned(job)
+        is_first_look = not self._owned.known(job.metadata.uid).read
+        owned = await self._owned.read(job)
+        if owned.absent and is_first_look and job.status is None:
+            await self.emit(job, [extras.missing(owned.absent)])
+        if lacks_pods(job, self._pods(job)):
+            await self._reread_pods(job)
         self._check_fresh(job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects)
         return Observed(pods, objects, job.status, absent_kinds=owned.absent, operator_namespace=self.namespace)
@@ -76,7 +68,7 @@ class KubeCluster:
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         """What pods need comes before the pods. A gang's pods are created side by side."""
-        await _all([self._apply_owned(job, found) for found in objects if found["kind"] != "Pod"])
+        await _all([self._owned.apply(job, found) for found in objects if found["kind"] != "Pod"])
         await _all([self._create_pod(job, found) for found in objects if found["kind"] == "Pod"])
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
@@ -105,20 +97,14 @@ class KubeCluster:
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
         """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
-        owned = self._owned.get(uid(stored))
-        key = ("ConfigMap", f"{stored['metadata']['name']}-config")
-        if owned is not None and owned.read:
-            return owned.objects.get(key)
-        found = await self._get(*key, stored["metadata"]["namespace"])
-        return found if found is not None and owner_uid(found) == uid(stored) else None
+        return await self._owned.config(stored)
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]:
         return [pod for pod in self.pods.of(_place(stored)) if owner_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
         """What was last read of the job's objects besides pods."""
-        found = self._owned.get(uid(stored))
-        return found.objects if found else {}
+        return self._owned.known(uid(stored)).objects
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:
         """Write the status of the version that we read; nothing where it is equal.
@@ -151,7 +137,7 @@ class KubeCluster:
     def forget(self, stored: KubeObject) -> None:
         """The job is gone."""
         self.jobs.bury(stored)
-        self._owned.pop(uid(stored), None)
+        self._owned.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
         """Read all that there is, before the first pass: a job that is planned before its pods are known loses them."""
@@ -169,60 +155,25 @@ class KubeCluster:
         lost: list[KubeObject] = []
         for namespace in namespaces:
             for store, kind, selector in self._watched:
-                listed, at = await self.api.list_metadata(collection(kind, namespace), selector)
-                found = store.sweep({uid(each) for each in listed}, at, namespace)
+                listed, at = await self.api.list_uids(collection(kind, namespace), selector)
+                found = store.sweep(listed, at, namespace)
                 lost += [{**each, "kind": kind} for each in found]
         return lost
-
-    # -- what a job owns ----------------------------------------------------------------------------------------------
-
-    async def _read_owned(self, job: RLJob) -> _Owned:
-        owned = self._owned.setdefault(job.metadata.uid, _Owned())
-        patience = REREAD_WAITING_SECONDS if any(map(podstate.is_starting, self._pods(job))) else REREAD_SECONDS
-        if owned.read and time.monotonic() - owned.read < patience:
-            return owned
-        supporting = {(found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)}
-        wanted = [key for key in supporting if key[0] != "Secret"]
-        answers = await asyncio.gather(*(self._get(kind, name, job.metadata.namespace) for kind, name in wanted))
-        present = {key: found for key, found in zip(wanted, answers, strict=True) if found is not None}
-        more = await extras.read(self.api, job)
-        present |= {key: _lean(found) for key, found in more.objects.items()}
-        secrets = {key: found for key, found in supporting.items() if key[0] == "Secret"}
-        for (kind, name), found in present.items():
-            _check_owner(job, kind, name, found)
-        if more.absent and not owned.read and job.status is None:
-            await self.emit(job, [extras.missing(more.absent)])
-        owned.absent = more.absent
-        owned.objects = present | (secrets if self._has_its_secrets(job) else {})
-        owned.read = time.monotonic()
-        return owned
-
-    def _has_its_secrets(self, job: RLJob) -> bool:
-        """We may not look. Pods that run have read them; if none does, or one does not start, they are made again."""
-        pods = self._pods(job)
-        return any(map(podstate.is_running, pods)) and not any(map(podstate.is_starting, pods))
-
-    async def _get(self, kind: str, name: str, namespace: str) -> KubeObject | None:
-        try:
-            return _lean(await self.api.get(path(kind, namespace, name)))
-        except errors.NotFoundError:
-            return None
-
-    async def _apply_owned(self, job: RLJob, found: KubeObject) -> None:
-        """By server-side apply; but a Secret is created, and one that is there has this job's uid in its name."""
-        kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
-        if kind == "Secret":
-            with contextlib.suppress(errors.AlreadyExistsError):
-                await self.api.create(collection(kind, namespace), self.keys.filled(job, found))
-            stored = found
-        else:
-            stored = _lean(await self.api.apply(extras.location(job, kind, name), _with_protocols(found)))
-        self._owned.setdefault(job.metadata.uid, _Owned()).objects[kind, name] = stored
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
     def _pods(self, job: RLJob) -> list[KubeObject]:
         return [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
+
+    async def _reread_pods(self, job: RLJob) -> None:
+        """A pod that is missed may only be late: the watch of pods may lag behind that of jobs.
+
+        A new leader would take all that its predecessor has just made for lost, and restart whole jobs for nothing.
+        """
+        selector = names.selector_text(names.selector(job))
+        async for page in self.api.pages(collection("Pod", job.metadata.namespace), selector):
+            for found in page["items"] or []:
+                self.pods.put({**found, "kind": "Pod"})
 
     async def _create_pod(self, job: RLJob, found: KubeObject) -> None:
         name, namespace = found["metadata"]["name"], job.metadata.namespace
@@ -230,7 +181,7 @@ class KubeCluster:
             stored = await self.api.create(collection("Pod", namespace), found)
         except errors.AlreadyExistsError:
             stored = await self.api.get(path("Pod", namespace, name))
-            _check_owner(job, "Pod", name, stored)
+            check_owner(job, "Pod", name, stored)
         self.pods.put(stored)
 
     async def _delete(self, job: RLJob, deletion: Deletion) -> None:
@@ -240,21 +191,11 @@ class KubeCluster:
                 await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
             return
         if deletion.kind in extras.KINDS:
-            await self._delete_extra(job, deletion)
+            await self._owned.delete(job, deletion)
             return
         for pod in self._pods(job):
             if pod["metadata"]["name"] == deletion.name:
                 await self._delete_pod(pod, deletion.grace)
-
-    async def _delete_extra(self, job: RLJob, deletion: Deletion) -> None:
-        owned = self._owned.setdefault(job.metadata.uid, _Owned())
-        found = owned.objects.get((deletion.kind, deletion.name))
-        if found is None:
-            return
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(found)}}
-        with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
-            await self.api.delete(extras.location(job, deletion.kind, deletion.name), options)
-        owned.objects.pop((deletion.kind, deletion.name), None)
 
     async def _delete_pod(self, pod: KubeObject, grace: int) -> None:
         namespace, name = _place(pod)
@@ -304,26 +245,6 @@ def _key(job: RLJob) -> Key:
 
 def _place(found: Mapping[str, Any]) -> Key:
     return found["metadata"]["namespace"], found["metadata"]["name"]
-
-
-def _lean(found: KubeObject) -> KubeObject:
-    found["metadata"].pop("managedFields", None)
-    return found
-
-
-def _with_protocols(found: KubeObject) -> KubeObject:
-    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part of its key there."""
-    if found["kind"] != "Service" or "ports" not in found["spec"]:
-        return found
-    ports = [{"protocol": "TCP", **port} for port in found["spec"]["ports"]]
-    return {**found, "spec": {**found["spec"], "ports": ports}}
-
-
-def _check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
-    if owner_uid(found) != job.metadata.uid:
-        owner = owner_uid(found)
-        whose = "a former owner, and is being deleted" if owner else "somebody else; delete or rename it, or the job"
-        raise errors.ForeignObjectError(f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}")
 
 
 def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:

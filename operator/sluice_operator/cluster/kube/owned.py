@@ -1,0 +1,135 @@
+"""What a job owns besides pods, at the API server.
+
+These few objects are not watched. They are read when a job is first seen, and again from time to time. Secrets are
+never read: as long as no pod proves that they are there they are created again, and "already exists" is a good answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sluice.api import RLJob
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.keys import JobKeys
+from sluice_operator.cluster.kube import extras
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.store import compact, owner_uid, uid
+from sluice_operator.plan import podstate
+from sluice_operator.plan.model import Deletion, KubeObject
+from sluice_operator.plan.objects import supporting_objects
+
+REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
+"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for want of one."""
+
+
+@dataclass
+class Owned:
+    """Of one job. absent: kinds that the API server does not know. read: when; 0: not yet."""
+
+    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+    read: float = 0.0
+
+
+class OwnedObjects:
+    """pods_of: a job's pods, as they are known."""
+
+    def __init__(self, api: Api, keys: JobKeys, pods_of: Callable[[RLJob], list[KubeObject]]) -> None:
+        self._api, self._keys, self._pods_of = api, keys, pods_of
+        self._known: dict[str, Owned] = {}
+
+    def known(self, job_uid: str) -> Owned:
+        """What was last read, or made."""
+        return self._known.get(job_uid) or Owned()
+
+    def forget(self, job_uid: str) -> None:
+        self._known.pop(job_uid, None)
+
+    async def read(self, job: RLJob) -> Owned:
+        """ForeignObjectError: something of a name that the job needs belongs to somebody else."""
+        owned = self._of(job)
+        patience = REREAD_WAITING_SECONDS if any(map(podstate.is_starting, self._pods_of(job))) else REREAD_SECONDS
+        if owned.read and time.monotonic() - owned.read < patience:
+            return owned
+        supporting = {(found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)}
+        wanted = [key for key in supporting if key[0] != "Secret"]
+        answers = await asyncio.gather(*(self._get(kind, name, job.metadata.namespace) for kind, name in wanted))
+        present = {key: found for key, found in zip(wanted, answers, strict=True) if found is not None}
+        more = await extras.read(self._api, job)
+        present |= {key: _lean(found) for key, found in more.objects.items()}
+        secrets = {key: found for key, found in supporting.items() if key[0] == "Secret"}
+        for (kind, name), found in present.items():
+            check_owner(job, kind, name, found)
+        owned.absent = more.absent
+        owned.objects = present | (secrets if self._has_its_secrets(job) else {})
+        owned.read = time.monotonic()
+        return owned
+
+    async def config(self, stored: KubeObject) -> KubeObject | None:
+        """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
+        owned = self.known(uid(stored))
+        key = ("ConfigMap", f"{stored['metadata']['name']}-config")
+        if owned.read:
+            return owned.objects.get(key)
+        found = await self._get(*key, stored["metadata"]["namespace"])
+        return found if found is not None and owner_uid(found) == uid(stored) else None
+
+    async def apply(self, job: RLJob, found: KubeObject) -> None:
+        """By server-side apply; but a Secret is created, and one that is there has this job's uid in its name."""
+        kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
+        if kind == "Secret":
+            with contextlib.suppress(errors.AlreadyExistsError):
+                await self._api.create(collection(kind, namespace), self._keys.filled(job, found))
+            stored = found
+        else:
+            stored = _lean(await self._api.apply(extras.location(job, kind, name), _with_protocols(found)))
+        self._of(job).objects[kind, name] = stored
+
+    async def delete(self, job: RLJob, deletion: Deletion) -> None:
+        owned = self._of(job)
+        found = owned.objects.get((deletion.kind, deletion.name))
+        if found is None:
+            return
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(found)}}
+        with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
+            await self._api.delete(extras.location(job, deletion.kind, deletion.name), options)
+        owned.objects.pop((deletion.kind, deletion.name), None)
+
+    def _of(self, job: RLJob) -> Owned:
+        return self._known.setdefault(job.metadata.uid, Owned())
+
+    def _has_its_secrets(self, job: RLJob) -> bool:
+        """We may not look. Pods that run have read them; if none does, or one does not start, they are made again."""
+        pods = self._pods_of(job)
+        return any(map(podstate.is_running, pods)) and not any(map(podstate.is_starting, pods))
+
+    async def _get(self, kind: str, name: str, namespace: str) -> KubeObject | None:
+        try:
+            return _lean(await self._api.get(path(kind, namespace, name)))
+        except errors.NotFoundError:
+            return None
+
+
+def check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
+    if owner_uid(found) != job.metadata.uid:
+        owner = owner_uid(found)
+        whose = "a former owner, and is being deleted" if owner else "somebody else; delete or rename it, or the job"
+        raise errors.ForeignObjectError(f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}")
+
+
+def _lean(found: KubeObject) -> KubeObject:
+    found["metadata"].pop("managedFields", None)
+    return compact(found)
+
+
+def _with_protocols(found: KubeObject) -> KubeObject:
+    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part of its key there."""
+    if found["kind"] != "Service" or "ports" not in found["spec"]:
+        return found
+    ports = [{"protocol": "TCP", **port} for port in found["spec"]["ports"]]
+    return {**found, "spec": {**found["spec"], "ports": ports}}

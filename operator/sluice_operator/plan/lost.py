@@ -1,0 +1,28 @@
+"""Whether a job misses pods: what was seen once, and is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.api import RLJob
+from sluice_operator.plan import podstate
+from sluice_operator.plan.gangs import desired_gangs, of_gang
+from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.status import known_gang
+
+
+def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
+    """A gang all of whose pods were seen (its `retryTime` is cleared) has fewer now.
+
+    pods: the job's. A job that is suspended, or has ended, misses none.
+    """
+    status = job.status
+    if status is None or job.spec.suspend or status.is_true("Succeeded") or status.is_true("Failed"):
+        return False
+    for gang in desired_gangs(job, status):
+        known = known_gang(status, gang.role, gang.replica)
+        if known is None or known.retry_time is not None:
+            continue
+        if sum(podstate.attempt(pod) == known.attempt for pod in of_gang(gang, pods)) < gang.size:
+            return True
+    return False

@@ -1,0 +1,179 @@
+"""Does a run look sick? From its metrics, in words, with what to try. Pure; each finding is meant to be shown once.
+
+The bounds are loose on purpose: a warning should be worth stopping for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+Record = Mapping[str, Any]
+
+WINDOW = 20
+"""Steps that a look back takes into account."""
+FLAT_STEPS = 10
+_ENTROPY_SHARE, _ENTROPY_LEAST = 0.05, 1e-3
+_KL_LIMIT, _PPO_KL_LIMIT = 1.0, 0.1
+_LOGPROB_LIMIT = 0.1
+_TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
+_SPIKE, _SPIKE_LEAST = 10.0, 1.0
+_FAILED_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """kind: one for each sort of trouble. text: what is seen, and what to try."""
+
+    kind: str
+    step: int
+    text: str
+
+
+class Watch:
+    """Follows a run step by step, and tells of each kind of trouble once."""
+
+    def __init__(self, earlier: Iterable[Record] = ()) -> None:
+        """earlier: steps that were told of before."""
+        self._history: deque[Record] = deque(maxlen=WINDOW)
+        self._told: set[str] = set()
+        for record in earlier:
+            self.see(record)
+
+    def see(self, record: Record) -> list[Finding]:
+        """What this step shows that was not told before."""
+        self._history.append(record)
+        fresh = [finding for finding in look(self._history) if finding.kind not in self._told]
+        self._told |= {finding.kind for finding in fresh}
+        return fresh
+
+
+def findings(records: Iterable[Record]) -> list[Finding]:
+    """What is wrong with a run, each kind where it was first seen. records: of its steps, in their order."""
+    watch = Watch()
+    return [finding for record in records for finding in watch.see(record)]
+
+
+def look(history: Sequence[Record]) -> Iterator[Finding]:
+    """What is wrong at the newest of the last WINDOW steps."""
+    for kind, rule in _RULES.items():
+        text = rule(history)
+        if text:
+            yield Finding(kind, int(history[-1].get("step", 0)), text)
+
+
+def _values(history: Sequence[Record], name: str) -> list[float]:
+    return [float(record[name]) for record in history if isinstance(record.get(name), int | float)]
+
+
+def _not_finite(history: Sequence[Record]) -> str | None:
+    """JSON has NaN as Python writes it, so that it can be read back."""
+    bad = [n for n, v in history[-1].items() if isinstance(v, float) and not math.isfinite(v)]
+    if not bad:
+        return None
+    return f"{', '.join(sorted(bad)[:3])} is not a finite number: lower trainer.optimizer.lr, or look at the samples"
+
+
+def _equal_rewards(history: Sequence[Record]) -> str | None:
+    ratios = _values(history, "rollout/zero_std/ratio")[-FLAT_STEPS:]
+    if len(ratios) < FLAT_STEPS or min(ratios) < 1.0:
+        return None
+    reward = _values(history, "rollout/raw_reward")[-1:]
+    return (
+        f"all rewards of each prompt were equal for {FLAT_STEPS} steps{_shown(' (reward {:.3g})', reward)}: nothing "
+        "can be learned from them. Try a reward that tells bad from worse, easier or harder prompts, more "
+        "samplesPerPrompt, a higher temperature; check the reward on samples/"
+    )
+
+
+def _entropy_collapse(history: Sequence[Record]) -> str | None:
+    entropies = _values(history, "train/entropy_loss")
+    if len(entropies) < FLAT_STEPS:
+        return None
+    start, now = max(entropies[: len(entropies) // 2]), median(entropies[-3:])
+    if now > _ENTROPY_LEAST and now > _ENTROPY_SHARE * start:
+        return None
+    solved = _values(history, "rollout/raw_reward")[-3:]
+    if solved and median(solved) >= 0.95:
+        return None  # a policy that has found the answer may well be sure of it
+    return (
+        f"entropy has collapsed to {now:.2g}: the policy hardly explores any more. Try algorithm.entropyCoef, a higher "
+        "clip.high (0.28), a lower learning rate, or an earlier checkpoint"
+    )
+
+
+def _kl_explosion(history: Sequence[Record]) -> str | None:
+    last = history[-1]
+    ppo, reference = abs(last.get("train/ppo_kl", 0.0)), last.get("train/kl_loss", 0.0)
+    if ppo > _PPO_KL_LIMIT:
+        return (
+            f"ppo_kl is {ppo:.2g}: within one batch the policy moves far from the one that generated it. Try a lower "
+            "learning rate, fewer trainer.stepsPerBatch, or a smaller rollout.maxStaleness"
+        )
+    if reference > _KL_LIMIT:
+        return (
+            f"the KL to the reference is {reference:.2g}: the policy has left it far behind. Try a higher algorithm.kl "
+            "coefficient or a lower learning rate, and read samples/ for a reward that is being gamed"
+        )
+    return None
+
+
+def _mismatch(history: Sequence[Record]) -> str | None:
+    means = _values(history, "train/train_rollout_logprob_abs_diff")[-3:]
+    if len(means) < 3 or median(means) < _LOGPROB_LIMIT:
+        return None
+    return (
+        f"log-probs of trainer and engine differ by {median(means):.2g} on average: they disagree about the model. "
+        "See dtype and engineArgs; with maxStaleness or partial rollouts it may be their age: set "
+        "algorithm.offPolicy.method"
+    )
+
+
+def _truncation(history: Sequence[Record]) -> str | None:
+    ratios = _values(history, "rollout/truncated_ratio")[-_TRUNCATED_STEPS:]
+    if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _TRUNCATED_SHARE:
+        return None
+    return (
+        f"{ratios[-1]:.0%} of the responses are cut off at their token limit. Try a higher sampling.maxResponseTokens; "
+        "where the model never ends a turn, check its chat template and end token"
+    )
+
+
+def _failures(history: Sequence[Record]) -> str | None:
+    ratios = _values(history, "rollout/failed_ratio")[-_TRUNCATED_STEPS:]
+    if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _FAILED_SHARE:
+        return None
+    return f"{ratios[-1]:.0%} of the samples fail (reward or generate function): the rollout log has their errors"
+
+
+def _gradient_spike(history: Sequence[Record]) -> str | None:
+    norms = _values(history, "train/grad_norm")
+    if len(norms) < FLAT_STEPS:
+        return None
+    usual = median(norms[:-1])
+    if norms[-1] < _SPIKE_LEAST or norms[-1] < _SPIKE * usual:
+        return None
+    return (
+        f"the gradient norm jumped to {norms[-1]:.3g}, usual is {usual:.2g}. Clipping (optimizer.clipGrad) holds it; "
+        "if it comes again, lower the learning rate and look at that step's samples"
+    )
+
+
+def _shown(text: str, values: Sequence[float]) -> str:
+    return text.format(values[-1]) if values else ""
+
+
+_RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
+    "not finite": _not_finite,
+    "equal rewards": _equal_rewards,
+    "entropy collapse": _entropy_collapse,
+    "KL explosion": _kl_explosion,
+    "log-prob mismatch": _mismatch,
+    "truncation": _truncation,
+    "failures": _failures,
+    "gradient spike": _gradient_spike,
+}

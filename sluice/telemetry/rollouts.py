@@ -1,0 +1,159 @@
+"""Dumped rollouts: everything that a step was trained on, one Parquet file a step, one row a sample.
+
+    rollouts/step_0000007.parquet
+
+Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that reads Parquet. Numbers are
+stored as they were trained on, to the bit. docs/evaluation.md lists the columns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, WeightSpan
+
+DIRECTORY = "rollouts"
+_NAME = re.compile(r"step_(\d+)\.parquet")
+
+
+class DumpError(Exception):
+    """A file that is no dump of a step. The message names it, and says what is wrong."""
+
+
+def path_of(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:07d}.parquet"
+
+
+def steps(directory: Path) -> dict[int, Path]:
+    """The dumped steps of a directory, in their order."""
+    found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step_*.parquet"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def write(directory: Path, step: int, groups: Sequence[SampleGroup]) -> Path:
+    """Write a step, in one piece: a file that is there is whole."""
+    from pyarrow import Table, parquet
+
+    directory.mkdir(parents=True, exist_ok=True)
+    path = path_of(directory, step)
+    table = Table.from_pylist(list(_rows(step, groups)), schema=_schema())
+    parquet.write_table(table, path.with_suffix(".tmp"), compression="zstd")
+    path.with_suffix(".tmp").replace(path)
+    return path
+
+
+def read(path: Path) -> list[SampleGroup]:
+    """The groups of a dumped step, in batch order. Raises DumpError."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        rows = parquet.read_table(path, schema=_schema()).to_pylist()
+        groups: dict[int, SampleGroup] = {}
+        for row in rows:
+            prompt = _prompt(row)
+            groups.setdefault(prompt.group_id, SampleGroup(prompt)).samples.append(_sample(row))
+        for group in groups.values():
+            for sample in group.samples:
+                sample.check()
+    except (ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise DumpError(f"{path}: not a step that debug.dumpRollouts wrote: {error}") from error
+    return list(groups.values())
+
+
+def _schema() -> Any:
+    from pyarrow import field, float32, float64, int32, int64, list_, schema, string, struct, uint8
+
+    span = struct([field("version", int64()), field("start", int32()), field("end", int32())])
+    return schema(
+        {
+            "step": int64(),
+            "group_id": int64(),
+            "index": int32(),
+            "dataset": string(),
+            "row": int64(),
+            "epoch": int32(),
+            "prompt": string(),
+            "label": string(),
+            "metadata": string(),
+            "tools": string(),
+            "tokens": list_(int32()),
+            "response_length": int32(),
+            "response": string(),
+            "loss_mask": list_(uint8()),
+            "rollout_log_probs": list_(float32()),
+            "weight_versions": list_(span),
+            "reward": float64(),
+            "reward_parts": string(),
+            "status": string(),
+            "error": string(),
+            "sample_metadata": string(),
+        }
+    )
+
+
+def _rows(step: int, groups: Iterable[SampleGroup]) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        prompt = group.prompt
+        shared = {
+            "step": step,
+            "group_id": prompt.group_id,
+            "dataset": prompt.dataset,
+            "row": prompt.row,
+            "epoch": prompt.epoch,
+            "prompt": json.dumps(prompt.prompt, ensure_ascii=False),
+            "label": json.dumps(prompt.label, ensure_ascii=False),
+            "metadata": json.dumps(prompt.metadata, ensure_ascii=False),
+            "tools": json.dumps(prompt.tools, ensure_ascii=False),
+        }
+        for sample in group.samples:
+            yield shared | {
+                "index": sample.index,
+                "tokens": sample.tokens,
+                "response_length": sample.response_length,
+                "response": sample.response,
+                "loss_mask": sample.loss_mask,
+                "rollout_log_probs": sample.rollout_log_probs,
+                "weight_versions": [asdict(span) for span in sample.weight_versions],
+                "reward": sample.reward,
+                "reward_parts": json.dumps(sample.reward_parts),
+                "status": str(sample.status),
+                "error": sample.error,
+                "sample_metadata": json.dumps(sample.metadata, ensure_ascii=False),
+            }
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    return Prompt(
+        group_id=row["group_id"],
+        prompt=json.loads(row["prompt"]),
+        label=json.loads(row["label"]),
+        metadata=json.loads(row["metadata"]),
+        tools=json.loads(row["tools"]),
+        dataset=row["dataset"],
+        row=row["row"],
+        epoch=row["epoch"],
+    )
+
+
+def _sample(row: dict[str, Any]) -> Sample:
+    return Sample(
+        index=row["index"],
+        tokens=np.asarray(row["tokens"], dtype=np.int32),
+        response_length=row["response_length"],
+        response=row["response"],
+        reward=row["reward"],
+        reward_parts=json.loads(row["reward_parts"]),
+        loss_mask=np.asarray(row["loss_mask"], dtype=np.uint8),
+        rollout_log_probs=np.asarray(row["rollout_log_probs"], dtype=np.float32),
+        weight_versions=[WeightSpan(s["version"], s["start"], s["end"]) for s in row["weight_versions"]],
+        status=SampleStatus(row["status"]),
+        metadata=json.loads(row["sample_metadata"]),
+        error=row["error"],
+    )

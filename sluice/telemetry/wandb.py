@@ -1,0 +1,59 @@
+"""Weights & Biases, where its library is installed (extra `wandb`) and it is told whom to report to.
+
+Only the environment speaks: WANDB_API_KEY, or WANDB_MODE=offline, turns it on; WANDB_PROJECT, WANDB_ENTITY,
+WANDB_BASE_URL and so on are the library's own. Without them nothing is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import logs
+
+PROJECT = "sluice"
+INIT_SECONDS = 60.0
+
+
+class Wandb:
+    """One run there for one run directory: a trainer that restarts goes on with it."""
+
+    def __init__(self, directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> None:
+        import wandb
+
+        identity = hashlib.blake2b(f"{name} {directory.resolve()}".encode(), digest_size=8).hexdigest()
+        self._run = wandb.init(
+            project=variables.get("WANDB_PROJECT", PROJECT),
+            name=name,
+            id=variables.get("WANDB_RUN_ID", identity),
+            resume="allow",
+            dir=directory,
+            config=config,
+            settings=wandb.Settings(init_timeout=INIT_SECONDS, console="off"),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")  # a step may come again, which wandb's own count cannot
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log({**metrics, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def start(directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> Wandb | None:
+    """The run, or None where nobody asked for one. Training does not depend on it: what goes wrong is logged."""
+    wanted = variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") == "offline"
+    if not wanted or variables.get("WANDB_MODE") == "disabled":
+        return None
+    if importlib.util.find_spec("wandb") is None:
+        logs.get().warning("WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice[wandb]'")
+        return None
+    try:
+        return Wandb(directory, name, config, variables)
+    except Exception as error:  # its own errors, requests', and whatever else is on the way
+        logs.get().warning("no run at Weights & Biases", error=f"{type(error).__name__}: {error}")
+        return None

@@ -1,0 +1,113 @@
+"""Operators that are killed, or frozen, at any moment: no pod is made twice, no attempt lost, no restart forgotten.
+
+Pods end with a delay and not at once, so that a successor finds every mixture of what was done and what was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+import pytest
+
+from sluice_operator.cluster.kube.paths import path
+from tests.cluster.conftest import StartOperator
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.operators import Operator
+from tests.cluster.world import Object, World
+
+SPEC: Object = {
+    "rollout": {"replicas": 2, "gpusPerReplica": 0, "nodesPerReplica": 2},
+    "trainer": {"nodes": 2, "steps": 10, "gpusPerNode": 0},
+    "failurePolicy": {"maxRestarts": 1000, "rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 60}},
+}
+"""A gang that lives for twice maxSeconds counts its restarts anew: none does here."""
+PODS = 8
+SECONDS = 90.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_operators_that_are_killed_at_random(start: StartOperator, world: World, seed: int) -> None:
+    """Each failure of a gang is counted once, and followed by exactly one attempt, whoever does the work."""
+    chance = random.Random(seed)
+    pair = [await start(SLUICE_IDENTITY=f"{seed}-{number}") for number in range(2)]
+    async with Kubelet(world, chance).working() as kubelet:
+        await world.create(**SPEC)
+        for failures in range(1, 5):
+            await world.until(lambda: all_run(world), SECONDS)
+            await fail_one(world, chance)
+            await asyncio.sleep(chance.uniform(0, 1.5))
+            victim = await leader(world, pair)
+            victim.kill()
+            pair.remove(victim)
+            pair.append(await start(SLUICE_IDENTITY=f"{seed}-{failures + 1}"))
+            await world.until(lambda n=failures: restarted(world, n), SECONDS)
+        await world.until(lambda: all_run(world), SECONDS)
+    assert kubelet.overlaps == set()
+    assert {name: uids for name, uids in kubelet.lives.items() if len(uids) > 1} == {}
+    assert await unexplained_attempts(world) == []
+
+
+async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(start: StartOperator, world: World) -> None:
+    """It believes to lead still, and its successor has done the work meanwhile."""
+    chance = random.Random(7)
+    pair = [await start(SLUICE_IDENTITY=name) for name in ("first", "second")]
+    async with Kubelet(world, chance).working() as kubelet:
+        await world.create(**SPEC)
+        await world.until(lambda: all_run(world), SECONDS)
+        frozen = await leader(world, pair)
+        other = next(each for each in pair if each is not frozen)
+        frozen.process.send_signal(signal.SIGSTOP)
+        await fail_one(world, chance)
+        await world.until(lambda: leads(world, other), SECONDS)
+        frozen.process.send_signal(signal.SIGCONT)
+        await world.until(lambda: restarted(world, 1), SECONDS)
+        await world.until(lambda: all_run(world), SECONDS)
+        assert await asyncio.to_thread(frozen.process.wait, 30) == 1, "a leader who lost the lease ends"
+    assert kubelet.overlaps == set()
+    assert {name: uids for name, uids in kubelet.lives.items() if len(uids) > 1} == {}
+    assert await unexplained_attempts(world) == []
+
+
+async def fail_one(world: World, chance: random.Random) -> None:
+    """A container of some trainer or rollout pod dies."""
+    pods = await world.pods()
+    victim = chance.choice([name for name in sorted(pods) if "-trainer-" in name or "-rollout-" in name])
+    container = "" if "-trainer-" in victim else chance.choice(["engine", "worker"])
+    await world.finish(victim, 1, "error: boom", container)
+
+
+async def all_run(world: World) -> bool:
+    """Every pod that is wanted is there, ready, and none else."""
+    status = await world.status()
+    ready = sum(role["ready"] for role in status.get("roles", []))
+    return ready == PODS and len(await world.names()) == PODS
+
+
+async def restarted(world: World, count: int) -> bool:
+    restarts = (await world.status()).get("restarts", 0)
+    assert restarts <= count, "a failure was counted twice"
+    return bool(restarts == count)
+
+
+async def unexplained_attempts(world: World) -> list[Object]:
+    """Gangs with attempts that neither are the first one nor follow a failure that was counted."""
+    gangs = [gang for role in (await world.status())["roles"] for gang in role["gangs"]]
+    return [gang for gang in gangs if gang["attempt"] != 1 + gang["restarts"]]
+
+
+async def leader(world: World, operators: list[Operator]) -> Operator:
+    found: list[Operator] = []
+
+    async def is_known() -> bool:
+        found[:] = [each for each in operators if await leads(world, each)]
+        return bool(found)
+
+    await world.until(is_known, SECONDS)
+    return found[0]
+
+
+async def leads(world: World, operator: Operator) -> bool:
+    lease = await world.api.get(path("Lease", world.namespace, "sluice-operator"))
+    return bool(lease["spec"]["holderIdentity"] == operator.identity)

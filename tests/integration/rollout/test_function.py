@@ -1,0 +1,133 @@
+"""A generate function's conversation at the real engine: masks, log-probs and weight versions, against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sluice.rewards import custom
+from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.engine import Engine
+from sluice_rollout.episode import Episode
+from sluice_rollout.function import Player
+from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
+from tests.integration.house import DEADLINE
+from tests.integration.rollout.pods import House
+from tests.integration.rollout.test_generation import PROMPT, generator
+
+PARAMS = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 0.8}
+OBSERVATION = [20, 21, 22]
+READY = pb.TakeBatchResponse.STATE_READY
+FUNCTION = """
+async def play(episode):
+    await episode.generate(max_tokens=5)
+    episode.observe("w0007 w0008")
+    turn = await episode.generate(max_tokens=4)
+    episode.metadata["last"] = turn.text
+"""
+
+
+async def talk(episode: Episode) -> None:
+    """A turn of 30 tokens, an observation, and all the rest."""
+    await episode.generate(max_tokens=30)
+    episode.observe(OBSERVATION)
+    await episode.generate(max_tokens=600)
+
+
+def player(engine: Engine, model: Path) -> Player:
+    return Player(talk, "talk", generator(engine, model), None, lambda: 0, 60.0)
+
+
+def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | None = None) -> None:
+    """Masks are exact; each trained token's log-prob is that of the weights that made it."""
+    sample.check_tokens()
+    assert sample.loss_mask.tolist() == [1] * 30 + [0] * 3 + [1] * 600
+    assert sample.tokens[len(PROMPT) + 30 : len(PROMPT) + 33].tolist() == OBSERVATION
+    assert not sample.rollout_log_probs[30:33].any()
+    for weights, start, end in versions or [(model, 0, 633)]:
+        expected = log_probs(weights, sample.tokens.tolist(), 633, 0.8)
+        trained = [i for i in range(start, end) if sample.loss_mask[i]]
+        assert distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained]) < tolerance()
+
+
+async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_context(
+    engine: Engine, model: Path
+) -> None:
+    sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert sample.status is SampleStatus.TRUNCATED, "the last turn had no room to end"
+    assert sample.weight_versions == [WeightSpan(0, 0, 633)]
+    check(sample, model)
+
+
+async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_turn(
+    engine: Engine, model: Path, sglang: Sglang
+) -> None:
+    first = player(engine, model)
+    running = asyncio.create_task(first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
+    await sglang.generated(60)
+    first.generator.draining.set()
+    await engine.abort()
+    sample = codec.sample_from_message(codec.sample_to_message(await running))
+    assert sample.status is SampleStatus.ABORTED
+    assert 33 < sample.response_length < 633
+    before = sample.tokens.tolist()
+    await player(engine, model)(Prompt(0, "?"), PROMPT, sample, PARAMS)
+    assert sample.tokens.tolist()[: len(before)] == before
+    check(sample, model)
+
+
+async def test_a_conversation_that_lives_through_an_update_knows_which_weights_made_which_token(
+    engine: Engine, model: Path, other_model: Path, sglang: Sglang
+) -> None:
+    running = asyncio.create_task(player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
+    await sglang.generated(60)
+    assert (await asyncio.to_thread(call, sglang.url + "/pause_generation", {"mode": "abort"}))[0] == 200
+    body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": True}
+    status, answer = await asyncio.to_thread(call, sglang.url + "/update_weights_from_disk", body)
+    assert status == 200, answer
+    assert (await asyncio.to_thread(call, sglang.url + "/continue_generation", {}))[0] == 200
+    sample = await running
+    assert [span.version for span in sample.weight_versions] == [0, 1]
+    at = sample.weight_versions[0].end
+    check(sample, model, [(model, 0, at), (other_model, at, 633)])
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> str:
+    custom.load.cache_clear()
+    (tmp_path / "talk.py").write_text(FUNCTION)
+    return f"{tmp_path}/talk.py:play"
+
+
+async def test_conversations_travel_from_lease_to_batch(
+    house: Callable[..., House], engine: Engine, model: Path, function: str
+) -> None:
+    one = house(rollout__function=function)
+    async with await one.start_buffer() as client, one.working(engine) as (_, end):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+        await end()
+    samples = [sample for group in groups for sample in group.samples]
+    assert len(samples) == 8
+    for sample in samples:
+        sample.check()
+        assert sample.loss_mask.tolist() == [1] * 5 + [0] * 2 + [1] * 4
+        expected = log_probs(model, sample.tokens.tolist(), 11)
+        trained = [*range(5), *range(7, 11)]
+        assert distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained]) < tolerance()
+        assert sample.response.endswith(sample.metadata["last"])
+
+
+async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_there(
+    engine: Engine, model: Path
+) -> None:
+    """Session affinity is by construction: a worker has one engine. Its prefix cache has the earlier turns."""
+    sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60})
+    body = {"input_ids": sample.tokens.tolist(), "sampling_params": {"max_new_tokens": 1}}
+    _, answer = await asyncio.to_thread(call, engine.url + "/generate", body)
+    assert answer["meta_info"]["cached_tokens"] >= len(sample.tokens) - 2

@@ -1,0 +1,194 @@
+"""The quickstart in a namespace of its own: the example's manifest, its volume, and what a user sees of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from sluice.telemetry import run_directory
+from sluice_buffer.loading import load
+from sluice_buffer.storage import Storage
+from tests.node.node import Node, Object, until
+from tests.tools import ROOT
+
+MANIFEST = ROOT / "examples/kubernetes/quickstart.yaml"
+QUICKSTART = ROOT / "examples/quickstart"
+NAME = "quickstart"
+OWNED = "pods,persistentvolumeclaims,secrets,configmaps,services,networkpolicies,poddisruptionbudgets,endpoints"
+
+
+class Quickstart:
+    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's pod `buffer`."""
+
+    def __init__(self, node: Node, namespace: str, directory: Path) -> None:
+        self.node, self.namespace = node, namespace
+        self.volume, self.buffer = directory / "volume", directory / "buffer"
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """What the example asks its user for, on volumes of this machine: the node has no provisioner."""
+        for path in (self.volume, self.buffer):
+            path.mkdir(parents=True)
+            path.chmod(0o755)
+        subprocess.run([sys.executable, QUICKSTART / "make_data.py", self.volume], check=True, timeout=60)
+        shutil.copy(QUICKSTART / "reward.py", self.volume)
+        self.node.kubectl("create", "namespace", self.namespace)
+        self.node.apply(
+            self._persistent_volume(NAME, self.volume),
+            self._persistent_volume(f"{NAME}-buffer", self.buffer),
+            self._claim(),
+        )
+
+    def remove(self) -> None:
+        """At once: a test that wants to see pods end in peace has waited for that."""
+        self.kubectl("delete", "rljob", "--all", "--timeout=60s", seconds=90)
+        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s", seconds=90)
+        volumes = [f"{self.namespace}-{name}" for name in (NAME, f"{NAME}-buffer")]
+        self.node.kubectl("delete", "namespace", self.namespace, "--timeout=150s", seconds=180)
+        self.node.kubectl("delete", "persistentvolume", *volumes, "--timeout=60s", seconds=90)
+
+    def _persistent_volume(self, claim: str, path: Path) -> Object:
+        here = {"key": "kubernetes.io/hostname", "operator": "Exists"}
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{self.namespace}-{claim}"},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "",
+                "claimRef": {"namespace": self.namespace, "name": claim},
+                "local": {"path": str(path)},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+            },
+        }
+
+    def _claim(self) -> Object:
+        spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
+        metadata = {"name": NAME, "namespace": self.namespace}
+        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+    # -- a user -------------------------------------------------------------------------------------------------------
+
+    def kubectl(self, *words: str, **how: Any) -> str:
+        return self.node.kubectl("-n", self.namespace, *words, **how)
+
+    def start(self, **changes: Any) -> None:
+        """kubectl apply of the example. changes: fields of groups of the spec, as trainer={"steps": 9}, or fields."""
+        job = YAML(typ="safe").load(MANIFEST.read_text())
+        for group, fields in changes.items():
+            both = isinstance(fields, dict) and isinstance(job["spec"].get(group), dict)
+            job["spec"][group] = job["spec"][group] | fields if both else fields
+        self.kubectl("apply", "-f", "-", text=json.dumps(job))
+
+    def patch(self, **spec: Any) -> None:
+        self.kubectl("patch", "rljob", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def delete(self) -> None:
+        self.kubectl("delete", "rljob", NAME, "--timeout=60s", seconds=90)
+
+    # -- what is seen -------------------------------------------------------------------------------------------------
+
+    def status(self) -> Object:
+        return self.node.get("-n", self.namespace, "rljob", NAME).get("status") or {}
+
+    def condition(self, kind: str) -> Object:
+        return next((each for each in self.status().get("conditions", []) if each["type"] == kind), {})
+
+    def pods(self, role: str = "") -> list[Object]:
+        labels = ",".join(filter(None, ("sluice.dev/job-name", f"sluice.dev/role={role}" if role else "")))
+        return list(self.node.get("-n", self.namespace, "pods", "-l", labels).get("items", []))
+
+    def pod(self, role: str) -> Object:
+        """The role's pod that runs."""
+
+        def found() -> list[Object]:
+            alive = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
+            return [pod for pod in alive if pod["status"]["phase"] == "Running"]
+
+        return self.until(found, f"a running pod of {role}", 240)[0]
+
+    def objects(self) -> set[str]:
+        """Names of everything in the namespace that a job may own."""
+        return set(self.kubectl("get", OWNED, "-o", "name").split())
+
+    def reasons(self) -> set[str]:
+        """Reasons of the events that `kubectl describe` shows."""
+        events = self.kubectl("describe", "rljob", NAME).partition("\nEvents:")[2]
+        return {line.split()[1] for line in events.splitlines()[3:] if len(line.split()) > 1}
+
+    def row(self) -> dict[str, str]:
+        """The job's line of `kubectl get rljobs`, by column. No column may be empty."""
+        header, row = self.kubectl("get", "rljobs").splitlines()
+        return dict(zip(header.split(), row.split(), strict=True))
+
+    def row_state(self) -> str:
+        """The STATE of that line; the columns after it may be empty."""
+        return self.kubectl("get", "rljobs", "--no-headers").split()[1]
+
+    def metrics(self) -> list[Object]:
+        """All records of metrics.jsonl, those of steps that were trained again included."""
+        return list(run_directory.records(self.volume / NAME / "run" / run_directory.METRICS))
+
+    def step(self) -> int:
+        return max((int(record["step"]) for record in self.metrics()), default=0)
+
+    def until_step(self, step: int, seconds: float = 300) -> None:
+        self.until(lambda: self.step() >= step, f"step {step}", seconds)
+
+    def until_state(self, state: str, seconds: float) -> Object:
+        return self.until(
+            lambda: self.status() if self.status().get("state") == state else {}, f"state {state}", seconds
+        )
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float) -> Any:
+        """Wait; for nothing of a job that has ended meanwhile."""
+
+        def holds() -> Any:
+            found = condition()
+            if not found:
+                status = self.status()
+                assert status.get("state") not in ("Succeeded", "Failed"), f"ended before {what}: {status}"
+            return found
+
+        return until(holds, what, seconds)
+
+    def until_drained(self) -> None:
+        """Only pods that have ended are left."""
+        until(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in self.pods()), "an end of all pods", 240)
+
+    def counters(self) -> dict[str, int]:
+        """What the buffer's database says of the guarantee, read after the end."""
+        with tempfile.TemporaryDirectory() as directory:
+            copy = Path(directory) / "buffer"
+            shutil.copytree(self.buffer, copy)
+            storage = Storage(copy, 1 << 30)
+            try:
+                memory = load(storage, 0.0)
+            finally:
+                storage.close()
+        return {
+            "groups_leased": memory.progress.next_group,
+            "groups_trained": memory.trained,
+            "groups_lost": memory.lost,
+            "groups_trained_twice": memory.twice,
+        }
+
+    def story(self) -> str:
+        """For a person who has to find out why a test failed."""
+        parts = [self.kubectl("describe", "rljob", check=False), self.kubectl("get", "pods", "-o", "wide", check=False)]
+        parts.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False))
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            parts.append(self.kubectl("describe", "pod", name, check=False))
+            parts.append(self.kubectl("logs", name, "--all-containers", "--prefix", "--tail=60", check=False))
+        return "\n".join(parts)

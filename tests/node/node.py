@@ -1,0 +1,96 @@
+"""A Kubernetes node on this machine: kubelet, containerd, real pods. It comes from a directory beside the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.tools import ROOT, missing, tool
+
+Object = dict[str, Any]
+NODE_UP_SECONDS, LOAD_SECONDS = 240, 600
+
+
+class Node:
+    """The node through kubectl, as its user has it. lasts: it was there before the tests, and stays."""
+
+    def __init__(self, kubeconfig: str, script: Path, *, lasts: bool) -> None:
+        self._script, self.lasts = script, lasts
+        self.environment = os.environ | {"KUBECONFIG": kubeconfig}
+
+    def kubectl(self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60) -> str:
+        """Its output. check: raise where it fails, with what it said."""
+        return self.call(str(tool("kubectl")), *words, text=text, check=check, seconds=seconds)
+
+    def call(self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60) -> str:
+        done = subprocess.run(words, env=self.environment, input=text, text=True, capture_output=True, timeout=seconds)
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout if check else done.stdout + done.stderr
+
+    def apply(self, *objects: Object) -> None:
+        items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-f", "-", text=json.dumps(items))
+
+    def get(self, *words: str) -> Object:
+        """`kubectl get WORDS`; empty where it does not exist."""
+        found = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
+        return dict(json.loads(found)) if found.strip() else {}
+
+    def images(self) -> list[str]:
+        return subprocess.run([self._script, "images"], check=True, text=True, capture_output=True).stdout.split()
+
+    def load(self, archive: Path) -> None:
+        subprocess.run([self._script, "load-tar", archive], check=True, timeout=LOAD_SECONDS)
+
+
+@contextmanager
+def running_node() -> Iterator[Node]:
+    """The node of KUBECONFIG, which is left as it is; or one that is started, and ended again."""
+    scripts = sorted(ROOT.parent.glob("*/kube/kube"))
+    if not scripts or os.geteuid() != 0:
+        missing("needs root, and a directory beside the checkout that starts a Kubernetes node: */kube/kube")
+    if os.environ.get("KUBECONFIG"):
+        yield Node(os.environ["KUBECONFIG"], scripts[0], lasts=True)
+        return
+    try:
+        up = subprocess.run(
+            [scripts[0], "node-up"], check=True, text=True, stdout=subprocess.PIPE, timeout=NODE_UP_SECONDS
+        )
+        exports = dict(line[7:].split("=", 1) for line in up.stdout.splitlines() if line.startswith("export "))
+        yield Node(exports["KUBECONFIG"].strip("'\""), scripts[0], lasts=False)
+    finally:
+        subprocess.run([scripts[0], "down", "--name", "node"], check=True, timeout=NODE_UP_SECONDS)
+
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, seconds: float, pause: float = 0.5) -> T:
+    """Wait until the condition holds; what it answered."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(pause)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def process_of(pod: Object, program: str) -> int:
+    """Pid, on this machine, of the process of a pod whose command line names the program."""
+    uid = pod["metadata"]["uid"]
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = uid in (directory / "cgroup").read_text()
+            if inside and program in (directory / "cmdline").read_bytes().decode().split("\0"):
+                return int(directory.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    raise AssertionError(f"pod {pod['metadata']['name']} has no process {program}")

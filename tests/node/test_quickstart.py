@@ -1,0 +1,153 @@
+"""The quickstart in real pods: it learns, survives what clusters do to pods, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.node.conftest import OPERATOR_NAMESPACE, RELEASE
+from tests.node.jobs import NAME, Quickstart
+from tests.node.node import Node, process_of, until
+from tests.tools import tool
+
+pytestmark = pytest.mark.timeout(2400)
+GROUPS_PER_STEP = 32
+START_SECONDS, STOP_SECONDS = 300, 240
+"""Generous: an engine needs 15 s on two idle cores, and minutes on busy ones."""
+
+
+def check_sound(run: Quickstart, steps: int) -> None:
+    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the model has learnt."""
+    status = run.status()
+    assert (status["state"], status["step"], status["weightVersion"]) == ("Succeeded", steps, steps)
+    run.until_drained()
+    trained = steps * GROUPS_PER_STEP
+    assert run.counters() == {
+        "groups_leased": trained,
+        "groups_trained": trained,
+        "groups_lost": 0,
+        "groups_trained_twice": 0,
+    }
+    records = run.metrics()
+    by_step: dict[int, set[tuple[float, float]]] = {}
+    for each in records:
+        by_step.setdefault(each["step"], set()).add((each["train/loss"], each["rollout/raw_reward"]))
+    assert sorted(by_step) == list(range(1, steps + 1))
+    assert all(len(seen) == 1 for seen in by_step.values()), f"replayed differently: {by_step}"
+    assert max(each["train/train_rollout_logprob_abs_diff_max"] for each in records) <= 1e-4
+    assert float(status["reward"]) == pytest.approx(records[-1]["rollout/raw_reward"], abs=1e-3)
+    assert records[-1]["rollout/raw_reward"] > 2 * records[0]["rollout/raw_reward"]
+    assert (run.volume / NAME / "hf/model.safetensors").exists()
+
+
+def test_the_installed_chart_passes_its_own_test(operator: None, node: Node) -> None:
+    """`helm test`, which asks the operator whether it watches."""
+    node.call(str(tool("helm")), "test", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--timeout", "3m", seconds=200)
+
+
+def test_a_user_applies_watches_and_deletes_it(quickstart: Quickstart, record: Callable[..., None]) -> None:
+    before = quickstart.objects()
+    quickstart.start(trainer={"steps": 40})
+    quickstart.until_step(3, START_SECONDS)
+    quickstart.until(lambda: quickstart.status().get("state") == "Running", "state Running", 60)
+    row = quickstart.row()
+    assert list(row) == ["NAME", "STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
+    assert (row["NAME"], row["STATE"], row["ROLLOUTS"], row["RESTARTS"]) == (NAME, "Running", "1", "0")
+    assert int(row["STEP"]) >= 1
+    early = float(row["REWARD"])
+    waited = quickstart.kubectl("wait", "--for=condition=Succeeded", "--timeout=500s", f"rljob/{NAME}", seconds=510)
+    assert waited.strip() == f"rljob.sluice.dev/{NAME} condition met"
+    check_sound(quickstart, 40)
+    assert float(quickstart.row()["REWARD"]) > early
+    assert "TrainerSucceeded" in quickstart.reasons()
+    record(quickstart)
+    quickstart.delete()
+    until(lambda: quickstart.objects() == before, f"only {before} left", 240)
+
+
+def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None]) -> None:
+    """A rollout pod is deleted, the trainer killed, its pod removed by force, the leading operator's pod deleted, the
+    buffer's pod deleted, and the job suspended and resumed: one after the other, within one run."""
+    steps = 120
+    quickstart.start(
+        trainer={"steps": steps},
+        checkpoint={"everySteps": 5},
+        failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 10}},
+    )
+    quickstart.until_step(4, START_SECONDS)
+    delete(quickstart, "rollout")
+    quickstart.until_step(15, START_SECONDS)
+    os.kill(process_of(quickstart.pod("trainer"), "sluice_trainer"), signal.SIGKILL)
+    quickstart.until(lambda: quickstart.status()["restarts"] == 1, "a restart that counts", 120)
+    failure = quickstart.status()["lastFailure"]
+    assert (failure["role"], failure["container"], failure["exitCode"]) == ("trainer", "trainer", 137)
+    quickstart.until_step(30, START_SECONDS)
+    delete(quickstart, "trainer", "--grace-period=0", "--force")
+    quickstart.until_step(45, START_SECONDS)
+    restart_leader(node)
+    quickstart.until_step(60, START_SECONDS)
+    delete(quickstart, "buffer")
+    quickstart.until_step(80, START_SECONDS)
+    quickstart.patch(suspend=True)
+    quickstart.until_state("Suspended", STOP_SECONDS)
+    quickstart.until(lambda: not quickstart.pods(), "an end of all pods", STOP_SECONDS)
+    reached = quickstart.step()
+    assert reached < steps
+    quickstart.patch(suspend=False)
+    quickstart.until_state("Succeeded", START_SECONDS + STOP_SECONDS)
+    check_sound(quickstart, steps)
+    assert quickstart.status()["restarts"] == 1, "deletions are no failures of the job's"
+    assert {"GangRestarting", "GangDisrupted", "Suspended", "Resumed", "TrainerSucceeded"} <= quickstart.reasons()
+    record(quickstart)
+
+
+def delete(run: Quickstart, role: str, *how: str) -> None:
+    """kubectl delete of the role's pod; until a pod of a later attempt is there."""
+    old = run.pod(role)["metadata"]["name"]
+    run.kubectl("delete", "pod", old, *how, "--timeout=240s", seconds=270)
+    run.until(lambda: run.pod(role)["metadata"]["name"] != old, f"a successor of {old}", 120)
+
+
+def restart_leader(node: Node) -> None:
+    """Delete the pod of the operator that has the lease; until another one has it."""
+    where = ("-n", OPERATOR_NAMESPACE)
+    leader = holder(node)
+    node.kubectl(*where, "delete", "pod", leader, "--timeout=60s", seconds=90)
+    until(lambda: holder(node) not in ("", leader), "another leader", 120)
+
+
+def holder(node: Node) -> str:
+    return str(node.get("-n", OPERATOR_NAMESPACE, "lease", RELEASE)["spec"].get("holderIdentity") or "")
+
+
+def test_an_image_that_cannot_be_pulled_shows_in_the_status(quickstart: Quickstart) -> None:
+    containers = [{"name": "trainer", "image": "localhost/nothing:1"}]
+    quickstart.start(trainer={"steps": 2, "template": {"spec": {"containers": containers}}})
+
+    def message() -> str:
+        found = str(quickstart.condition("Running").get("message", ""))
+        return found if "localhost/nothing:1" in found else ""
+
+    found = quickstart.until(message, "words about the image", 240)
+    assert re.search(r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", found)
+    assert "check the image's name" in found
+    assert quickstart.row_state() == "Pending"
+    assert quickstart.status()["lastFailure"]["container"] == "trainer"
+
+
+def test_a_trainer_without_memory_fails_with_words(quickstart: Quickstart) -> None:
+    containers: list[dict[str, Any]] = [{"name": "trainer", "resources": {"limits": {"memory": "128Mi"}}}]
+    quickstart.start(
+        trainer={"steps": 2, "template": {"spec": {"containers": containers}}}, failurePolicy={"maxRestarts": 0}
+    )
+    status = until(lambda: s if (s := quickstart.status()).get("state") == "Failed" else {}, "state Failed", 240)
+    failure = status["lastFailure"]
+    assert (failure["role"], failure["reason"], failure["exitCode"]) == ("trainer", "OOMKilled", 137)
+    message = quickstart.condition("Failed")["message"]
+    assert "OOMKilled" in message
+    assert "SIGKILL" in message

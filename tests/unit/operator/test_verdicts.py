@@ -1,0 +1,34 @@
+"""When a job counts as running for the first time: what time-to-running is measured by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import START
+
+from sluice.api import Condition, RLJobStatus
+from sluice_operator.plan import clock
+from sluice_operator.verdicts import runs_first
+
+NOW = clock.text(START)
+
+
+def status(running: str, **more: Any) -> RLJobStatus:
+    condition = Condition(type="Running", status=running, reason="Any", last_transition_time=NOW)  # type: ignore[arg-type]
+    return RLJobStatus(conditions=[condition], **more)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "first"),
+    [
+        (None, status("True"), True),
+        (status("False"), status("True"), True),
+        (status("False"), status("False"), False),
+        (status("True"), status("True"), False),
+        (status("False", last_progress_time=NOW), status("True"), False),
+    ],
+    ids=["at once", "after a wait", "not yet", "still", "after a restart or a resume"],
+)
+def test_a_job_runs_for_the_first_time(before: RLJobStatus | None, now: RLJobStatus, first: bool) -> None:
+    assert runs_first(before, now) is first

@@ -1,0 +1,69 @@
+"""What a sick run looks like in its metrics, and what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.telemetry import health
+
+WELL: dict[str, Any] = {
+    "rollout/raw_reward": 0.5, "rollout/zero_std/ratio": 0.3, "rollout/truncated_ratio": 0.1,
+    "rollout/failed_ratio": 0.0, "train/entropy_loss": 0.8, "train/ppo_kl": 0.0, "train/kl_loss": 0.01,
+    "train/grad_norm": 0.4,
+    "train/train_rollout_logprob_abs_diff": 0.01,
+}  # fmt: skip
+
+
+def steps(count: int, first: int = 1, **changes: Any) -> list[dict[str, Any]]:
+    named = {name.replace("__", "/"): value for name, value in changes.items()}
+    return [WELL | named | {"step": first + i} for i in range(count)]
+
+
+ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
+
+
+@pytest.mark.parametrize(("history", "kind", "words"), [
+    (steps(10, **{ZERO: 1.0, REWARD: 0.0}), "equal rewards", "equal for 10 steps (reward 0)"),
+    (steps(10) + steps(3, 11, **{ENTROPY: 0.03}), "entropy collapse", "entropy has collapsed to 0.03"),
+    (steps(10, **{ENTROPY: 1e-5}), "entropy collapse", "algorithm.entropyCoef"),
+    (steps(1, **{"train/ppo_kl": 0.3}), "KL explosion", "ppo_kl is 0.3"),
+    (steps(1, **{"train/ppo_kl": -0.3}), "KL explosion", "ppo_kl is 0.3"),
+    (steps(1, **{"train/kl_loss": 2.5}), "KL explosion", "KL to the reference is 2.5"),
+    (steps(3, **{"train/train_rollout_logprob_abs_diff": 0.2}), "log-prob mismatch", "differ by 0.2 on average"),
+    (steps(3, **{"rollout/truncated_ratio": 0.6}), "truncation", "60% of the responses are cut off"),
+    (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
+    (steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}), "gradient spike", "jumped to 40, usual is 0.4"),
+    (steps(1, **{"train/loss": float("nan")}), "not finite", "train/loss is not a finite number"),
+])  # fmt: skip
+def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
+    [finding] = health.findings(history)
+    assert (finding.kind, finding.step) == (kind, history[-1]["step"] if kind != "entropy collapse" else finding.step)
+    assert words in finding.text
+
+
+@pytest.mark.parametrize("history", [
+    [], [{}], steps(40),
+    steps(9, **{ZERO: 1.0}),
+    steps(30, **{ZERO: 1.0, "step": 0})[:9] + steps(1, 10, **{ZERO: 0.99}),
+    steps(10) + steps(10, 11, **{ENTROPY: 0.01, REWARD: 1.0}),
+    steps(20, **{ENTROPY: 0.05}),
+    steps(2, **{"rollout/truncated_ratio": 0.9}) + steps(1, 3),
+    steps(40, **{"rollout/truncated_ratio": 0.5}),
+    steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
+    steps(1, **{"train/grad_norm": 300.0}),
+])  # fmt: skip
+def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
+    assert health.findings(history) == []
+
+
+def test_each_kind_is_told_once() -> None:
+    watch = health.Watch()
+    told = [[finding.kind for finding in watch.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})]
+    assert told == [["KL explosion"], [], [], [], [], []]
+
+
+def test_what_an_earlier_run_showed_is_not_told_again() -> None:
+    sick = steps(6, **{"train/ppo_kl": 1.0})
+    assert health.Watch(sick[:3]).see(sick[3]) == []

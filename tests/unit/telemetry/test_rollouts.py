@@ -1,0 +1,53 @@
+"""Dumped rollouts come back as they were, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, WeightSpan
+from sluice.telemetry import rollouts
+
+
+def groups() -> list[SampleGroup]:
+    whole = Sample(0)
+    whole.append_prompt([5, 6])
+    whole.append([7, 8], [-0.1, -1.5e-7], [WeightSpan(2, 0, 2)])
+    whole.append([9], [], [WeightSpan(3, 0, 1)], trainable=False)
+    whole.status, whole.reward, whole.response = SampleStatus.COMPLETED, 0.1, "ä\n<b>"
+    whole.reward_parts, whole.metadata = {"score": 0.1}, {"turns": [{"by": "model", "length": 2}]}
+    failed = Sample(1)
+    failed.append_prompt([5, 6])
+    failed.fail("no reward")
+    chat = [{"role": "user", "content": "é"}]
+    prompt = Prompt(7, chat, label={"x": [1]}, metadata={"k": None}, tools=[{"name": "t"}], dataset="d", row=3, epoch=1)
+    return [SampleGroup(prompt, [whole, failed]), SampleGroup(Prompt(9, "plain"), [])]
+
+
+def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
+    path = rollouts.write(tmp_path / "rollouts", 12, groups())
+    assert path == tmp_path / "rollouts/step_0000012.parquet"
+    [found] = rollouts.read(path)
+    expected = groups()[0]
+    assert found.prompt == expected.prompt
+    for a, b in zip(found.samples, expected.samples, strict=True):
+        for name in ("tokens", "loss_mask", "rollout_log_probs"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+            assert getattr(a, name).dtype == getattr(b, name).dtype
+        for name in ("index", "response", "reward", "reward_parts", "weight_versions", "status", "metadata", "error"):
+            assert getattr(a, name) == getattr(b, name)
+
+
+def test_steps_are_found_in_their_order(tmp_path: Path) -> None:
+    for step in (10, 2):
+        rollouts.write(tmp_path, step, groups()[:1])
+    (tmp_path / "step_x.parquet").touch()
+    assert list(rollouts.steps(tmp_path)) == [2, 10]
+
+
+def test_another_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "step_0000001.parquet").write_text("hello")
+    with pytest.raises(rollouts.DumpError, match=r"step_0000001.parquet: not a step that debug.dumpRollouts wrote"):
+        rollouts.read(tmp_path / "step_0000001.parquet")
