@@ -42,11 +42,12 @@ def node() -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The image of all roles, in the node; made only where these very sources are not there yet."""
-    name = images.name()
-    if f"{LIBRARY}{name}" not in node.images():
+    name, there = images.name(), node.images()
+    if f"{LIBRARY}{name}" not in there:
         archive = tmp_path_factory.mktemp("image") / "image.tar"
         name = images.write(archive)
-        node.load(archive)
+        older = [each for each in there if each.startswith(f"{LIBRARY}{images.REPOSITORY}:")]
+        node.load(archive, instead_of=older)
         archive.unlink()
     return f"{LIBRARY}{name}"
 

@@ -20,9 +20,9 @@ NODE_UP_SECONDS, LOAD_SECONDS = 240, 600
 class Node:
     """The node through kubectl, as its user has it. lasts: it was there before the tests, and stays."""
 
-    def __init__(self, kubeconfig: str, script: Path, *, lasts: bool) -> None:
+    def __init__(self, exports: dict[str, str], script: Path, *, lasts: bool) -> None:
         self._script, self.lasts = script, lasts
-        self.environment = os.environ | {"KUBECONFIG": kubeconfig}
+        self.environment = os.environ | exports
 
     def kubectl(self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60) -> str:
         """Its output. check: raise where it fails, with what it said."""
@@ -46,8 +46,11 @@ class Node:
     def images(self) -> list[str]:
         return subprocess.run([self._script, "images"], check=True, text=True, capture_output=True).stdout.split()
 
-    def load(self, archive: Path) -> None:
+    def load(self, archive: Path, instead_of: list[str]) -> None:
+        """Bring an image in, and remove others."""
         subprocess.run([self._script, "load-tar", archive], check=True, timeout=LOAD_SECONDS)
+        if instead_of:
+            self.call("ctr", "--namespace", "k8s.io", "images", "rm", "--sync", *instead_of, seconds=LOAD_SECONDS)
 
 
 @contextmanager
@@ -57,14 +60,15 @@ def running_node() -> Iterator[Node]:
     if not scripts or os.geteuid() != 0:
         missing("needs root, and a directory beside the checkout that starts a Kubernetes node: */kube/kube")
     if os.environ.get("KUBECONFIG"):
-        yield Node(os.environ["KUBECONFIG"], scripts[0], lasts=True)
+        yield Node({}, scripts[0], lasts=True)
         return
     try:
         up = subprocess.run(
             [scripts[0], "node-up"], check=True, text=True, stdout=subprocess.PIPE, timeout=NODE_UP_SECONDS
         )
         exports = dict(line[7:].split("=", 1) for line in up.stdout.splitlines() if line.startswith("export "))
-        yield Node(exports["KUBECONFIG"].strip("'\""), scripts[0], lasts=False)
+        found = {name: exports[name].strip("'\"") for name in ("KUBECONFIG", "CONTAINERD_ADDRESS")}
+        yield Node(found, scripts[0], lasts=False)
     finally:
         subprocess.run([scripts[0], "down", "--name", "node"], check=True, timeout=NODE_UP_SECONDS)
 
