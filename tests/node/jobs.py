@@ -154,10 +154,9 @@ class Quickstart:
         """Wait; for nothing of a job that has ended meanwhile."""
 
         def holds() -> Any:
+            status = self.status()  # before the condition, which the end of the job may fulfil
             found = condition()
-            if not found:
-                status = self.status()
-                assert status.get("state") not in ("Succeeded", "Failed"), f"ended before {what}: {status}"
+            assert found or status.get("state") not in ("Succeeded", "Failed"), f"ended before {what}: {status}"
             return found
 
         return until(holds, what, seconds)
