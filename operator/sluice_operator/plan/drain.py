@@ -1,7 +1,7 @@
 """Stopping pods in an order that loses nothing: workers first, then what they report to.
 
 A rollout worker returns its leases, with partial samples, to the buffer when it is told to end; so buffer and
-rendezvous stay until trainer and rollout are gone.
+rendezvous stay until trainer and rollout have ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ _ORDER = (("trainer", "rollout"), ("buffer",), ("rendezvous",))
 
 
 def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
-    """The deletions of the first stage that still has pods; later stages follow when those are gone."""
+    """The deletions of the stages up to the first one in which a pod still runs; later ones follow when it has ended.
+
+    An ended pod is not waited for: a kubelet may take a minute more until it takes the object away.
+    """
+    wanted: tuple[Deletion, ...] = ()
     for stage in _ORDER:
         found = [pod for pod in pods if podstate.role(pod) in stage]
-        if found:
-            return deletions(found, now)
-    return ()
+        wanted += deletions(found, now)
+        if to_drain(found):
+            break
+    return wanted
 
 
 def to_drain(pods: Sequence[KubeObject]) -> list[KubeObject]:
