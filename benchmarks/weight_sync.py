@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from shapes import SHAPES, write_config
 
 from sluice.api import RLJobSpec
 from sluice.environment import Environment, free_port, read
@@ -37,32 +38,6 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_rollout.engine import Engine
 from sluice_trainer.launch import NCCL_ENV
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048},
-    "tiny-moe": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64,
-                 "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
-                 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-                 "vocab_size": 2048, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-                 "tie_word_embeddings": False},
-    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-                   "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
-    "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
-    "qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
-    "qwen3-30b-a3b": {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
-                      "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-                      "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_attention_heads": 32,
-                      "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "norm_topk_prob": True,
-                      "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False},
-}  # fmt: skip
-COMMON = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6, "max_position_embeddings": 4096, "attention_bias": False, "attention_dropout": 0.0,
-    "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "use_cache": True,
-    "rope_scaling": None, "sliding_window": None, "use_sliding_window": False, "max_window_layers": 99,
-}  # fmt: skip
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
 GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
@@ -101,8 +76,7 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> None:
     directory = options.directory
     dtype = "bfloat16" if GPUS else "float32"
-    config = COMMON | SHAPES[options.shape] | {"dtype": dtype, "torch_dtype": dtype}
-    (directory / "config.json").write_text(json.dumps(config))
+    write_config(directory, options.shape, dtype)
     with ExitStack() as stack:
         address = stack.enter_context(rendezvous(directory))
         servers = [stack.enter_context(engine(options, number)) for number in range(options.engines)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from megatron.core.transformer.moe.experts import SequentialMLP
 
-from sluice_trainer.megatron import attention
+from sluice_trainer.megatron import attention, layout
+from sluice_trainer.megatron.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
 
 pytestmark = [
@@ -110,11 +113,46 @@ def test_context_shares_attend_as_the_whole_row_does(context: int, widths: tuple
         return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
 
     q, k, v = draw(row, heads, dim), draw(row, kv_heads, dim), draw(row, kv_heads, value_dim)
-    whole = attention._varlen(q, k, v, attention.packing(lengths, q.device), 0.1)
-    dense = attention._dense(*(x.float() for x in (q, k, v)), attention.packing(lengths, q.device).dense, 0.1)
+    whole = attention._on_gpu(q, k, v, layout.packing(lengths, q.device), 0.1)
+    dense = attention._dense(*(x.float() for x in (q, k, v)), layout.packing(lengths, q.device).dense, 0.1)
     assert (whole.float() - dense).abs().max() < 0.05
     for rank in range(context):
-        split = attention.Split(context=context, rank=rank)
+        split = layout.Split(context=context, rank=rank)
         held = split.local(row).cuda()
-        share = attention._varlen(q[held], k, v, attention.packing(lengths, q.device, split), 0.1)
+        share = attention._on_gpu(q[held], k, v, layout.packing(lengths, q.device, split), 0.1)
         assert (share.float() - whole[held].float()).abs().max() < 0.02
+
+
+def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's attention of padded sequences beside FlashAttention over the packed row, and dense float32."""
+    lengths = [700, 30, 512, 5, 1000]
+    generator = torch.Generator("cuda").manual_seed(0)
+    drawn = [torch.randn(sum(lengths), heads, 64, generator=generator, device="cuda") for heads in (4, 2, 2)]
+
+    def outcome(long: int, attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        monkeypatch.setattr(layout, "LONG", long)
+        monkeypatch.setattr(attention, "LONG", long)
+        q, k, v = (x.to(dtype).requires_grad_() for x in drawn)
+        packed = layout.packing(lengths, q.device)
+        out = attend(q, k, v, packed.dense if attend is attention._dense else packed, 0.1)
+        out.float().square().sum().backward()
+        return [out.detach().float(), *(x.grad.float() for x in (q, k, v) if x.grad is not None)]
+
+    exact = outcome(10**9, attention._dense, torch.float32)
+    for long in (500, 10**9):
+        for found, expected in zip(outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True):
+            assert (found - expected).norm() / expected.norm() < 0.01
+
+
+def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Path]) -> None:
+    policy = make(models["qwen3-moe"], "bf16")
+    (experts,) = {type(layer.mlp.experts) for layer in policy._learner.chunks[0].module.decoder.layers}
+    assert experts is GroupedExperts
+    layer = policy._learner.chunks[0].module.decoder.layers[0].mlp.experts
+    counts = torch.tensor([7, 0, 20, 5])
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(32, 64, generator=generator, device="cuda").bfloat16()
+    probs = torch.rand(32, generator=generator, device="cuda")
+    together, _ = layer(hidden, counts, probs)
+    one_by_one, _ = SequentialMLP.forward(layer, hidden, counts, probs)
+    assert (together.float() - one_by_one.float()).norm() / one_by_one.float().norm() < 0.02

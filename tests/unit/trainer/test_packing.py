@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice.sample import Sample
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron import attention
-from sluice_trainer.megatron.attention import Split, dense_layout, packing
+from sluice_trainer.megatron.layout import LONG, Split, dense_layout, packing
 from sluice_trainer.megatron.packing import (
     Sequence,
     TrainSequence,
@@ -223,3 +223,15 @@ def test_context_shares_attend_as_the_whole_row_does(context: int) -> None:
         held = split.local(row)
         share = attention._span_by_span(q[held], k, v, packing(lengths, CPU, split), 0.3)
         assert torch.allclose(share, whole[held], atol=1e-5)
+
+
+def test_a_long_sequence_has_a_span_of_its_own() -> None:
+    lengths = [LONG, 10, 20, LONG + 1, LONG, 5]
+    spans = packing(lengths, CPU).spans
+    assert [span.queries for span in spans] == [span.keys for span in spans]
+    sizes = [span.queries[1] - span.queries[0] for span in spans]
+    assert sizes == [LONG, 30, LONG + 1, LONG, 5]
+    assert [span.alone for span in spans] == [True, False, True, True, True]
+    assert spans[1].starts_q.tolist() == [0, 10, 30]
+    share = packing([LONG, 8], CPU, Split(context=2, rank=0))
+    assert not any(span.alone for span in share.spans[1:]), "a share's queries see keys before them"

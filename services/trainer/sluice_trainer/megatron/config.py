@@ -11,6 +11,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE
+from sluice_trainer.megatron.compiled import COMPILED
 from sluice_trainer.megatron.hf_config import Experts, Latent, ModelShape, UnsupportedModelError
 
 
@@ -68,7 +69,6 @@ def transformer_config(
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm or shape.latent is not None,
-        rotary_interleaved=shape.rope_interleaved and shape.latent is None,
         softmax_scale=_magnitude(shape) ** 2 / math.sqrt(shape.head_dim),
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -81,7 +81,7 @@ def transformer_config(
         # The weights of `aggregation` hold the denominators: gradients of micro-batches and ranks are plain sums.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=COMPILED,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
@@ -154,7 +154,7 @@ def _latent(latent: Latent | None) -> dict[str, Any]:
         "qk_head_dim": latent.plain,
         "qk_pos_emb_head_dim": latent.turned,
         "v_head_dim": latent.value,
-        # Angles come from `PackedRotary`; Megatron's own scalings stay out of it.
+        # Angles come from `LatentRotary`; Megatron's own scalings stay out of it.
         "rope_type": "rope",
         "rotary_scaling_factor": 1.0,
     }

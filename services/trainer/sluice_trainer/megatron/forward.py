@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.compiled import compiled
 from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage
 
@@ -29,44 +30,75 @@ CHUNK_ELEMENTS = 2**27
 """Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the backward pass."""
 
 
+@compiled
+def _statistics(logits: Tensor, place: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of z = logits x scale, in one pass: largest z, sum of exp(z - largest), sum of that times (z - largest), z at
+    `place`. [n] float32 each.
+    """
+    z = logits.float() * scale
+    largest = z.amax(-1)
+    shifted = z - largest[:, None]
+    exponentials = shifted.exp()
+    target = z.gather(-1, place[:, None]).squeeze(-1)
+    return largest, exponentials.sum(-1), (exponentials * shifted).sum(-1), target
+
+
+@compiled
+def _gradient(
+    logits: Tensor, place: Tensor, log_total: Tensor, entropy: Tensor, at_target: Tensor, of: Tensor, scale: float
+) -> Tensor:
+    """Gradient of the logits, [n, local vocab], in their precision; see `_LogProbEntropy`.
+
+    at_target: gradient of the log-probs where this rank has the target, else 0. of: [2, n], of log-probs and entropies.
+    """
+    log_p = logits.float() * scale - log_total[:, None]
+    result = -log_p.exp() * (of[0][:, None] + (log_p + entropy[:, None]) * of[1][:, None])
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    result = result + torch.where(columns == place[:, None], at_target[:, None], 0.0)
+    return (result * scale).to(logits.dtype)
+
+
 class _LogProbEntropy(torch.autograd.Function):
     """Log-prob of a target and entropy of a softmax whose vocabulary is spread over tensor-parallel ranks.
 
-    logits [n, local vocab] float32, targets [n] global ids -> log-probs [n], entropies [n].
-    With p the softmax: d logp / d z = 1[target] - p; d H / d z = -p (log p + H). Passes over the logits cost more here
-    than arithmetic, so log p is not written down.
+    logits [n, local vocab], targets [n] global ids -> log-probs [n], entropies [n], float32.
+    With p the softmax of z: d logp / d z = 1[target] - p; d H / d z = -p (log p + H). The logits are all that is kept,
+    and all that is read, of [n, vocab]: passes over them cost more here than arithmetic.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, start: int, group: dist.ProcessGroup | None
+        ctx: Any, logits: Tensor, targets: Tensor, start: int, scale: float, group: dist.ProcessGroup | None
     ) -> tuple[Tensor, Tensor]:
-        highest = _all_reduce(logits.max(dim=-1).values, dist.ReduceOp.MAX, group)
-        shifted = logits - highest[:, None]
-        exponentials = shifted.exp()
-        total = _all_reduce(exponentials.sum(-1), dist.ReduceOp.SUM, group)
-        mean = _all_reduce(torch.linalg.vecdot(exponentials, shifted), dist.ReduceOp.SUM, group) / total
         here = (targets >= start) & (targets < start + logits.shape[-1])
-        local = torch.where(here, targets - start, 0)
-        target = torch.where(here, shifted.gather(-1, local[:, None]).squeeze(-1), 0.0)
+        place = torch.where(here, targets - start, 0)
+        largest, total, mean, target = _statistics(logits, place, scale)
+        if group is not None:
+            largest, total, mean = _over_ranks(largest, total, mean, group)
+            target = _all_reduce(torch.where(here, target, 0.0), dist.ReduceOp.SUM, group)
         log_total = total.log()
-        log_probs = _all_reduce(target, dist.ReduceOp.SUM, group) - log_total
-        entropy = log_total - mean
-        ctx.save_for_backward(shifted, log_total, local, here, entropy)
-        return log_probs, entropy
+        entropy = log_total - mean / total
+        ctx.save_for_backward(logits, place, here, largest + log_total, entropy)
+        ctx.scale = scale
+        return target - largest - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        of_log_probs, of_entropy = gradients
-        shifted, log_total, local, here, entropy = ctx.saved_tensors
-        log_p = shifted - log_total[:, None]
-        if of_entropy.any():
-            p = log_p.exp()
-            result = -p * (of_log_probs[:, None] + (log_p + entropy[:, None]) * of_entropy[:, None])
-        else:
-            result = log_p.exp_().mul_(-of_log_probs[:, None])
-        result.scatter_add_(-1, local[:, None], (of_log_probs * here)[:, None])
-        return result, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, place, here, log_total, entropy = ctx.saved_tensors
+        at_target = gradients[0] * here
+        result = _gradient(logits, place, log_total, entropy, at_target, torch.stack(gradients), ctx.scale)
+        return result, None, None, None, None
+
+
+def _over_ranks(
+    largest: Tensor, total: Tensor, mean: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics of all ranks' shares of the vocabulary, from those of this one's."""
+    highest = _all_reduce(largest.clone(), dist.ReduceOp.MAX, group)
+    down = largest - highest
+    both = torch.stack((total, mean + down * total)) * down.exp()
+    total, mean = _all_reduce(both, dist.ReduceOp.SUM, group)
+    return highest, total, mean
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _LogProbEntropy.apply
@@ -85,10 +117,9 @@ def log_probs_and_entropy(logits: Tensor, targets: Tensor, *, temperature: float
     """
     group = parallel_state.get_tensor_model_parallel_group()
     start = group.rank() * logits.shape[-1]
-    local = logits[:, : max(min(logits.shape[-1], vocab - start), 1)].float()
-    if temperature != 1.0:
-        local = local / temperature
-    return _apply(local, targets, start, group if group.size() > 1 else None)
+    held = max(min(logits.shape[-1], vocab - start), 1)
+    local = logits if held == logits.shape[-1] else logits[:, :held]
+    return _apply(local, targets, start, 1.0 / temperature, group if group.size() > 1 else None)
 
 
 def _score(

@@ -19,7 +19,7 @@ from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
 from sluice_trainer.megatron.entries import VALUE_HEAD
 from sluice_trainer.megatron.hf_config import ModelShape
 from sluice_trainer.megatron.hf_files import reader
-from sluice_trainer.megatron.spec import block_spec, set_rotary
+from sluice_trainer.megatron.spec import block_spec, set_latent_rotary
 
 
 class ValueHead(torch.nn.Linear):
@@ -44,19 +44,20 @@ def build(config: TransformerConfig, shape: ModelShape, device: torch.device = D
 def _chunk(config: TransformerConfig, shape: ModelShape, stage: int | None, device: torch.device) -> GPTModel:
     model = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config, shape, stage),
+        transformer_layer_spec=block_spec(config, shape, device, stage),
         vocab_size=shape.padded_vocab(config.tensor_model_parallel_size),
         max_sequence_length=shape.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
+        position_embedding_type="rope" if shape.latent else "none",  # `PackedAttention` turns queries and keys
         vp_stage=stage,
     )
     if shape.value_head and model.post_process:
         model.output_layer = ValueHead(config)
-    set_rotary(model, shape, device)
+    if shape.latent:
+        set_latent_rotary(model, shape, device)
     model.to(device=device, dtype=config.params_dtype)
     for layer in model.decoder.layers:
         if router := getattr(layer.mlp, "router", None):

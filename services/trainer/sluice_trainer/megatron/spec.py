@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from sluice_trainer.megatron.attention import PackedAttention, PackedRotary
+from sluice_trainer.megatron.attention import PackedAttention
+from sluice_trainer.megatron.experts import GroupedExperts
 from sluice_trainer.megatron.hf_config import ModelShape
+from sluice_trainer.megatron.rotary import LatentRotary, Rotary
 
 
 class Norm(torch.nn.RMSNorm):
@@ -80,16 +83,18 @@ class _LatentAttention(MLASelfAttention):  # type: ignore[misc]
         return queries, keys
 
 
-def block_spec(config: TransformerConfig, shape: ModelShape, stage: int | None = None) -> TransformerBlockSubmodules:
+def block_spec(
+    config: TransformerConfig, shape: ModelShape, device: torch.device, stage: int | None = None
+) -> TransformerBlockSubmodules:
     """The decoder layers of this pipeline stage (or of the virtual stage `stage` of it)."""
-    dense, mixture = _layer(config, shape, None), _layer(config, shape, config.num_moe_experts)
+    dense, mixture = _layer(config, shape, device, None), _layer(config, shape, device, config.num_moe_experts)
     layers = [mixture if shape.is_mixture(layer) else dense for layer in range(shape.layers)]
     first = get_transformer_layer_offset(config, stage)
     own = layers[first : first + get_num_layers_to_build(config, stage)]
     return TransformerBlockSubmodules(layer_specs=own, layer_norm=Norm)
 
 
-def _layer(config: TransformerConfig, shape: ModelShape, experts: int | None) -> ModuleSpec:
+def _layer(config: TransformerConfig, shape: ModelShape, device: torch.device, experts: int | None) -> ModuleSpec:
     layer = get_gpt_layer_local_spec(
         num_experts=experts,
         qk_layernorm=config.qk_layernorm,
@@ -98,13 +103,20 @@ def _layer(config: TransformerConfig, shape: ModelShape, experts: int | None) ->
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    if experts:
+        mixture = parts.mlp.keywords["submodules"]
+        grouped = partial(GroupedExperts, **mixture.experts.keywords)
+        parts.mlp = partial(parts.mlp.func, submodules=replace(mixture, experts=grouped))
     attention = parts.self_attention.submodules
-    attention.core_attention = PackedAttention
     if shape.latent:
         parts.self_attention.module = _LatentAttention
+        attention.core_attention = PackedAttention
         attention.q_layernorm = IdentityOp if shape.latent.query_rank is None else Norm
         attention.kv_layernorm = Norm
-    elif shape.qk_norm:
+        return layer
+    rotary = Rotary(shape.rope.inverse_frequencies(shape.rope_dim).to(device), shape.rope_interleaved)
+    attention.core_attention = partial(PackedAttention, rotary=rotary)
+    if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = Norm
     if shape.sandwich:
         parts.self_attention.module = _SandwichAttention
@@ -112,12 +124,8 @@ def _layer(config: TransformerConfig, shape: ModelShape, experts: int | None) ->
     return layer
 
 
-def set_rotary(model: Any, shape: ModelShape, device: torch.device) -> None:
-    """Give a GPTModel, or each of its latent attentions, our rotary embedding in place of Megatron's."""
-    if shape.latent is None:
-        interleaved = shape.rope_interleaved
-        model.rotary_pos_emb = PackedRotary(shape.rope, shape.rope_dim, device, interleaved=interleaved)
-        return
-    rotary = PackedRotary(shape.rope, shape.rope_dim, device, squeezed=True)
+def set_latent_rotary(model: Any, shape: ModelShape, device: torch.device) -> None:
+    """Give each latent attention of a GPTModel our rotary embedding in place of Megatron's."""
+    rotary = LatentRotary(shape.rope.inverse_frequencies(shape.rope_dim).to(device))
     for layer in model.decoder.layers:
         layer.self_attention.rotary_pos_emb = rotary

@@ -1,0 +1,183 @@
+"""Where sequences lie in a packed row, or in one rank's share of it, and how attention is best computed over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from sluice_trainer.megatron.rotary import Rotary
+
+LONG = 4096
+"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing."""
+
+BUCKET = 16
+"""Sequences are padded to multiples of this, and to powers of two above four times it, when attention is dense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a row is spread: over `context` ranks, of which this is number `rank`; each share over `tensor` ranks."""
+
+    tensor: int = 1
+    context: int = 1
+    rank: int = 0
+
+    @property
+    def multiple(self) -> int:
+        """What the length of a row must be a multiple of."""
+        return self.tensor if self.context == 1 else 2 * self.context * self.tensor
+
+    def spans(self, length: int) -> list[tuple[int, int]]:
+        """The pieces of a row of this length that this rank holds, in order: [start, end) each."""
+        if self.context == 1:
+            return [(0, length)]
+        pieces, size = 2 * self.context, length // (2 * self.context)
+        return [(piece * size, (piece + 1) * size) for piece in (self.rank, pieces - 1 - self.rank)]
+
+    def local(self, length: int) -> Tensor:
+        """[share] int64: which tokens of the row this rank holds."""
+        return torch.cat([torch.arange(start, end) for start, end in self.spans(length)])
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of queries and the keys that they may see. Sizes are per sequence that has queries in it.
+
+    queries, keys: [start, end) of them, among this rank's queries and in the whole row; starts_q, starts_k:
+    [sequences + 1] int32, within those; longest_q, longest_k: the longest. Query i of n is aligned with key m - n + i.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    starts_q: Tensor
+    starts_k: Tensor
+    longest_q: int
+    longest_k: int
+
+    @property
+    def alone(self) -> bool:
+        """One whole sequence."""
+        return len(self.starts_q) == 2 and self.longest_q == self.longest_k
+
+
+@dataclass
+class Packing(PackedSeqParams):  # type: ignore[misc]
+    """Where sequences lie in a row of tokens.
+
+    positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the sequences in the whole
+    row. spans: this rank's queries. restore: [row] int64, where each token of the row lies among all ranks' shares;
+    None: this rank has the whole row. qkv_format stays "sbhd": Megatron treats the row as one ordinary sequence.
+    """
+
+    positions: Tensor = field(default_factory=lambda: torch.empty(0))
+    lengths: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+    restore: Tensor | None = None
+    _dense: DenseLayout | None = None
+    _turns: tuple[Tensor, Tensor] | None = None
+
+    def turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """How far the tokens are turned; worked out once for all layers."""
+        if self._turns is None:
+            self._turns = rotary.turns(self.positions)
+        return self._turns
+
+    @property
+    def dense(self) -> DenseLayout:
+        """How to pad the row for dense attention; worked out once for all layers."""
+        if self._dense is None:
+            self._dense = dense_layout(self.lengths, self.positions.device)
+        return self._dense
+
+
+def packing(lengths: list[int], device: torch.device, split: Split | None = None) -> Packing:
+    """The packing of sequences of these lengths, in order. Their sum is a multiple of `split.multiple`."""
+    split = split or Split()
+    sizes = torch.tensor(lengths, dtype=torch.int64)
+    ends = torch.cumsum(sizes, 0)
+    row = int(ends[-1])
+    positions = torch.arange(row) - torch.repeat_interleave(ends - sizes, sizes)
+    restore = None
+    if split.context > 1:
+        shares = [Split(split.tensor, split.context, rank).local(row) for rank in range(split.context)]
+        restore = torch.argsort(torch.cat(shares)).to(device)
+        positions = positions[shares[split.rank]]
+    offset, spans = 0, []
+    for start, end in split.spans(row) if split.context > 1 else _runs(lengths):
+        spans.append(_span(lengths, start, end, offset, device))
+        offset += end - start
+    return Packing(
+        qkv_format="sbhd", positions=positions.to(device), lengths=tuple(lengths), spans=tuple(spans), restore=restore
+    )
+
+
+def _runs(lengths: list[int]) -> list[tuple[int, int]]:
+    """The row in pieces, [start, end) each: a long sequence by itself, what lies between two of them together."""
+    runs, begin, end = [], 0, 0
+    for length in lengths:
+        if length >= LONG:
+            runs += [(begin, end)] if begin < end else []
+            runs.append((end, end + length))
+            begin = end + length
+        end += length
+    return runs + ([(begin, end)] if begin < end else [])
+
+
+def _span(lengths: list[int], start: int, end: int, offset: int, device: torch.device) -> Span:
+    """The queries [start, end) of the row, which lie at `offset` among this rank's."""
+    queries, keys, first, begin = [], [], None, 0
+    for length in lengths:
+        low, high = max(begin, start), min(begin + length, end)
+        if low < high:
+            first = begin if first is None else first
+            queries.append(high - low)
+            keys.append(high - begin)
+        begin += length
+    assert first is not None
+
+    def starts(sizes: list[int]) -> Tensor:
+        return F.pad(torch.cumsum(torch.tensor(sizes), 0), (1, 0)).to(device, torch.int32)
+
+    return Span((offset, offset + end - start), (first, end), starts(queries), starts(keys), max(queries), max(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayout:
+    """A packed row as a few padded batches of similar lengths.
+
+    buckets: per bucket [sequences, padded length] int64, the token at each place (a padded place repeats token 0);
+    restore: [tokens] int64, where each token lies in the concatenation of the flattened buckets.
+    """
+
+    buckets: tuple[Tensor, ...]
+    restore: Tensor
+
+
+def dense_layout(lengths: tuple[int, ...], device: torch.device) -> DenseLayout:
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    members: dict[int, list[int]] = {}
+    for sequence, length in enumerate(lengths):
+        members.setdefault(_padded(length), []).append(sequence)
+    buckets, restore, offset = [], torch.empty(starts[-1], dtype=torch.int64), 0
+    for padded, sequences in sorted(members.items()):
+        padded = min(padded, max(lengths[sequence] for sequence in sequences))
+        first = torch.tensor([starts[sequence] for sequence in sequences])[:, None]
+        size = torch.tensor([lengths[sequence] for sequence in sequences])[:, None]
+        place = torch.arange(padded)[None, :]
+        inside, token = place < size, first + place
+        restore[token[inside]] = torch.arange(offset, offset + inside.numel()).view_as(inside)[inside]
+        buckets.append(torch.where(inside, token, 0).to(device))
+        offset += inside.numel()
+    return DenseLayout(tuple(buckets), restore.to(device))
+
+
+def _padded(length: int) -> int:
+    if length <= 4 * BUCKET:
+        return -(-length // BUCKET) * BUCKET
+    return 1 << (length - 1).bit_length()

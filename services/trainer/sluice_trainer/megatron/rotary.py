@@ -1,0 +1,57 @@
+"""Turning queries and keys by their tokens' positions (RoFormer, Su et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice_trainer.megatron.compiled import compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """How fast each pair of channels turns, [dim / 2] float32. interleaved: neighbours make a pair (GLM-4)."""
+
+    inverse: Tensor
+    interleaved: bool = False
+
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for each token and pair of channels, [t, dim / 2] float32 each."""
+        angles = positions.float()[:, None] * self.inverse
+        return angles.cos(), angles.sin()
+
+
+@compiled
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """[t, heads, d], its first `dim` channels turned, in float32. cos, sin: [t, dim / 2]."""
+    dim = 2 * cos.shape[-1]
+    turning = x[..., :dim].float()
+    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    pairs = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., dim:]), dim=-1)
+
+
+class LatentRotary(torch.nn.Module):
+    """Takes the place of Megatron's rotary embedding in latent attention, which turns queries and keys by itself."""
+
+    def __init__(self, inverse: Tensor) -> None:
+        super().__init__()
+        # Not a buffer: bf16 conversion of the model must not touch it.
+        self.inverse = inverse
+
+    def get_rotary_seq_len(
+        self, inference_context: Any, transformer: Any, transformer_input: Tensor, config: Any, packed_seq_params: Any
+    ) -> Tensor:
+        """What Megatron hands back to `forward`: here the positions of the tokens, [t], each in its own sequence."""
+        positions: Tensor = packed_seq_params.positions
+        return positions
+
+    def forward(self, positions: Tensor, **_: Any) -> Tensor:
+        """Angles [t, 1, dim] float32."""
+        angles = positions.float()[:, None] * self.inverse
+        return torch.cat((angles, angles), -1)[:, None, :]
