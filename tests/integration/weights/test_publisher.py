@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ from sluice.wire import rpc
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk
-from tests.integration.engines import Sglang, backend, call, device, gpus, tensors
+from tests.integration.engines import Sglang, backend, call, device, engine_environment, gpus, tensors
 from tests.integration.house import Rendezvous, eventually
-from tests.integration.weights.conftest import TIMEOUT, FakeEngine
+from tests.integration.weights.conftest import ROOT, TIMEOUT, FakeEngine
 from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
 
 Make = Callable[..., Publisher]
@@ -116,6 +118,24 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     await join("rollout-0", sglang.address)
     assert await begin(publisher(attempt=1), 1, joiners_only=False) == 1
     update = await publish(publisher(attempt=2), 1, other_model)
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
+    assert await serves(sglang.url, other_model, 1)
+
+
+@pytest.mark.skipif(
+    gpus() > 0, reason="NCCL does not notice: that engine hangs, fails its health checks and is replaced"
+)
+async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    arguments = [sys.executable, "-m", "tests.integration.weights.dying_trainer", rendezvous.address, str(model)]
+    dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=engine_environment(), stdout=PIPE)
+    assert dying.stdout
+    assert await asyncio.wait_for(dying.stdout.readline(), 60) == b"half-way\n"
+    dying.kill()
+    await dying.wait()
+    update = await publish(publisher(attempt=2, timeoutSeconds=30), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
 

@@ -1,0 +1,43 @@
+"""A trainer that ends in the middle of an update: `python -m tests.integration.weights.dying_trainer RENDEZVOUS MODEL`.
+
+Sends the first bucket, tells the engine of the second and then, while the engine waits for its bytes, says so and never
+brings them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from sluice.api import WeightSync
+from sluice.wire import rpc
+from sluice.wire.v1 import rendezvous_pb2_grpc
+from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.transport import Collective
+from tests.integration.engines import backend
+from tests.integration.weights.tools import BUCKET, begin, on_device
+
+
+async def main(rendezvous: str, weights: Path) -> None:
+    stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
+    sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
+    transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
+    publisher = Publisher(stub, ("trainer-0", 1), sync, transport)
+    await begin(publisher, 1, joiners_only=False)
+    first, second, *_ = buckets(on_device(weights), BUCKET)
+    await publisher.send(first)
+    assert publisher.current
+    (peer,) = publisher.current.peers.values()
+    _, group, _ = transport._groups[peer.name]
+    telling = asyncio.create_task(
+        peer.control.receive(group, second.names, second.dtypes, second.shapes, version=None, flush=False)
+    )
+    await asyncio.sleep(1.0)  # the engine has the request, and waits in the collective
+    print("half-way", flush=True)
+    await telling
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
