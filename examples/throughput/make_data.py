@@ -3,7 +3,7 @@
     python make_data.py DIRECTORY [--tiny]
 
 The task: "first 3 7 2 =" -> "3 3 3 ..." to the end. The words are few, the weights are drawn by the job; the layers are
-as wide and as many as Qwen3-0.6B's (0.44 billion parameters), so that a step costs what it costs there. `--tiny` makes a
+as wide and as many as those of Qwen3-0.6B (0.44 billion parameters): a step costs what it costs there. `--tiny` makes a
 model for a rehearsal on a CPU.
 """
 
