@@ -82,7 +82,8 @@ class Sample:
     """One response to a prompt.
 
     tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response] float32, the
-    log-probabilities under the temperature-scaled distribution that the token was drawn from.
+    log-probabilities under the temperature-scaled distribution that the token was drawn from. teacher_log_probs:
+    [response] float32, of a teacher that a worker has asked (`algorithm.distillation.teacher.url`); 0 where masked.
     """
 
     index: int
@@ -97,6 +98,7 @@ class Sample:
     status: SampleStatus = SampleStatus.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    teacher_log_probs: Float32 | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -115,6 +117,7 @@ class Sample:
     def fail(self, error: str) -> None:
         """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
         self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
+        self.teacher_log_probs = None
         self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
 
     def append(
@@ -148,6 +151,8 @@ class Sample:
         self.tokens = self.tokens[: self.prompt_length + response_length]
         self.loss_mask = self.loss_mask[:response_length]
         self.rollout_log_probs = self.rollout_log_probs[:response_length]
+        if self.teacher_log_probs is not None:
+            self.teacher_log_probs = self.teacher_log_probs[:response_length]
         kept = [span for span in self.weight_versions if span.start < response_length]
         self.weight_versions = [WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept]
         self.response_length = response_length
@@ -164,16 +169,23 @@ class Sample:
         n = self.response_length
         if not 0 <= n <= len(self.tokens):
             raise SampleError(f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all")
-        for name, values in (("lossMask", self.loss_mask), ("rolloutLogProbs", self.rollout_log_probs)):
-            if len(values) != n:
+        per_token: dict[str, Any] = {
+            "lossMask": self.loss_mask,
+            "rolloutLogProbs": self.rollout_log_probs,
+            "teacherLogProbs": self.teacher_log_probs,
+        }
+        for name, values in per_token.items():
+            if values is not None and len(values) != n:
                 raise SampleError(f"samples[{self.index}].{name}: {len(values)} entries for {n} response tokens")
         if n and int(self.loss_mask.max()) > 1:
             raise SampleError(f"samples[{self.index}].lossMask: entries must be 0 or 1")
         if len(self.tokens) and int(self.tokens.min()) < 0:
             raise SampleError(f"samples[{self.index}].tokens: a token id is negative")
-        trained = self.rollout_log_probs[self.loss_mask.astype(bool)]
-        if len(trained) and not bool(np.isfinite(trained).all()):
-            raise SampleError(f"samples[{self.index}].rolloutLogProbs: a trainable token has no finite log-prob")
+        trained = self.loss_mask.astype(bool)
+        for name in ("rolloutLogProbs", "teacherLogProbs"):
+            values = per_token[name]
+            if values is not None and not bool(np.isfinite(values[trained]).all()):
+                raise SampleError(f"samples[{self.index}].{name}: a trainable token has no finite log-prob")
         self._check_spans()
 
     def _check_spans(self) -> None:

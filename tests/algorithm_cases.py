@@ -8,8 +8,8 @@ CRITIC = {"warmupSteps": 2}
 
 
 def manifest(algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
-    """A spec with this algorithm; groups stand in for those of the rest."""
-    return {
+    """A spec with this algorithm; groups stand in for those of the rest, None for none."""
+    spec = {
         "model": {"path": "m"},
         "data": {"prompts": [{"path": "p"}]},
         "reward": {"type": "f1"},
@@ -17,9 +17,12 @@ def manifest(algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any
         "algorithm": algorithm,
         **groups,
     }
+    return {name: group for name, group in spec.items() if group is not None}
 
 
 ALONE = [
+    ({"distillation": {"teacher": {}}}, "", "exactly one of path"),
+    ({"distillation": {"teacher": {"path": "t", "url": "http://t"}}}, "", "exactly one of path"),
     ({"estimator": "custom"}, "function", "belong together"),
     ({"function": "a.b"}, "function", "belong together"),
     ({"critic": CRITIC}, "critic", "only estimator: ppo has a critic"),
@@ -34,6 +37,19 @@ ALONE = [
     ({"offPolicy": {"method": "tis", "oldLogProbs": "rollout"}}, "oldLogProbs", "leave method out"),
     ({"offPolicy": {"level": "sequence"}}, "level", "no effect without method"),
     ({"offPolicy": {"method": "tis", "low": 3.0}}, "low", "low must not exceed high"),
+    ({"gate": {"positive": 2.0}}, "gate", "only the loss sapo has a gate"),
+    ({"offPolicy": {"reject": [{"measure": "k3", "low": 0.5, "high": 2.0}]}}, "low", "only k1 has a lower bound"),
+    ({"offPolicy": {"reject": [{"low": 3.0, "high": 2.0}]}}, "high", "low must not exceed high"),
+    ({"offPolicy": {"reject": [{"high": 0.5}]}}, "high", "high must be at least 1"),
+    ({"offPolicy": {"reject": [{"over": "sequence_max", "high": 2.0}]}}, "over", "there is veto"),
+    (
+        {"offPolicy": {"reject": [{"measure": "binary_kl", "over": "sequence_sum", "high": 2.0}]}},
+        "over",
+        "looks at single tokens",
+    ),
+    ({"lossFunction": "sft", "estimator": "rloo"}, "lossFunction", "leave out what belongs to these"),
+    ({"lossFunction": "sft", "clip": {"low": 0.1}}, "lossFunction", "leave out what belongs to these"),
+    ({"lossFunction": "sft", "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
 ]
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
@@ -58,17 +74,65 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "exactly one of type",
     ),
 ]
+TAUGHT = {"distillation": {"teacher": {"path": "t"}}}
+BY_URL = {"distillation": {"teacher": {"url": "http://t"}}}
+TOGETHER += [
+    ({}, {"reward": None}, "reward", "there is nothing to learn from"),
+    (BY_URL, {"rollout": {"sampling": {"temperature": 0.7}}}, "algorithm.distillation.teacher.url", "temperature 1"),
+    ({**TAUGHT, "estimator": "ppo"}, {"reward": None}, "algorithm.estimator", "without spec.reward"),
+    ({**TAUGHT, "estimator": "remax"}, {"reward": None}, "algorithm.estimator", "without spec.reward"),
+    (TAUGHT, {"rollout": {"dynamicFilter": "nonzero_std"}, "reward": None}, "rollout.dynamicFilter", "every group"),
+    (TAUGHT, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
+    (TAUGHT, {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}}, "evaluation.datasets", "of its own"),
+]
+SFT = {"lossFunction": "sft"}
+TOGETHER += [
+    (SFT, {"rollout": {"mode": "async", "maxStaleness": 1}}, "algorithm.lossFunction", "about generated samples"),
+    (SFT, {"rollout": {"dynamicFilter": "nonzero_std"}}, "algorithm.lossFunction", "about generated samples"),
+    (SFT, {"rollout": {"samplesPerPrompt": 4}}, "rollout.samplesPerPrompt", "each row is one sample"),
+    (SFT, {"debug": {"rolloutOnly": True}}, "debug", "about generated samples"),
+    (SFT, {"trainer": {"steps": 4, "colocate": True}}, "trainer.colocate", "takes turns"),
+    (
+        SFT,
+        {"rollout": {"batchSize": 6}, "trainer": {"steps": 4, "stepsPerBatch": 4}},
+        "trainer.stepsPerBatch",
+        "equal steps",
+    ),
+    (SFT, {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}}, "evaluation.datasets", "of its own"),
+]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),
     ({"estimator": "ppo", "gamma": 0.99, "lambda": 0.95, "critic": CRITIC}, {}),
     ({"estimator": "ppo"}, {"rollout": {"samplesPerPrompt": 1}}),
     ({"estimator": "cispo", "clip": {"dual": 3.0}, "lossFunction": "a.b"}, {}),
     ({"estimator": "cispo", "clip": {"dual": 3.0}, "loss": "clip"}, {}),
+    ({"loss": "dppo_tv", "clip": {"dual": 20.0, "low": 0.15}}, {}),
+    ({"loss": "sapo", "gate": {"negative": 2.0}}, {}),
+    (
+        {
+            "offPolicy": {
+                "oldLogProbs": "rollout",
+                "veto": 1e-4,
+                "reject": [{"high": 2.0}, {"measure": "k3", "over": "sequence_max", "high": 0.1}],
+            }
+        },
+        {},
+    ),
     ({"offPolicy": {"opsmDelta": 0.1}}, {"trainer": {"steps": 4, "stepsPerBatch": 2}}),
     ({"offPolicy": {"opsmDelta": 0.1, "oldLogProbs": "rollout"}}, {}),
     ({"estimator": "ppo", "critic": {"warmupSteps": 9}}, {"trainer": {"epochs": 1}}),
     ({}, {"debug": {"replay": "rollouts"}, "rollout": {"replicas": 0}}),
     ({}, {"debug": {"rolloutOnly": True}}),
+    (TAUGHT, {"reward": None, "rollout": {"samplesPerPrompt": 1, "sampling": {"temperature": 0.7}}}),
+    (TAUGHT, {"rollout": {"dynamicFilter": "nonzero_std"}}),
+    ({**TAUGHT, "estimator": "ppo"}, {}),
+    (BY_URL, {"reward": None, "rollout": {"sampling": {"temperature": 1.0}, "dynamicFilter": "mine.py:keep"}}),
+    (BY_URL, {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}}),
+    (SFT, {"reward": None}),
+    (SFT, {"reward": None, "rollout": {"samplesPerPrompt": 1, "batchSize": 4, "hooks": {"afterReward": "c.py:d"}}}),
+    (SFT, {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}}),
+    (SFT, {"evaluation": {"datasets": [{"path": "e"}]}, "trainer": {"steps": 4, "stepsPerBatch": 2}}),
+    ({**SFT, "kl": {"lossCoef": 0.1}, "aggregation": "sequence_mean", "entropyCoef": 0.01}, {"reward": None}),
     ({}, {"rollout": {"function": "game.py:play", "hooks": {"beforeReward": "a.b", "afterReward": "c.py:d"}}}),
     (
         {},
@@ -81,3 +145,42 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
 ]
 """(algorithm, other groups) that are accepted."""
+
+ONE = {"steps": 1, "colocate": True}
+TOGETHER += [
+    ({}, {"trainer": ONE, "rollout": {"mode": "async", "maxStaleness": 1}}, "trainer.colocate", "take turns"),
+    ({}, {"trainer": ONE, "weightSync": {"transport": "nccl"}}, "weightSync.transport", "no two processes"),
+    ({}, {"weightSync": {"transport": "ipc"}}, "weightSync.transport", "needs trainer.colocate"),
+    ({}, {"trainer": ONE, "rollout": {"nodesPerReplica": 2}}, "rollout.nodesPerReplica", "one machine"),
+    ({}, {"trainer": {**ONE, "gpusPerNode": 4}, "rollout": {"gpusPerReplica": 3}}, "rollout.gpusPerReplica", "divide"),
+    ({}, {"trainer": {**ONE, "gpusPerNode": 0}}, "rollout.gpusPerReplica", "must divide"),
+    ({}, {"trainer": ONE, "rollout": {"gpusPerReplica": 0}}, "rollout.gpusPerReplica", "must divide"),
+    ({}, {"trainer": {**ONE, "nodes": 2}, "rollout": {"replicas": 1}}, "rollout.replicas", "leave replicas out"),
+    (
+        {},
+        {"trainer": {**ONE, "gpusPerNode": 2, "processesPerNode": 1}},
+        "trainer.processesPerNode",
+        "one trainer process",
+    ),
+    ({}, {"trainer": ONE, "debug": {"rolloutOnly": True}}, "trainer.colocate", "nothing that could take turns"),
+]
+SENSIBLE += [
+    ({}, {"trainer": ONE}),
+    (
+        {},
+        {
+            "trainer": {**ONE, "nodes": 2, "gpusPerNode": 8, "offload": "optimizer"},
+            "rollout": {"gpusPerReplica": 4, "replicas": 4},
+            "weightSync": {"transport": "disk"},
+        },
+    ),
+    (
+        {},
+        {
+            "trainer": {**ONE, "gpusPerNode": 0, "processesPerNode": 2, "offload": "all"},
+            "rollout": {"gpusPerReplica": 0, "replicas": 3},
+            "weightSync": {"transport": "ipc"},
+        },
+    ),
+    ({}, {"trainer": {"steps": 1, "offload": "none"}}),
+]

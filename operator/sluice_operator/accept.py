@@ -89,8 +89,10 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
 
 def _model_paths(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """Where a spec names directories of the model's volume: (object, key)."""
-    critic = (spec.get("algorithm") or {}).get("critic") or {}
-    return [(spec["model"], "path"), (spec["model"], "referencePath"), (critic, "modelPath")]
+    algorithm = spec.get("algorithm") or {}
+    critic, teacher = algorithm.get("critic") or {}, (algorithm.get("distillation") or {}).get("teacher") or {}
+    model = spec["model"]
+    return [(model, "path"), (model, "referencePath"), (critic, "modelPath"), (teacher, "path")]
 
 
 def _relative(path: str, directory: str) -> str:

@@ -69,6 +69,7 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
         step=stats.step,
         total_steps=stats.total_steps or None,
         reward=stats.metrics.get("rollout/raw_reward"),
+        loss=stats.metrics.get("train/loss"),
         version=stats.version,
         lag=stats.policy_lag,
         engines=len(engines),

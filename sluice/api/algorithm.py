@@ -6,8 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import DottedPath, Fraction, Model, NonNegativeFloat, NonNegativeInt, PositiveFloat, Rule
+from sluice.api.base import (
+    DottedPath,
+    Fraction,
+    LossFunction,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Rule,
+)
 from sluice.api.base import Path as PathField
+from sluice.api.distillation import Distillation
+from sluice.api.off_policy import OffPolicy
+from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
 
 Estimator = Literal[
     "grpo",
@@ -22,7 +34,8 @@ Estimator = Literal[
     "custom",
 ]
 Aggregation = Literal["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
-PolicyLoss = Literal["clip", "gspo", "cispo", "reinforce"]
+PolicyLoss = Literal["clip", "gspo", "cispo", "reinforce", "geo_mean", "sapo", "dppo_tv", "dppo_kl"]
+DUAL_CLIPPED = ("clip", "gspo", "dppo_tv", "dppo_kl")
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators whose advantages are whitened by definition."""
 DISCOUNTED = ("ppo", "reinforce_plus_plus", "custom")
@@ -33,6 +46,13 @@ class Clip(Model):
     low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
     high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
     dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")
+
+
+class Gate(Model):
+    """Steepness of sapo's gate; the larger, the sooner a token that moves away from ratio 1 stops to count."""
+
+    positive: PositiveFloat = Field(1.0, description="For positive advantages.")
+    negative: PositiveFloat = Field(1.05, description="For negative advantages.")
 
 
 class KL(Model):
@@ -53,49 +73,6 @@ class KL(Model):
             lambda k: not k.unbiased or k.loss_coef > 0,
             "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
             "unbiased",
-        ),
-    )
-
-
-class OffPolicy(Model):
-    """Corrections for samples that the present policy did not make."""
-
-    method: Literal["none", "tis", "icepop"] = Field(
-        "none", description="What becomes of pi_train / pi_rollout outside [low, high]: tis clamps it, icepop drops it."
-    )
-    level: Literal["token", "sequence", "geometric"] = Field(
-        "token", description="The ratio of a token; of its whole sequence (product); or the sequence's geometric mean."
-    )
-    low: NonNegativeFloat = 0.0
-    high: PositiveFloat = 2.0
-    old_log_probs: Literal["trainer", "rollout"] = Field(
-        "trainer",
-        description="Denominator of the policy ratio: log-probs of the trainer before the step, or the engine's own.",
-    )
-    opsm_delta: NonNegativeFloat | None = Field(
-        None,
-        description="Off-policy sequence masking: a sequence of negative advantage is dropped where the mean of "
-        "log pi_old - log pi exceeds this.",
-    )
-
-    rules = (
-        Rule(
-            "!(has(self.oldLogProbs) && self.oldLogProbs == 'rollout') || !has(self.method) || self.method == 'none'",
-            lambda o: o.old_log_probs == "trainer" or o.method == "none",
-            "oldLogProbs: rollout corrects the gap between trainer and engine by itself; leave method out",
-            "oldLogProbs",
-        ),
-        Rule(
-            "!has(self.level) || self.level == 'token' || (has(self.method) && self.method != 'none')",
-            lambda o: o.level == "token" or o.method != "none",
-            "level has no effect without method: tis or icepop",
-            "level",
-        ),
-        Rule(
-            "(has(self.low) ? self.low : 0.0) <= (has(self.high) ? self.high : 2.0)",
-            lambda o: o.low <= o.high,
-            "low must not exceed high",
-            "low",
         ),
     )
 
@@ -144,16 +121,24 @@ class Algorithm(Model):
         None,
         description="From tokens to one number. sequence_mean: mean of each sequence, then of all; token_mean: mean of "
         "all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum divided by "
-        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo.",
+        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo; token_mean for sft.",
     )
     loss: PolicyLoss | None = Field(
         None,
         description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; reinforce: "
-        "-A log pi. Default: gspo and cispo for the estimators of that name, else clip.",
+        "-A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, dppo_kl: tokens whose probability "
+        "moved less than clip.low and clip.high, by total variation or KL. "
+        "Default: gspo and cispo for the estimators of that name, else clip.",
     )
-    loss_function: DottedPath | None = Field(None, description="Own policy loss, in place of `loss`.")
+    loss_function: LossFunction | None = Field(
+        None,
+        description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has their rows). Or an own "
+        "policy loss by dotted path, in place of `loss`.",
+    )
+    gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
     off_policy: OffPolicy = Field(default_factory=OffPolicy)
     critic: Critic | None = Field(None, description="Value model; ppo has one also where this is left out.")
+    distillation: Distillation | None = None
 
     rules = (
         Rule(
@@ -194,12 +179,26 @@ class Algorithm(Model):
         ),
         Rule(
             "!(has(self.clip) && has(self.clip.dual)) || has(self.lossFunction) || "
-            f"(has(self.loss) ? self.loss in ['clip', 'gspo'] : !({_is(('cispo',))}))",
-            lambda a: a.clip.dual is None or a.loss_function is not None or a.policy_loss in ("clip", "gspo"),
-            "the dual clip bounds the losses clip and gspo; cispo and reinforce have nothing to bound",
+            f"(has(self.loss) ? self.loss in {_listed(DUAL_CLIPPED)} : !({_is(('cispo',))}))",
+            lambda a: a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED,
+            "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have nothing to bound",
             "clip.dual",
         ),
+        Rule(
+            "!has(self.gate) || (has(self.loss) && self.loss == 'sapo') || has(self.lossFunction) || "
+            "((has(self.gate.positive) ? self.gate.positive : 1.0) == 1.0 && "
+            "(has(self.gate.negative) ? self.gate.negative : 1.05) == 1.05)",
+            lambda a: a.gate == Gate() or a.policy_loss == "sapo" or a.loss_function is not None,
+            "only the loss sapo has a gate",
+            "gate",
+        ),
+        *WITHOUT_ADVANTAGES,
     )
+
+    @property
+    def sft(self) -> bool:
+        """Whether the job learns from given answers, and so has no rewards and no advantages."""
+        return self.loss_function == SFT
 
     @property
     def whitens(self) -> bool:
@@ -207,6 +206,8 @@ class Algorithm(Model):
 
     @property
     def loss_aggregation(self) -> Aggregation:
+        if self.sft:
+            return self.aggregation or "token_mean"
         return self.aggregation or ("token_sum_norm" if self.estimator == "dr_grpo" else "sequence_mean")
 
     @property
@@ -229,15 +230,20 @@ UNGROUPED = ("reinforce_plus_plus", "remax", "ppo", "custom")
 ACROSS_GROUPS = (
     Rule(
         "(has(self.rollout) && has(self.rollout.samplesPerPrompt) ? self.rollout.samplesPerPrompt : 8) > 1 || "
-        f"{_ESTIMATOR} in {_listed(UNGROUPED)}",
-        lambda s: s.rollout.samples_per_prompt > 1 or s.algorithm.estimator in UNGROUPED,
+        f"!has(self.reward) || {IS_SFT} || {_ESTIMATOR} in {_listed(UNGROUPED)}",
+        lambda s: (
+            s.rollout.samples_per_prompt > 1
+            or s.reward is None
+            or s.algorithm.sft
+            or s.algorithm.estimator in UNGROUPED
+        ),
         "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: nothing would be "
         "learned; use reinforce_plus_plus, remax or ppo, or more samples",
         "algorithm.estimator",
     ),
     Rule(
-        f"{_ESTIMATOR} != 'remax' || !(has(self.reward.group) && self.reward.group)",
-        lambda s: s.algorithm.estimator != "remax" or not s.reward.group,
+        f"{_ESTIMATOR} != 'remax' || !(has(self.reward) && has(self.reward.group) && self.reward.group)",
+        lambda s: s.algorithm.estimator != "remax" or not (s.reward and s.reward.group),
         "remax scores its greedy response alone; a reward that needs the whole group cannot do that",
         "reward.group",
     ),

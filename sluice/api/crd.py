@@ -25,6 +25,7 @@ COLUMNS = [
     ("Restarts", "integer", ".status.restarts", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Steps", "integer", ".status.totalSteps", 1),
+    ("Loss", "string", ".status.loss", 1),
     ("Reason", "string", ".status.conditions[-1:].reason", 1),
 ]
 

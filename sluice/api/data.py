@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from sluice.api.base import (
     DottedPath,
     FreeForm,
+    GenerateFunction,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,6 +26,8 @@ from sluice.api.base import (
     Path as PathField,
 )
 
+MADE_ROWS = "rows"
+"""Where the buffer's storage has the files that RowSources made."""
 _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
 
 
@@ -51,14 +56,37 @@ class ModelSource(Model):
     )
 
 
-class PromptSource(Model):
-    """A file of prompts, one row each: JSON Lines, JSON or Parquet, slime's or verl's rows."""
+class RowSource(Model):
+    """Rows that your own code yields. They are written to a file once, before the buffer starts."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: `file.jsonl@[0:1000]`."
+    function: DottedPath = Field(
+        description="What gives rows when it is called: `package.module.name` or `path/to/file.py:name`, a generator "
+        "function, or a class whose objects one can iterate over or index."
     )
+    args: FreeForm = Field(default_factory=dict, description="Its arguments, by name.")
+    rows: PositiveInt | None = Field(None, description="Stop after so many rows; needed where it never ends.")
+
+    @property
+    def file_name(self) -> str:
+        """Names function, arguments and number of rows: a file of other ones is never taken for this one's."""
+        origin = json.dumps([self.function, self.args, self.rows], sort_keys=True)
+        return f"{self.function_name}-{hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()}.jsonl"
+
+    @property
+    def function_name(self) -> str:
+        return re.split("[:.]", self.function)[-1]
+
+
+class PromptSource(Model):
+    """Prompts, one row each: a file of JSON Lines, JSON or Parquet, or your own code's; slime's or verl's rows."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: `file.jsonl@[0:1000]`.",
+    )
+    source: RowSource | None = Field(None, description="Rows of your own code, in place of `path`.")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = Field(
-        None, description="Name in metrics. Default: the file's name without its ending."
+        None, description="Name in metrics. Default: the file's name without its ending; the function's name."
     )
     prompt_key: str | None = Field(
         None, description="Column of the prompt (text or chat messages). Default: `prompt`, else `input`."
@@ -77,11 +105,28 @@ class PromptSource(Model):
     weight: PositiveFloat = Field(
         1.0, description="Share of this source among all sources, relative to its number of rows."
     )
+    function: GenerateFunction | None = Field(
+        None,
+        description="Own generate function for the prompts of this source. `none`: one answer of the model. "
+        "Default: rollout.function.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.path) != has(self.source)",
+            lambda s: (s.path is None) != (s.source is None),
+            "exactly one of path (a file) and source (your own code) must be set",
+        ),
+    )
 
     @property
     def source_name(self) -> str:
         """The name in metrics, and in every prompt of this source: as given, or the file's without its ending."""
-        return self.name or parse_path(self.path)[0].stem
+        return self.name or (self.source.function_name if self.source else parse_path(self.path or "")[0].stem)
+
+    def file(self, made: Path) -> str:
+        """Where its rows lie. made: the directory of those that `source` made."""
+        return str(made / self.source.file_name) if self.source else str(self.path)
 
 
 class Data(Model):

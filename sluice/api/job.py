@@ -9,8 +9,11 @@ from pydantic import Field
 
 from sluice.api.algorithm import ACROSS_GROUPS, Algorithm
 from sluice.api.base import API_VERSION, FreeForm, Model, NonNegativeInt, PositiveInt, Rule
-from sluice.api.data import Data, Evaluation, ModelSource, Reward
+from sluice.api.colocation import COLOCATION
+from sluice.api.data import Data, Evaluation, ModelSource, Reward, RowSource
 from sluice.api.debug import Debug
+from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS
+from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.status import RLJobStatus
 from sluice.api.training import Buffer, Checkpoint, Rollout, Trainer, WeightSync
 
@@ -44,7 +47,8 @@ _GPUS = _or("self.trainer.gpusPerNode", 1)
 _PER_NODE = f"(has(self.trainer.processesPerNode) ? self.trainer.processesPerNode : ({_GPUS} > 0 ? {_GPUS} : 1))"
 _PROCESSES = f"{_or('self.trainer.nodes', 1)} * {_PER_NODE}"
 _MODEL_PARALLEL = " * ".join(_or(f"self.trainer.parallelism.{name}", 1) for name in ("tensor", "pipeline", "context"))
-_SEQUENCES = f"{_or('self.rollout.batchSize', 32)} * {_or('self.rollout.samplesPerPrompt', 8)}"
+_SAMPLES = f"({IS_SFT} ? 1 : {_or('self.rollout.samplesPerPrompt', 8)})"
+_SEQUENCES = f"{_or('self.rollout.batchSize', 32)} * {_SAMPLES}"
 
 
 class RolloutBackoff(Model):
@@ -144,7 +148,11 @@ class RLJobSpec(Model):
     model: ModelSource
     data: Data
     rollout: Rollout = Field(default_factory=Rollout)
-    reward: Reward
+    reward: Reward | None = Field(
+        None,
+        description="Needed, unless the job distils (algorithm.distillation) and learns from its teacher alone, or "
+        "learns from given answers (algorithm.lossFunction: sft).",
+    )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
     weight_sync: WeightSync = Field(default_factory=WeightSync)
@@ -177,10 +185,10 @@ class RLJobSpec(Model):
     rules = (
         Rule(
             f"({_SEQUENCES}) % {_or('self.trainer.stepsPerBatch', 1)} == 0",
-            lambda s: (s.rollout.batch_size * s.rollout.samples_per_prompt) % s.trainer.steps_per_batch == 0,
+            lambda s: s.total_samples % s.trainer.steps_per_batch == 0,
             "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal steps",
             "trainer.stepsPerBatch",
-            lambda s: f"{s.rollout.batch_size} x {s.rollout.samples_per_prompt} = {s.total_samples}",
+            lambda s: f"{s.rollout.batch_size} x {s.samples_per_prompt} = {s.total_samples}",
         ),
         Rule(
             f"({_PROCESSES}) % ({_MODEL_PARALLEL}) == 0",
@@ -216,13 +224,64 @@ class RLJobSpec(Model):
             "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the engines any",
             "debug.rolloutOnly",
         ),
+        Rule(
+            f"has(self.reward) || (has(self.algorithm) && has(self.algorithm.distillation)) || {IS_SFT}",
+            lambda s: s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft,
+            "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, or "
+            "algorithm.lossFunction: sft with given answers",
+            "reward",
+        ),
+        Rule(
+            "has(self.reward) || !has(self.evaluation) || self.evaluation.datasets.all(d, has(d.reward))",
+            lambda s: s.reward is not None or not s.evaluation or all(d.reward for d in s.evaluation.datasets),
+            "without spec.reward each data set of the evaluation needs a reward of its own",
+            "evaluation.datasets",
+        ),
         *ACROSS_GROUPS,
+        *COLOCATION,
+        *DISTILLATION_ACROSS_GROUPS,
+        *SFT_ACROSS_GROUPS,
     )
 
     @property
     def total_samples(self) -> int:
         """Sequences of one training step."""
-        return self.rollout.batch_size * self.rollout.samples_per_prompt
+        return self.rollout.batch_size * self.samples_per_prompt
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Samples of one prompt in a training step. With sft a row is one sample."""
+        return 1 if self.algorithm.sft else self.rollout.samples_per_prompt
+
+    @property
+    def temperature(self) -> float:
+        """What the trainer's logits are divided by: what they were sampled at. Given answers were not sampled."""
+        return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
+
+    @property
+    def judged(self) -> bool:
+        """Whether the samples that are trained on have rewards."""
+        return self.reward is not None and not self.algorithm.sft
+
+    @property
+    def row_sources(self) -> list[tuple[str, RowSource]]:
+        """(field, source) of all prompts and evaluation data that come from the user's own code."""
+        held_out = self.evaluation.datasets if self.evaluation else []
+        named = [(f"spec.data.prompts[{i}].source", one.source) for i, one in enumerate(self.data.prompts)]
+        named += [(f"spec.evaluation.datasets[{i}].source", one.source) for i, one in enumerate(held_out)]
+        return [(field, source) for field, source in named if source]
+
+    @property
+    def replicas(self) -> int | None:
+        """Engines that the spec asks for; None: an autoscaler says. Colocated, they fill the trainer's GPUs.
+
+        With sft they only evaluate.
+        """
+        if self.rollout.replicas is None and self.algorithm.sft and self.evaluation is None:
+            return 0
+        if self.rollout.replicas is None and self.trainer.colocate:
+            return self.trainer.nodes * self.trainer.gpus_per_node // max(self.rollout.gpus_per_replica, 1) or 1
+        return self.rollout.replicas
 
     @property
     def on_gpu(self) -> bool:

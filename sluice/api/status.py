@@ -62,6 +62,7 @@ class RLJobStatus(Model):
     step: int | None = None
     total_steps: int | None = None
     reward: str | None = Field(None, description="Mean reward of the last step's samples.")
+    loss: str | None = Field(None, description="Loss of the last step, where its samples have no rewards.")
     weight_version: int | None = None
     policy_lag: str | None = Field(None, description="Mean number of steps that the samples' weights were behind.")
     restarts: int = 0

@@ -79,7 +79,8 @@ class Rollout(Model):
     )
     function: DottedPath | None = Field(
         None,
-        description="Own generate function `async def play(episode)`, for several turns and tools.",
+        description="Own generate function `async def play(episode)`, for several turns and tools; or, decorated with "
+        "`whole_group`, `async def play(episodes)` for all samples of a prompt.",
     )
     function_seconds: PositiveFloat = Field(
         120.0,
@@ -151,6 +152,17 @@ class Trainer(Model):
 
     nodes: PositiveInt = 1
     gpus_per_node: NonNegativeInt = Field(1, description="GPUs, and trainer processes, of one pod; 0: CPU.")
+    colocate: bool = Field(
+        False, description="Trainer and engines share the same GPUs and take turns. Needs rollout.mode: sync."
+    )
+    offload: Literal["none", "optimizer", "all"] | None = Field(
+        None,
+        description="What the trainer keeps in host memory while the engines generate, with colocate. "
+        "Default: all on GPU, none on CPU.",
+    )
+    device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        "gpu.nvidia.com", description="DeviceClass of the GPUs in the ResourceClaims that colocate makes in a cluster."
+    )
     processes_per_node: PositiveInt | None = Field(
         None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
     )
@@ -174,7 +186,18 @@ class Trainer(Model):
             "exactly one of steps and epochs must be set",
             "steps",
         ),
+        Rule(
+            "!has(self.offload) || self.offload == 'none' || (has(self.colocate) && self.colocate)",
+            lambda t: t.offload in (None, "none") or t.colocate,
+            "only a trainer that shares its GPUs offloads: it needs colocate: true",
+            "offload",
+        ),
     )
+
+    @property
+    def offloaded(self) -> Literal["none", "optimizer", "all"]:
+        """What lies in host memory while the engines generate."""
+        return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
 
     @property
     def processes(self) -> int:
@@ -195,7 +218,11 @@ class Trainer(Model):
 
 
 class WeightSync(Model):
-    transport: Literal["nccl", "gloo", "disk"] | None = Field(None, description="Default: nccl on GPU, gloo on CPU.")
+    transport: Literal["nccl", "gloo", "disk", "ipc"] | None = Field(
+        None,
+        description="Default: nccl on GPU, gloo on CPU. With trainer.colocate: ipc (memory that both open) on one "
+        "machine, disk in a cluster.",
+    )
     bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
         1024, alias="bucketMiB", description="Weights are sent in flat buckets of this size."
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect as signatures
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +13,10 @@ import typer
 from pydantic import ValidationError
 
 from sluice.api.data import PromptSource
+from sluice.data.answers import parse_answer
 from sluice.data.files import Located, Row, read_source
-from sluice.data.rows import RowError
+from sluice.data.make import made_rows
+from sluice.data.rows import RowError, parse_row
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
@@ -89,6 +89,9 @@ def inspect(
     chat: Annotated[
         bool, typer.Option("--chat", help="applyChatTemplate: also texts go through the template.")
     ] = False,
+    sft: Annotated[
+        bool, typer.Option("--sft", help="lossFunction: sft: rows with given answers; with --model, which are trained.")
+    ] = False,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Count prompts that are longer.")] = None,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
@@ -97,15 +100,15 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Say what a prompt file holds. Exit code 1 where a row could not be used."""
-    from sluice.cli.data_view import lengths_of, show
+    from sluice.cli.data_view import answers_of, lengths_of, show
     from sluice.data.inspection import inspect as look
 
     with _refusing():
         if max_prompt_tokens and not model:
             raise ConfigurationError("--max-prompt-tokens needs --model: tokens are counted by its tokenizer")
         wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
-        render, length = lengths_of(model, chat)
-        found = look(read_source(source), wanted, length, max_prompt_tokens)
+        render, length = answers_of(model, chat) if sft else lengths_of(model, chat)
+        found = look(read_source(source), wanted, length, max_prompt_tokens, parse_answer if sft else parse_row)
         if not found.rows:
             raise ConfigurationError(f"{source}: no rows")
         example = render(found.first) if found.first else None
@@ -205,27 +208,11 @@ def materialise(
 ) -> None:
     """Write what your own code yields to a prompt file.
 
-    A job reads files alone: whatever restarts reads the same rows again; none is lost and none is trained twice.
+    A job does so by itself for `data.prompts[].source`; this is for files that several jobs share, or that take long.
     """
     with _refusing():
-        produced = _call(function, _arguments(arguments or []))
-        _write(target, islice(_objects(produced, function), rows), force=force, as_json=as_json)
-
-
-def _call(dotted: str, arguments: dict[str, Any]) -> Iterable[Any]:
-    from sluice.rewards.custom import LoadError, load
-
-    try:
-        function = load(dotted)
-        signatures.signature(function).bind(**arguments)
-    except LoadError as error:
-        raise ConfigurationError(str(error)) from error
-    except TypeError as error:
-        raise ConfigurationError(f"{dotted}: {error}; arguments are given by --arg name=value") from error
-    produced = function(**arguments)
-    if not isinstance(produced, Iterable):
-        raise ConfigurationError(f"{dotted}: expected rows one can iterate over, found {type(produced).__name__}")
-    return produced
+        produced = made_rows(function, _arguments(arguments or []), rows)
+        _write(target, produced, force=force, as_json=as_json)
 
 
 def _arguments(given: list[str]) -> dict[str, Any]:
@@ -238,14 +225,3 @@ def _arguments(given: list[str]) -> dict[str, Any]:
             found[name] = json.loads(value)
         found.setdefault(name, value)
     return found
-
-
-def _objects(rows: Iterable[Any], dotted: str) -> Iterator[Row]:
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ConfigurationError(f"{dotted}: row {number}: a row must be a dict, found {type(row).__name__}")
-        try:
-            json.dumps(row)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{dotted}: row {number}: {error}") from error
-        yield row

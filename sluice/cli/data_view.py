@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,31 @@ def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], st
     )
 
 
+def answers_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], str], Length]:
+    """The same of rows with given answers. What is trained stands between « and »."""
+    if model is None:
+        return _plain, lambda row: len(_plain(row))
+    from sluice.data.answers import AnsweredRow, Encoded, encode
+    from sluice.data.chat import PromptError, load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+
+    def encoded(row: PromptRow) -> Encoded:
+        assert isinstance(row, AnsweredRow)
+        found = encode(tokenizer, row, chat_text=chat)
+        if not any(found.mask):
+            raise PromptError("no token of it is trained")
+        return found
+
+    def marked(row: PromptRow) -> str:
+        found = encoded(row)
+        runs = groupby(zip(found.tokens, found.mask, strict=True), key=lambda pair: pair[1])
+        texts = ((trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs)
+        return "".join(f"«{text}»" if trained else text for trained, text in texts)
+
+    return marked, lambda row: len(encoded(row).tokens)
+
+
 def _plain(row: PromptRow) -> str:
     return row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, ensure_ascii=False)
 
@@ -46,7 +72,7 @@ def show(facts: dict[str, Any], found: Inspection) -> None:
         ("keys", ", ".join(k if n == found.rows else f"{k} ({n})" for k, n in facts["keys"].items())),
         ("labels", f"{found.labels} ({found.labels / usable:.0%})"),
         ("tools", str(found.tools) if found.tools else ""),
-        ("loss masks", f"{found.masked} rows; prompts are never trained on" if found.masked else ""),
+        ("loss masks", f"{found.masked} rows; they count with lossFunction: sft" if found.masked else ""),
         ("data_source", _counted(facts["sources"])),
         ("reward", _counted(facts["rewards"])),
         ("duplicates", f"{found.duplicates} prompts came before" if found.duplicates else "none"),

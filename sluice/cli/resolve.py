@@ -17,9 +17,14 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 def _functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Fields that name a function of the user's: (path of their group, the group, field)."""
     rollout, algorithm = spec.get("rollout", {}), spec.get("algorithm", {})
-    yield "spec.reward", spec["reward"], "function"
+    yield "spec.reward", spec.get("reward", {}), "function"
+    for position, source in enumerate(spec["data"]["prompts"]):
+        yield f"spec.data.prompts[{position}].source", source.get("source", {}), "function"
+        yield f"spec.data.prompts[{position}]", source, "function"
     for position, dataset in enumerate(spec.get("evaluation", {}).get("datasets", [])):
         yield f"spec.evaluation.datasets[{position}].reward", dataset.get("reward", {}), "function"
+        yield f"spec.evaluation.datasets[{position}].source", dataset.get("source", {}), "function"
+        yield f"spec.evaluation.datasets[{position}]", dataset, "function"
     yield "spec.rollout", rollout, "dynamicFilter"
     yield "spec.rollout", rollout, "function"
     yield "spec.rollout.hooks", rollout.get("hooks", {}), "beforeReward"
@@ -37,12 +42,14 @@ def resolve(job: RLJob, base: Path) -> RLJob:
     datasets = spec.get("evaluation", {}).get("datasets", [])
     for source in [*spec["data"]["prompts"], *datasets]:
         _absolute(source, "path", base)
-    _absolute(spec.get("algorithm", {}).get("critic", {}), "modelPath", base)
+    algorithm = spec.get("algorithm", {})
+    _absolute(algorithm.get("critic", {}), "modelPath", base)
+    _absolute(algorithm.get("distillation", {}).get("teacher", {}), "path", base)
     _absolute(spec.get("debug", {}), "replay", base)
     for _, group, field in _functions(spec):
         if ".py:" in str(group.get(field, "")):
             _absolute(group, field, base)
-    for reward in [spec["reward"], *(dataset.get("reward", {}) for dataset in datasets)]:
+    for reward in [spec.get("reward", {}), *(dataset.get("reward", {}) for dataset in datasets)]:
         _absolute(reward.get("model", {}), "tokenizer", base)
     document["kind"] = KIND
     return RLJob.model_validate(document)
@@ -61,8 +68,18 @@ def check_files(job: RLJob) -> None:
 
 
 def _check_model(job: RLJob) -> list[str]:
-    source, path = job.spec.model, Path(job.spec.model.path)
-    field = "spec.model.path"
+    source, distillation = job.spec.model, job.spec.algorithm.distillation
+    hint = "add them, or set spec.model.init: random"
+    problems = _check_checkpoint("spec.model.path", source.path, hint if source.init == "pretrained" else None)
+    if distillation and distillation.teacher.path:
+        field = "spec.algorithm.distillation.teacher.path"
+        problems += _check_checkpoint(field, distillation.teacher.path, "only a model that was trained can teach")
+    return problems
+
+
+def _check_checkpoint(field: str, directory: str, hint: str | None) -> list[str]:
+    """What a Hugging Face checkpoint lacks. hint: what to do where it has no weights; None: it needs none."""
+    path = Path(directory)
     if not path.is_dir():
         return [f"{field}: there is no directory {path}; expected a Hugging Face checkpoint"]
     problems = []
@@ -74,8 +91,8 @@ def _check_model(job: RLJob) -> list[str]:
         problems.append(f"{field}: {path}/config.json is not valid JSON: {error}")
     if not any((path / name).exists() for name in _TOKENIZER):
         problems.append(f"{field}: {path} has no tokenizer ({', '.join(_TOKENIZER)})")
-    if source.init == "pretrained" and not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
-        problems.append(f"{field}: {path} has no weights (*.safetensors); add them, or set spec.model.init: random")
+    if hint and not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
+        problems.append(f"{field}: {path} has no weights (*.safetensors); {hint}")
     return problems
 
 
@@ -88,7 +105,7 @@ def _check_data(job: RLJob) -> list[str]:
     return [
         f"{field}: there is no file or directory {parse_path(path)[0]}"
         for field, path in named
-        if not parse_path(path)[0].exists()
+        if path is not None and not parse_path(path)[0].exists()
     ]
 
 

@@ -159,7 +159,9 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
         return 130
     words = f"{status.state} after {duration(summary['wall_seconds'])}"
     if summary["steps"]:
-        shown = {k: summary[k] for k in ("steps", "reward_first", "reward_last", "eval_first", "eval_last", "restarts")}
+        learned = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
+        ends = [f"{what}_{when}" for what in learned for when in ("first", "last")]
+        shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
         words += ": " + ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
     console.print(words, highlight=False, soft_wrap=True)
     if status.state == "Failed":

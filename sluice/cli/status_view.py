@@ -85,6 +85,7 @@ def _progress(status: RLJobStatus) -> Table | None:
     cells = [
         ("step", f"{status.step}{total}" if status.step is not None else None),
         ("reward", status.reward),
+        ("loss", status.loss),
         ("policy lag", status.policy_lag),
         ("weight version", status.weight_version),
         ("restarts", status.restarts or None),

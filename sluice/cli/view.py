@@ -18,6 +18,7 @@ from rich.text import Text
 from sluice.api import RLJob, RLJobStatus
 from sluice.cli.monitor import Snapshot
 from sluice.telemetry import run_directory
+from sluice.telemetry.headline import headline
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
@@ -74,8 +75,9 @@ class PlainView:
         total = snapshot.stats.total_steps if snapshot.stats else 0
         for record in fresh:
             evaluation = evaluation_text(snapshot)
+            name, course = headline([record])
             self._print(
-                f"step {record['step']}/{total} reward {record['rollout/raw_reward']:.3f}"
+                f"step {record['step']}/{total}{f' {name} {course[-1]:.3f}' if course else ''}"
                 f"{f' eval {evaluation}' if evaluation else ''} {record['perf/tokens_per_second']:.0f} tok/s "
                 f"lag {record['rollout/policy_lag']:.2f} step {record['perf/step_time']:.2f} s"
             )
@@ -139,10 +141,10 @@ class LiveView:
 
     def _numbers(self, snapshot: Snapshot, metrics: Metrics) -> Table:
         stats, last = snapshot.stats, metrics.steps[max(metrics.steps)] if metrics.steps else {}
-        rewards = [metrics.steps[s]["rollout/raw_reward"] for s in sorted(metrics.steps)]
+        name, course = headline(metrics.steps[s] for s in sorted(metrics.steps))
         grid = Table.grid(padding=(0, 3))
         grid.add_row(
-            Text.assemble("reward ", (f"{rewards[-1]:.3f}" if rewards else "-", "bold green"), " ", sparkline(rewards)),
+            Text.assemble(f"{name} ", (f"{course[-1]:.3f}" if course else "-", "bold green"), " ", sparkline(course)),
             Text.assemble("evaluation ", (evaluation_text(snapshot) or "-", "bold green")),
         )
         grid.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,20 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 """Without any of them transformers makes an empty tokenizer, and says nothing."""
 
 
+DEFAULT_CONTEXT = 32768
+
+
 class PromptError(Exception):
     """A prompt that cannot be encoded. The message says why."""
+
+
+def context_length(model_dir: Path) -> int:
+    """Tokens that the model was made for, as its config.json says."""
+    try:
+        config = json.loads((model_dir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"spec.model.path: {model_dir}/config.json cannot be read: {error}") from error
+    return int(config.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
@@ -35,11 +48,13 @@ def render(
     chat: bool,
     tools: list[dict[str, Any]] | None = None,
     arguments: dict[str, Any] | None = None,
+    opened: bool = True,
 ) -> str:
     """The prompt as the text that the model sees. Raises PromptError where the template refuses the messages.
 
     chat: also a text goes through the template, as one user message; messages always do. arguments: further variables
-    of the template. What messages say about losses is not for the template, and is left out.
+    of the template. opened: the template also begins the answer. What messages say about losses is not for the
+    template, and is left out.
     """
     from jinja2 import TemplateError
 
@@ -47,14 +62,19 @@ def render(
         if not chat:
             return prompt
         prompt = [{"role": "user", "content": prompt}]
-    messages = [{key: value for key, value in message.items() if key not in MASKS} for message in prompt]
+    messages = without_masks(prompt)
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, **(arguments or {})
+            messages, tools=tools, add_generation_prompt=opened, tokenize=False, **(arguments or {})
         )
     except (TemplateError, TypeError, ValueError) as error:  # templates raise what Python does, too
         raise PromptError(f"the chat template refuses the prompt: {error}") from error
     return text
+
+
+def without_masks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as the template is shown them."""
+    return [{key: value for key, value in message.items() if key not in MASKS} for message in messages]
 
 
 def encode(

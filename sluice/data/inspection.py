@@ -11,7 +11,7 @@ from typing import Any
 from sluice.api.data import PromptSource
 from sluice.data.chat import PromptError
 from sluice.data.files import Located
-from sluice.data.rows import PromptRow, RowError, is_verl, parse_row
+from sluice.data.rows import PromptRow, Read, RowError, is_verl, parse_row
 from sluice.data.transform import digest
 from sluice.rewards.registry import BY_SOURCE, choose
 from sluice.rewards.types import RewardError, RewardInput
@@ -57,7 +57,9 @@ class Inspection:
         }
 
 
-def inspect(rows: Iterable[Located], source: PromptSource, length: Length, limit: int | None = None) -> Inspection:
+def inspect(
+    rows: Iterable[Located], source: PromptSource, length: Length, limit: int | None = None, read: Read = parse_row
+) -> Inspection:
     """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its length."""
     found = Inspection()
     seen: set[bytes] = set()
@@ -65,7 +67,7 @@ def inspect(rows: Iterable[Located], source: PromptSource, length: Length, limit
         found.rows += 1
         found.keys.update(map(str, located.row))
         try:
-            parsed = parse_row(located.row, source)
+            parsed = read(located.row, source)
             size = length(parsed)
         except (RowError, PromptError) as error:
             found.broken += 1
@@ -73,7 +75,7 @@ def inspect(rows: Iterable[Located], source: PromptSource, length: Length, limit
                 found.problems.append(f"{located.where}: {error}")
             continue
         _count(found, located, parsed)
-        key = digest(parsed.prompt)
+        key = digest([parsed.prompt, getattr(parsed, "tokens", None)])
         found.duplicates += key in seen
         seen.add(key)
         found.lengths.append(size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,25 +49,29 @@ def parse_row(row: Row, source: PromptSource) -> PromptRow:
     return PromptRow(_prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source))
 
 
-def problem(row: Row, source: PromptSource) -> str | None:
+Read = Callable[[Row, PromptSource], PromptRow]
+"""How the rows of a job are read: `parse_row`, or with given answers `answers.parse_answer`. Raises RowError."""
+
+
+def problem(row: Row, source: PromptSource, read: Read = parse_row) -> str | None:
     """What is wrong with a row, or None."""
     try:
-        parse_row(row, source)
+        read(row, source)
     except RowError as error:
         return str(error)
     return None
 
 
-def prompt_key(row: Row, source: PromptSource) -> str | None:
-    """The column of the prompt, if the row has it."""
-    keys = [source.prompt_key] if source.prompt_key else PROMPT_KEYS
+def prompt_key(row: Row, source: PromptSource, usual: Sequence[str] = PROMPT_KEYS) -> str | None:
+    """The column of the prompt, if the row has it. usual: its names where the source says none."""
+    keys = [source.prompt_key] if source.prompt_key else usual
     return next((key for key in keys if row.get(key) is not None), None)
 
 
 def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
     key = prompt_key(row, source)
     if key is None:
-        raise RowError(_missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey"))
+        raise RowError(missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey"))
     _check_no_pictures(row)
     value = row[key]
     if isinstance(value, str):
@@ -105,7 +109,7 @@ def _check_no_pictures(row: Row) -> None:
         raise RowError(f"{key}: the prompt has pictures, and sluice trains on text alone; take such rows out")
 
 
-def _missing(row: Row, keys: Iterable[str], field: str) -> str:
+def missing(row: Row, keys: Iterable[str], field: str) -> str:
     """What a row lacks and has, and which of its columns may be meant."""
     keys = list(keys)
     names = [str(name) for name in row]
@@ -119,7 +123,7 @@ def _missing(row: Row, keys: Iterable[str], field: str) -> str:
 def _label(row: Row, source: PromptSource) -> Any:
     if source.label_key:
         if source.label_key not in row:
-            raise RowError(_missing(row, [source.label_key], "labelKey"))
+            raise RowError(missing(row, [source.label_key], "labelKey"))
         return row[source.label_key]
     if "label" in row:
         return row["label"]

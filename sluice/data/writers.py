@@ -59,6 +59,7 @@ class Writer:
         if self._path.suffix == ".json":
             self._file.write(b"\n]\n" if self.rows else b"[]\n")
         self._file.flush()
+        os.fsync(self._file.fileno())
         if self._path.suffix == ".parquet":
             made = temporary.with_name(temporary.name + ".parquet")
             try:

@@ -20,7 +20,10 @@ _TITLES = {
     "check": "To check",
     "other default": "Written out, because sluice's own default is another",
 }
-_KEPT = ("algorithm.estimator", "model.path", "data.prompts", "reward.type", "trainer.steps", "trainer.epochs")
+_KEPT = (
+    "algorithm.estimator", "model.path", "data.prompts", "reward.type", "trainer.steps", "trainer.epochs",
+    "algorithm.distillation.teacher.url",
+)  # fmt: skip
 """Without them it would be another job."""
 _WIDTH = 118
 _ROUNDS = 20

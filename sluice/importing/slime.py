@@ -21,15 +21,19 @@ from sluice.importing.draft import (
     translate,
 )
 from sluice.importing.script import Argument, Command, read_script
+from sluice.importing.slime_sft import supervised, without_engines
 from sluice.importing.slime_table import DEFAULTS, TABLE, fallback
 
 ENTRIES = ("train.py", "train_async.py")
 _REWARDS = {"math": "math_prm800k"}
 """rm_type by another name; the rest is called the same."""
 _NONZERO_STD = "check_reward_nonzero_std"
+_OPD = "on_policy_distillation."
+"""slime's module whose functions ask a teacher in the place of a reward."""
 _LATER = (
     "--global-batch-size", "--num-steps-per-rollout", "--over-sampling-batch-size", "--num-gpus-per-node", "--colocate",
     "--rollout-num-gpus-per-engine", "--rollout-num-gpus", "--offload", "--offload-train", "--offload-rollout",
+    "--no-offload", "--no-offload-train", "--no-offload-rollout",
 )  # fmt: skip
 """Arguments that are translated after the table, because they need what it writes."""
 
@@ -54,7 +58,10 @@ def import_slime(script: str, source: str, given: Mapping[str, str]) -> Draft:
         draft.set("rollout.maxStaleness", 1, "train_async.py")
     _data(draft, settings)
     _length(draft, settings)
-    _reward(draft, settings)
+    sft = supervised(draft, settings)
+    if not sft:
+        _distillation(draft, settings)
+        _reward(draft, settings)
     _algorithm(draft, settings)
     _engines(draft, settings)
     _evaluation(draft, settings)
@@ -63,6 +70,8 @@ def import_slime(script: str, source: str, given: Mapping[str, str]) -> Draft:
     _defaults(draft)
     _batches(draft, settings)
     _placement(draft, settings)
+    if sft:
+        without_engines(draft)
     return draft
 
 
@@ -116,8 +125,31 @@ def _length(draft: Draft, settings: Settings) -> None:
         put(draft, "trainer.epochs", epochs, integer)
 
 
+def _distillation(draft: Draft, settings: Settings) -> None:
+    """--use-opd. A teacher behind a URL is slime's remote reward, which then has no other."""
+    kind, coef, load = (settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load"))
+    if not settings.on("--use-opd"):
+        return
+    url = settings.get("--rm-url")
+    if kind and kind.value == "sglang" and url:
+        put(draft, "algorithm.distillation.teacher.url", url, lambda value: text(value).removesuffix("/generate"))
+    elif kind and kind.value == "megatron" and load:
+        note = "slime's is a Megatron checkpoint; name the teacher's Hugging Face directory"
+        put(draft, "algorithm.distillation.teacher.path", load, text, note)
+    else:
+        why = "sluice distils from an SGLang server (--rm-url) or from a checkpoint (--opd-teacher-load)"
+        draft.note("not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0)
+        return
+    put(draft, "algorithm.distillation.coef", coef, real)
+
+
 def _reward(draft: Draft, settings: Settings) -> None:
     kind, url, function = (settings.take(name) for name in ("--rm-type", "--rm-url", "--custom-rm-path"))
+    after = settings.get("--custom-reward-post-process-path")
+    if after and _OPD in str(after.value):
+        settings.seen.add(after.name)
+    if function and _OPD in str(function.value) and draft.get("algorithm.distillation"):
+        return
     if put(draft, "reward.function", function, text):
         return
     name = str(kind.value) if kind else ""
@@ -188,6 +220,12 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
         return
     put(draft, "evaluation.everySteps", interval, integer)
     words = [str(value) for value in data.values]
+    if draft.get("reward") is None:
+        why = "slime judges it with the teacher's function; sluice wants a reward: evaluation.datasets[].reward"
+        draft.note("not translated", data.shown, why, data.line)
+        draft.drop("evaluation.everySteps")
+        settings.seen |= {name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))}
+        return
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
     like = {key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"} | own
     datasets = [{"path": path} | ({"name": name} if name else {}) | like for name, path in pairs]
@@ -233,7 +271,7 @@ def steps_per_batch(samples: int, size: int) -> int:
 
 
 def _placement(draft: Draft, settings: Settings) -> None:
-    """GPUs of the engines. slime counts GPUs, sluice engines; and with sluice nobody shares."""
+    """GPUs of the engines. slime counts GPUs, sluice engines."""
     trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
     machine = _number(settings, "--num-gpus-per-node", 8)
     engine = _number(settings, "--rollout-num-gpus-per-engine", 1)
@@ -242,12 +280,15 @@ def _placement(draft: Draft, settings: Settings) -> None:
     draft.set("rollout.gpusPerReplica", min(engine, machine), "--rollout-num-gpus-per-engine")
     if engine > machine:
         draft.set("rollout.nodesPerReplica", -(-engine // machine), "--rollout-num-gpus-per-engine")
+    if colocated and draft.get("trainer.gpusPerNode", 8) % engine == 0:
+        draft.set("trainer.colocate", True, "--colocate")
+        if settings.on("--no-offload") or settings.on("--no-offload-train"):
+            draft.set("trainer.offload", "none", "--no-offload-train")
+        return
     draft.set("rollout.replicas", max(1, total // engine), "--colocate" if colocated else "--rollout-num-gpus")
     if colocated:
-        shared = (
-            f"slime's engines share the trainer's {trainer} GPUs, sluice's have their own: {trainer + total} in all"
-        )
-        draft.note("check", "rollout.replicas", f"{shared}. Lower rollout.replicas or trainer.gpusPerNode")
+        why = f"with sluice an engine of {engine} GPUs cannot share those of the trainer's machines"
+        draft.note("check", "rollout.replicas", f"{why}: trainer and engines take {trainer + total} GPUs in all")
 
 
 def _number(settings: Settings, name: str, default: int) -> int:

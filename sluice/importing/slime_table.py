@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice.importing.slime_rest import REST
 
 
 def _recompute(value: Any) -> str:
@@ -22,13 +23,18 @@ def _engine_value(value: Any) -> Any:
     return value
 
 
+def _pg_loss(value: Any) -> str:
+    if value != "reinforce":
+        raise ValueError("algorithm.loss follows the estimator, as slime's ppo does")
+    return "reinforce"
+
+
 _ALWAYS = Same("sluice does it always")
 _SHAPE = Same("the model's shape is read from its config.json")
-_LOGS = Lost("metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: spec.secrets.wandb")
 _VOLUME = Lost("checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by itself")
 _HOOK = Lost("sluice has no hook of this kind")
 
-TABLE: dict[str, Entry] = {
+TABLE: dict[str, Entry] = REST | {
     # model and checkpoints
     "--hf-checkpoint": To("model.path", location),
     "--load": _VOLUME,
@@ -45,7 +51,7 @@ TABLE: dict[str, Entry] = {
     "--rollout-seed": To("data.seed", integer),
     "--rollout-max-prompt-len": To("data.maxPromptTokens", integer),
     "--multimodal-keys": Lost("sluice trains on text alone"),
-    "--data-source-path": Lost("a job reads files; `sluice data materialise` makes one of your own code's rows"),
+    "--data-source-path": Lost("data.prompts[].source takes a function that yields rows, not a DataSource"),
     # rollout
     "--rollout-batch-size": To("rollout.batchSize", integer),
     "--n-samples-per-prompt": To("rollout.samplesPerPrompt", integer),
@@ -62,8 +68,19 @@ TABLE: dict[str, Entry] = {
     "--custom-generate-function-path": To(
         "rollout.function", text, "its parameters differ: async def play(episode) in place of (args, sample, params)"
     ),
+    "--rollout-sample-hook-path": To(
+        "rollout.hooks.beforeReward", text, "its parameters differ: (prompt, sample) in place of (args, sample)"
+    ),
+    "--rollout-sample-filter-path": To(
+        "rollout.hooks.afterReward", text, "its parameters differ: (prompt, sample), a mask of zeros for remove_sample"
+    ),
+    "--rollout-function-path": Lost(
+        "the buffer decides what is generated; rollout.function may fill a prompt's whole group (whole_group)"
+    ),
+    "--eval-function-path": Lost("evaluation.datasets[].function is for one prompt: async def play(episode)"),
     # algorithm
     "--advantage-estimator": To("algorithm.estimator", text),
+    "--pg-loss-type": To("algorithm.loss", _pg_loss),
     "--normalize-advantages": To("algorithm.normalizeAdvantages", flag),
     "--gamma": To("algorithm.gamma", real),
     "--lambd": To("algorithm.lambda", real),
@@ -75,11 +92,13 @@ TABLE: dict[str, Entry] = {
     "--entropy-coef": To("algorithm.entropyCoef", real),
     "--tis-clip": To("algorithm.offPolicy.high", real),
     "--tis-clip-low": To("algorithm.offPolicy.low", real),
-    "--loss-type": Lost("sluice learns from rewards alone", unless=("policy_loss", "custom_loss")),
     "--custom-loss-function-path": To("algorithm.lossFunction", text, "its parameters differ: docs/algorithms.md"),
     "--disable-rewards-normalization": Lost("a group's mean is part of grpo; reinforce_plus_plus has no baseline"),
+    "--opd-teacher-ckpt-step": Lost("algorithm.distillation.teacher.path names one checkpoint"),
     "--custom-advantage-function-path": Lost("algorithm.estimator: custom takes a function of other parameters"),
-    "--custom-tis-function-path": Lost("algorithm.offPolicy has tis and icepop; other corrections are a lossFunction"),
+    "--custom-tis-function-path": Lost(
+        "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a lossFunction"
+    ),
     "--get-mismatch-metrics": _ALWAYS,
     "--ref-update-interval": Lost("the reference stays as it is"),
     # critic
@@ -92,6 +111,7 @@ TABLE: dict[str, Entry] = {
     "--min-lr": To("trainer.optimizer.minLr", real),
     "--lr-decay-style": To("trainer.optimizer.schedule", text),
     "--lr-warmup-iters": To("trainer.optimizer.warmupSteps", integer),
+    "--lr-warmup-fraction": Lost("set trainer.optimizer.warmupSteps to a number of steps", unless=("0", "0.0")),
     "--lr-decay-iters": To("trainer.optimizer.decaySteps", integer),
     "--weight-decay": To("trainer.optimizer.weightDecay", real),
     "--adam-beta1": To("trainer.optimizer.beta1", real),
@@ -133,7 +153,9 @@ TABLE: dict[str, Entry] = {
     "--eval-temperature": To("evaluation.sampling.temperature", real),
     "--eval-max-response-len": To("evaluation.sampling.maxResponseTokens", integer),
     "--n-samples-per-eval-prompt": To("evaluation.samplesPerPrompt", integer),
-    "--eval-config": Lost("the file is not read; its datasets belong into evaluation.datasets"),
+    "--eval-config": Lost(
+        "the file is not read; its datasets belong into evaluation.datasets, with their rewards and functions"
+    ),
     "--log-passrate": Lost("evaluation.passAtK: [1, 2, 4, ...] gives pass@k of evaluations"),
     # reward
     "--reward-key": To("reward.key", text),
@@ -143,7 +165,6 @@ TABLE: dict[str, Entry] = {
     "--debug-rollout-only": To("debug.rolloutOnly", flag),
     "--save-debug-rollout-data": Lost("debug.dumpRollouts: true keeps all samples, in the run directory"),
     "--debug-train-only": Lost("debug.replay trains on the rollouts of an earlier run"),
-    **dict.fromkeys(("--use-wandb", "--wandb-project", "--wandb-group", "--wandb-key", "--wandb-team"), _LOGS),
     "--use-tensorboard": _ALWAYS,
     **dict.fromkeys(
         (

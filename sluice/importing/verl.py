@@ -24,6 +24,8 @@ from sluice.importing.draft import (
 from sluice.importing.hydra import overrides, resolved
 from sluice.importing.script import Argument, read_script
 from sluice.importing.verl_algorithm import corrections, critic, kl, policy
+from sluice.importing.verl_distillation import distillation
+from sluice.importing.verl_sft import ENTRY, import_sft, is_sft, launched
 from sluice.importing.verl_table import DEFAULTS, TABLE, fallback
 
 _ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
@@ -34,13 +36,18 @@ _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 def read_command(script: str, source: str, given: Mapping[str, str]) -> tuple[str, dict[str, Setting]]:
     """(the entry point, its overrides) of a script or a command line. Raises ScriptError and ImportFailedError."""
     parsed = read_script(script, given)
-    found = [(c, at) for c in parsed.commands for at, word in enumerate(c.words) if _ENTRY.search(word.text)]
+    found = [
+        (c, at)
+        for c in parsed.commands
+        for at, word in enumerate(c.words)
+        if _ENTRY.search(word.text) or ENTRY.search(word.text)
+    ]
     if not found:
         raise ImportFailedError(f"{source}: no command that runs verl.trainer.main_ppo, and no such file")
     command, at = found[-1]
-    return command.words[at].text, {setting.name: setting for setting in overrides(command.words[at + 1 :])} | _options(
-        command.words[at + 1 :]
-    )
+    entry, words = command.words[at].text, command.words[at + 1 :]
+    started = launched(command.words[:at]) if ENTRY.search(entry) else {}
+    return entry, {setting.name: setting for setting in overrides(words)} | _options(words) | started
 
 
 def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
@@ -57,6 +64,9 @@ def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> D
     """The job of a configuration: the settings of a file, of a command, or both. Raises ImportFailedError."""
     settings = Settings(resolved(given))
     draft = Draft(job_name(_name(settings, source)))
+    if is_sft(settings, entry):
+        settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
+        return import_sft(draft, settings, _train_files(draft, settings))
     _config(draft, settings)
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
     if turns is None or turns.value is not True:  # then the rest of the group means nothing
@@ -68,6 +78,7 @@ def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> D
     kl(draft, settings)
     corrections(draft, settings)
     _evaluation(draft, settings)
+    distillation(draft, settings)
     later = {name: settings.take(name) for name in _LATER}
     translate(draft, settings, TABLE, fallback)
     _defaults(draft)
@@ -77,10 +88,14 @@ def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> D
     return draft
 
 
+OFFLOADS = (
+    "fsdp_config.param_offload", "fsdp_config.optimizer_offload",
+    "megatron.param_offload", "megatron.grad_offload", "megatron.optimizer_offload",
+)  # fmt: skip
 _LATER = (
     f"{_ACTOR}.ppo_mini_batch_size", "data.gen_batch_size", f"{_ROLLOUT}.tensor_model_parallel_size",
     "rollout.nnodes", "rollout.n_gpus_per_node", "async_training.staleness_threshold",
-    "trainer.critic_warmup",
+    "trainer.critic_warmup", *(f"{_ACTOR}.{group}" for group in OFFLOADS),
 )  # fmt: skip
 """Keys that are translated after the table, because they need what it writes."""
 
@@ -100,17 +115,21 @@ def _config(draft: Draft, settings: Settings) -> None:
 
 
 def _data(draft: Draft, settings: Settings) -> None:
-    files = settings.take("data.train_files")
+    source = _columns(settings)
+    prompts = [{"path": path, **source} for path in _train_files(draft, settings)]
+    put(draft, "data.prompts", settings.take("data.train_files"), lambda _: _named(prompts), literal=True)
+
+
+def _train_files(draft: Draft, settings: Settings) -> list[str]:
+    """Paths of the training rows, with a slice where they are not all taken."""
+    files, most = settings.take("data.train_files"), settings.take("data.train_max_samples")
     if files is None:
         raise ImportFailedError("no data.train_files: there is nothing to train on")
-    source = _columns(settings)
-    most = settings.take("data.train_max_samples")
     part = ""
     if most and isinstance(most.value, int) and most.value > 0:
         part = f"@[0:{most.value}]"
         draft.note("check", "data.prompts", "the first rows, where verl with data.shuffle takes any", most.line)
-    prompts = [{"path": f"{path}{part}", **source} for path in _listed(files.value)]
-    put(draft, "data.prompts", files, lambda _: _named(prompts), literal=True)
+    return [f"{path}{part}" for path in _listed(files.value)]
 
 
 def _columns(settings: Settings) -> dict[str, Any]:
@@ -237,11 +256,16 @@ def _steps(batch: int, size: int) -> int:
 
 
 def _placement(draft: Draft, settings: Settings, later: Mapping[str, Setting | None], entry: str) -> None:
-    """Engines. verl's share the trainer's GPUs, but in its fully asynchronous trainer."""
+    """Engines. verl's share the trainer's GPUs, but where they are given their own."""
     engine = _number(later[f"{_ROLLOUT}.tensor_model_parallel_size"], 2)
     trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
     own = _number(later["rollout.nnodes"], 1) * _number(later["rollout.n_gpus_per_node"], 0)
     draft.set("rollout.gpusPerReplica", engine, f"{_ROLLOUT}.tensor_model_parallel_size")
+    if not own and "fully_async" not in entry and draft.get("trainer.gpusPerNode", 8) % engine == 0:
+        draft.set("trainer.colocate", True, "no rollout.n_gpus_per_node")
+        if _offloads(later, "optimizer_offload") and not _offloads(later, "param_offload"):
+            draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
+        return
     draft.set(
         "rollout.replicas", max(1, (own or trainer) // engine), "rollout.n_gpus_per_node" if own else "trainer.nnodes"
     )
@@ -251,8 +275,13 @@ def _placement(draft: Draft, settings: Settings, later: Mapping[str, Setting | N
         draft.set("rollout.mode", "async", entry)
         draft.set("rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold")
     if not own:
-        shared = f"verl's engines share the trainer's {trainer} GPUs, sluice's have their own: {2 * trainer} in all"
-        draft.note("check", "rollout.replicas", f"{shared}. Lower rollout.replicas or trainer.gpusPerNode")
+        why = f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and have their own"
+        draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} in all")
+
+
+def _offloads(later: Mapping[str, Setting | None], what: str) -> bool:
+    found = [later[f"{_ACTOR}.{group}"] for group in OFFLOADS if group.endswith(what)]
+    return any(setting and setting.value is True for setting in found)
 
 
 def _number(setting: Setting | None, default: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from sluice.api.algorithm import PolicyLoss
 from sluice.importing.draft import Draft, Setting, Settings, integer, location, put, real, text
 from sluice.importing.verl_table import kl_type
 
@@ -14,6 +15,13 @@ _ESTIMATORS = {
     "remax": "remax",
     "reinforce_plus_plus": "reinforce_plus_plus", "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }  # fmt: skip
+_LOSSES = {
+    "gspo": "gspo", "cispo": "cispo", "gpg": "reinforce", "geo_mean": "geo_mean", "sapo": "sapo",
+    "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl",
+}  # fmt: skip
+_COVARIANCE = ("clip_cov", "kl_cov", "clip-cov", "kl-cov")
+_SCOPES = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
+_OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 
 
 def policy(draft: Draft, settings: Settings) -> None:
@@ -30,13 +38,12 @@ def policy(draft: Draft, settings: Settings) -> None:
         draft.set("algorithm.estimator", loss, f"{_ACTOR}.policy_loss.loss_mode")
     else:
         draft.set("algorithm.estimator", estimator, given.name if given else "default of algorithm.adv_estimator")
-        losses = {"gspo": "gspo", "cispo": "cispo", "gpg": "reinforce"}
-        if loss in losses:
-            draft.set("algorithm.loss", losses[loss], f"{_ACTOR}.policy_loss.loss_mode")
-        elif mode and loss != "vanilla":
-            draft.note("not translated", mode.shown, "algorithm.loss is clip, gspo, cispo or reinforce", mode.line)
-    settings.seen |= {name for name in settings if name.startswith(f"{_ACTOR}.policy_loss.")}
-    _clip(draft, settings, vanilla=loss not in ("gspo", "cispo", "gpg"))
+        _loss(draft, mode, loss)
+    if draft.get("algorithm.loss") == "sapo":
+        for key, field in (("tau_pos", "positive"), ("tau_neg", "negative")):
+            put(draft, f"algorithm.gate.{field}", settings.take(f"{_ACTOR}.{key}"), real)
+    settings.seen |= {name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))}
+    _clip(draft, settings, bounded=loss in ("vanilla", "dppo_tv", "dppo_kl"))
     betas = settings.take(f"{_ACTOR}.optim.betas")
     put(draft, "trainer.optimizer.beta1", betas, lambda value: _pair(value)[0])
     put(draft, "trainer.optimizer.beta2", betas, lambda value: _pair(value)[1])
@@ -47,16 +54,29 @@ def policy(draft: Draft, settings: Settings) -> None:
         draft.set("trainer.recompute", "full", checkpointing.name)
 
 
+def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
+    if mode is None or loss == "vanilla":
+        return
+    if loss in _LOSSES:
+        draft.set("algorithm.loss", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
+    elif loss in _COVARIANCE:
+        why = "the tokens that it picks depend on the micro-batch they are in; a lossFunction may do that"
+        draft.note("not translated", mode.shown, why, mode.line)
+    else:
+        why = f"algorithm.loss is {', '.join(get_args(PolicyLoss))}; another one is a lossFunction"
+        draft.note("not translated", mode.shown, why, mode.line)
+
+
 def _pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"expected two numbers, found {value!r}")
     return real(value[0]), real(value[1])
 
 
-def _clip(draft: Draft, settings: Settings, *, vanilla: bool) -> None:
+def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
     put(draft, "algorithm.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), real)
     dual = settings.take(f"{_ACTOR}.clip_ratio_c")
-    if vanilla and not put(draft, "algorithm.clip.dual", dual, real):
+    if bounded and not put(draft, "algorithm.clip.dual", dual, real):
         draft.set("algorithm.clip.dual", 3.0, "default of actor.clip_ratio_c")
         draft.note("other default", "algorithm.clip.dual", "3.0 (verl, actor.clip_ratio_c); sluice has none")
 
@@ -77,18 +97,67 @@ def kl(draft: Draft, settings: Settings) -> None:
 def corrections(draft: Draft, settings: Settings) -> None:
     weights, most = settings.take(f"{_CORRECTION}.rollout_is"), settings.take(f"{_CORRECTION}.rollout_is_threshold")
     if weights and weights.value not in (None, False):
-        draft.set("algorithm.offPolicy.method", "tis", weights.name)
+        low, high = _bounds(most.value) if most else (None, None)
+        draft.set("algorithm.offPolicy.method", "tis" if low is None else "icepop", weights.name)
         put(draft, "algorithm.offPolicy.level", weights, text)
-        put(draft, "algorithm.offPolicy.high", most, real)
+        for field, value in (("low", low), ("high", high)):
+            if most and value is not None:
+                draft.set(f"algorithm.offPolicy.{field}", value, most.name)
+    kind = settings.take(f"{_CORRECTION}.loss_type")
     for name in (f"{_CORRECTION}.bypass_mode", f"{_ACTOR}.use_rollout_log_probs"):
-        if settings.on(name):
+        if not settings.on(name):
+            continue
+        if kind and kind.value == "reinforce":  # no ratio to the engine's policy: the weights above are all of it
+            draft.set("algorithm.loss", "reinforce", kind.name)
+        else:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
-    rejection = settings.take(f"{_CORRECTION}.rollout_rs")
-    if rejection and rejection.value is not None:
-        why = "samples are weighed, not rejected: algorithm.offPolicy.method: icepop leaves tokens out"
-        draft.note("not translated", rejection.shown, why, rejection.line)
-    else:
-        settings.seen |= {name for name in settings if name.startswith(f"{_CORRECTION}.rollout_rs")}
+    _rejection(draft, settings)
+    put(draft, "algorithm.offPolicy.veto", settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"), real)
+    normal = settings.take(f"{_CORRECTION}.rollout_is_batch_normalize")
+    if normal and normal.value is True:
+        why = "weights are not divided by their mean: it is not known before the whole batch was seen"
+        draft.note("not translated", normal.shown, why, normal.line)
+
+
+def _rejection(draft: Draft, settings: Settings) -> None:
+    """`rollout_rs`: newer verl's names, separated by commas, or the older token, sequence, geometric."""
+    given = settings.take(f"{_CORRECTION}.rollout_rs")
+    most, least = (settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower"))
+    if given is None or given.value is None:
+        return
+    names = [name.strip() for name in text(given.value).split(",")]
+    shared = settings.get(f"{_CORRECTION}.rollout_is_threshold")
+    known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
+    limits = [part.strip() for part in str(known).split(",")]
+    try:
+        rules = [_rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)]
+    except ValueError as error:
+        draft.note("not translated", given.shown, str(error), given.line)
+        return
+    if least and least.value is not None:
+        rules[0]["low"] = real(least.value)
+    draft.set("algorithm.offPolicy.reject", rules, given.name)
+
+
+def _rule(name: str, limit: str) -> dict[str, Any]:
+    """One entry of `rollout_rs`. Newer verl bounds pi_rollout / pi_train by k1, so its bounds change places."""
+    if name in _OLDER_SCOPES:
+        return {"over": _OLDER_SCOPES[name], "high": real(limit)}
+    if name == "binary_kl":
+        return {"measure": name, "high": real(limit)}
+    scope, _, measure = name.rpartition("_")
+    if scope not in _SCOPES or measure not in ("k1", "k2", "k3"):
+        raise ValueError(f"algorithm.offPolicy.reject knows no {name!r}")
+    if measure != "k1":
+        return {"measure": measure, "over": _SCOPES[scope], "high": real(limit)}
+    low, high = _bounds(limit)
+    return {"over": _SCOPES[scope], **({"high": high} if low is None else {"low": 1 / high, "high": 1 / low})}
+
+
+def _bounds(value: Any) -> tuple[float | None, float]:
+    """`2.0` -> (None, 2.0); `0.5_2.0` -> (0.5, 2.0)."""
+    low, separator, high = str(value).partition("_")
+    return (real(low), real(high)) if separator else (None, real(low))
 
 
 def critic(draft: Draft, settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice.importing.verl_rest import PREFIXES, REST
 
 _ALWAYS = Same("sluice does it always")
 _PACKED = Same("micro-batches are packed by tokens")
@@ -12,7 +13,6 @@ _LOGS = Same("metrics go to the run directory, TensorBoard and Prometheus")
 _VOLUME = Lost("checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by itself")
 _TURNS = Lost("turns and tools are played by a function of yours: rollout.function")
 _MODEL = Lost("the model's code and shape are those of its directory")
-_OFFLOAD = Lost("weights and optimizer stay on the GPU, spread over data parallel ranks", unless=(False, None))
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON, _OPTIM = f"{_ACTOR}.megatron", f"{_ACTOR}.optim"
 _RECOMPUTE = f"{_MEGATRON}.override_transformer_config.recompute"
@@ -56,7 +56,7 @@ def _every(value: Any) -> int:
     return integer(value)
 
 
-TABLE: dict[str, Entry] = {
+TABLE: dict[str, Entry] = REST | {
     # model
     "actor_rollout_ref.model.path": To("model.path", location),
     "actor_rollout_ref.model.trust_remote_code": To("model.trustRemoteCode", flag),
@@ -74,8 +74,9 @@ TABLE: dict[str, Entry] = {
     "data.filter_overlong_prompts": _ALWAYS,
     "data.truncation": Lost("longer prompts are left out and counted, never cut", unless=("error",)),
     "data.reward_fn_key": Lost("reward.type: data_source reads the column data_source", unless=("data_source",)),
-    "data.custom_cls.path": Lost("a job reads files; `sluice data materialise` makes one of your own code's rows",
+    "data.custom_cls.path": Lost("data.prompts[].source takes a function or class that yields rows, not tensors",
                                  unless=(None,)),
+    "data.datagen.path": Lost("rows are made once, before the first step: data.prompts[].source", unless=(None,)),
     "data.sampler.class_path": Lost("the order of prompts is data.shuffle, data.seed and the weights", unless=(None,)),
     "data.tool_config_path": _TURNS,
     "data.dataloader_num_workers": _ALWAYS,
@@ -101,8 +102,6 @@ TABLE: dict[str, Entry] = {
     f"{_ACTOR}.ulysses_sequence_parallel_size": To(
         "trainer.parallelism.context", integer, "context parallel in place of Ulysses: ranks that share sequences"
     ),
-    f"{_ACTOR}.fsdp_config.param_offload": _OFFLOAD,
-    f"{_ACTOR}.fsdp_config.optimizer_offload": _OFFLOAD,
     f"{_ACTOR}.fsdp_config.fsdp_size": Same("the optimizer is spread over all data parallel ranks"),
     f"{_ACTOR}.checkpoint.async_save": To("checkpoint.async", flag),
     # optimizer
@@ -127,9 +126,6 @@ TABLE: dict[str, Entry] = {
     f"{_MEGATRON}.expert_tensor_parallel_size": Lost("experts are not split by tensor parallelism", unless=(None, 1)),
     f"{_MEGATRON}.sequence_parallel": _ALWAYS,
     f"{_MEGATRON}.use_distributed_optimizer": _ALWAYS,
-    f"{_MEGATRON}.param_offload": _OFFLOAD,
-    f"{_MEGATRON}.grad_offload": _OFFLOAD,
-    f"{_MEGATRON}.optimizer_offload": _OFFLOAD,
     f"{_MEGATRON}.use_mbridge": Same("Hugging Face checkpoints are read directly"),
     f"{_MEGATRON}.vanilla_mbridge": Same("Hugging Face checkpoints are read directly"),
     f"{_MEGATRON}.use_dist_checkpointing": Lost("model.path is a Hugging Face directory", unless=(False,)),
@@ -178,6 +174,7 @@ TABLE: dict[str, Entry] = {
     "algorithm.use_pf_ppo": Lost("no PF-PPO", unless=(False,)),
     "algorithm.filter_groups.metric": Same("nonzero_std looks at the reward"),
     "algorithm.filter_groups.max_num_gen_batches": Lost("prompts are drawn until the batch is full", unless=(0, None)),
+    "async_training.partial_rollout": To("rollout.partial.enabled", flag),
     # trainer
     "trainer.nnodes": To("trainer.nodes", integer),
     "trainer.n_gpus_per_node": To("trainer.gpusPerNode", integer),
@@ -233,4 +230,5 @@ def fallback(name: str) -> Entry:
         return _MODEL
     if name.startswith(f"{_MEGATRON}.override_transformer_config."):
         return Lost("the transformer's own settings are those of the checkpoint")
-    return Lost("sluice knows no such key")
+    group = next((entry for prefix, entry in PREFIXES if name.startswith(prefix)), None)
+    return group or Lost("sluice knows no such key")

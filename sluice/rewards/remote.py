@@ -26,11 +26,19 @@ class Endpoint:
     """A URL that takes and answers JSON."""
 
     def __init__(
-        self, url: str, timeout_seconds: float, back_off: Callable[[int], float] = lambda n: min(2.0**n, 30.0)
+        self,
+        url: str,
+        timeout_seconds: float,
+        back_off: Callable[[int], float] = lambda n: min(2.0**n, 30.0),
+        *,
+        connections: int = _CONNECTIONS,
+        largest_answer: int = _LARGEST_ANSWER,
     ) -> None:
         self.url = url
         self._timeout = timeout_seconds
         self._back_off = back_off
+        self._connections = connections
+        self._largest = largest_answer
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: dict[str, Any]) -> Any:
@@ -41,7 +49,7 @@ class Endpoint:
                 attempt = 0
                 while True:
                     try:
-                        return await self._once(body)
+                        return await self.once(body)
                     except TimeoutError:
                         failure = f"no answer after {self._timeout:g} s"
                     except (aiohttp.ClientError, OSError) as error:
@@ -51,20 +59,21 @@ class Endpoint:
         except TimeoutError:
             raise RewardError(f"{self.url}: {failure}; given up after {attempt + 1} attempts", "timeout") from None
 
-    async def _once(self, body: dict[str, Any]) -> Any:
+    async def once(self, body: dict[str, Any]) -> Any:
+        """The answer to one request. Raises RewardError where it is final, else aiohttp's errors and TimeoutError."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS))
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._connections))
         timeout = aiohttp.ClientTimeout(total=None)  # ours below also counts the wait for a connection's turn
         async with asyncio.timeout(self._timeout), self._session.post(self.url, json=body, timeout=timeout) as response:
-            data = await response.content.read(_LARGEST_ANSWER + 1)
-            while not response.content.at_eof() and len(data) <= _LARGEST_ANSWER:
-                data += await response.content.read(_LARGEST_ANSWER + 1)
+            data = await response.content.read(self._largest + 1)
+            while not response.content.at_eof() and len(data) <= self._largest:
+                data += await response.content.read(self._largest + 1)
             if response.status in _MAY_PASS or response.status >= 500:
                 raise aiohttp.ClientError(f"{response.status} {response.reason}")
         if response.status >= 400:
             raise RewardError(f"{self.url}: {response.status} {response.reason}: {shown(data[:200])}", "refused")
-        if len(data) > _LARGEST_ANSWER:
-            raise RewardError(f"{self.url}: the answer has more than {_LARGEST_ANSWER} bytes", "invalid")
+        if len(data) > self._largest:
+            raise RewardError(f"{self.url}: the answer has more than {self._largest} bytes", "invalid")
         try:
             return json.loads(data)
         except ValueError:

@@ -23,6 +23,7 @@ _LOGPROB_LIMIT = 0.1
 _TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
 _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
+_TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ def _equal_rewards(history: Sequence[Record]) -> str | None:
 
 def _entropy_collapse(history: Sequence[Record]) -> str | None:
     entropies = _values(history, "train/entropy_loss")
-    if len(entropies) < FLAT_STEPS:
-        return None
+    if len(entropies) < FLAT_STEPS or not _values(history, "rollout/raw_reward"):
+        return None  # without rewards there is nothing to explore for: the answers are given
+    if _values(history, "train/opd_reverse_kl"):
+        return None  # a teacher that is sure makes its student sure
     start, now = max(entropies[: len(entropies) // 2]), median(entropies[-3:])
     if now > _ENTROPY_LEAST and now > _ENTROPY_SHARE * start:
         return None
@@ -147,7 +150,22 @@ def _failures(history: Sequence[Record]) -> str | None:
     ratios = _values(history, "rollout/failed_ratio")[-_TRUNCATED_STEPS:]
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _FAILED_SHARE:
         return None
-    return f"{ratios[-1]:.0%} of the samples fail (reward or generate function): the rollout log has their errors"
+    return (
+        f"{ratios[-1]:.0%} of the samples fail (reward, teacher or generate function): the rollout log has their errors"
+    )
+
+
+def _leaves_teacher(history: Sequence[Record]) -> str | None:
+    gaps = _values(history, "train/opd_reverse_kl")
+    if len(gaps) < FLAT_STEPS:
+        return None
+    before, now = median(gaps[:3]), median(gaps[-3:])
+    if now < _TEACHER_LEAST or now < _TEACHER_FACTOR * before:
+        return None
+    return (
+        f"the reverse KL to the teacher has grown from {before:.2g} to {now:.2g}: the student moves away from it. "
+        "Try a lower learning rate, a higher algorithm.distillation.coef where there is a reward too; read samples/"
+    )
 
 
 def _gradient_spike(history: Sequence[Record]) -> str | None:
@@ -175,5 +193,6 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "log-prob mismatch": _mismatch,
     "truncation": _truncation,
     "failures": _failures,
+    "teacher left": _leaves_teacher,
     "gradient spike": _gradient_spike,
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.headline import headline
 from sluice.telemetry.health import findings
 from sluice.telemetry.summary import evaluation_means
 
@@ -31,17 +32,19 @@ Records = dict[int, dict[str, Any]]
 
 
 def write_report(directory: Path, title: str) -> Path:
-    """Make report.html, and reward.png for people who want to show it."""
+    """Make report.html, and a picture for people who want to show it: reward.png, or what is learned instead."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     steps = run_directory.by_step(directory / run_directory.METRICS)
     evaluations = evaluation_means(directory)
+    name, _ = headline(steps.values())
     plots = {
-        "Reward": lambda axes: _reward(axes, steps, evaluations),
+        name.capitalize(): lambda axes: _headline(axes, steps, evaluations),
         "KL and clipping": lambda axes: _lines(
             axes, steps, {"train/ppo_kl": "ppo_kl", "train/pg_clipfrac": "pg_clipfrac", "train/kl_loss": "kl_loss"}
         ),
+        "Reverse KL to the teacher": lambda axes: _lines(axes, steps, {"train/opd_reverse_kl": "reverse KL"}),
         "Entropy and gradient norm": lambda axes: _lines(
             axes, steps, {"train/entropy_loss": "entropy", "train/grad_norm": "grad_norm"}
         ),
@@ -64,24 +67,31 @@ def write_report(directory: Path, title: str) -> Path:
         "Where a step's time goes (s)": lambda axes: _times(axes, steps),
         "Tokens per second": lambda axes: _lines(axes, steps, {"perf/tokens_per_second": "tokens/s"}),
     }
+    drawn = {title: _svg(draw) for title, draw in plots.items()}
     figures = "".join(
-        f"<figure>{_svg(draw)}<figcaption>{html.escape(n)}</figcaption></figure>" for n, draw in plots.items()
+        f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>" for title, svg in drawn.items() if svg
     )
     timeline = _svg(lambda axes: _timeline(axes, directory), size=(11.5, 2.6))
-    _png(lambda axes: _reward(axes, steps, evaluations), directory / "reward.png")
+    _png(lambda axes: _headline(axes, steps, evaluations), directory / f"{name.lower().replace(' ', '_')}.png")
     path = directory / "report.html"
     summary = _summary(directory) + _warnings(steps)
     path.write_text(_page(title, summary, figures, timeline, _samples(directory)))
     return path
 
 
-def _reward(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -> None:
-    axes.plot(list(steps), [r["rollout/raw_reward"] for r in steps.values()], color="#90a4ae", label="training samples")
-    if evaluations:
-        axes.plot(*zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="evaluation (held out)")
+def _headline(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -> None:
+    """The run's number. Rewards of an evaluation share its axis, if it is a reward too."""
+    name, course = headline(steps.values())
+    judged = name == "reward"
+    axes.plot(list(steps)[-len(course) :], course, color="#90a4ae", label="training samples" if judged else name)
     axes.set_xlabel("step")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.legend(frameon=False)
+    lines = axes.get_lines()
+    if evaluations:
+        own = axes if judged else axes.twinx()
+        lines += own.plot(*zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="evaluation (held out)")
+        own.set_ylim(bottom=min(0.0, own.get_ylim()[0]))
+    axes.legend(handles=lines, frameon=False, loc="best" if judged else "center right")
 
 
 def _lines(axes: Any, steps: Records, names: dict[str, str], *, log: bool = False) -> None:
@@ -154,8 +164,11 @@ def _figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Any:
 
 
 def _svg(draw: Callable[[Any], None], size: tuple[float, float] = (5.6, 3.0)) -> str:
-    text = io.StringIO()
-    _figure(draw, size).savefig(text, format="svg")
+    """Empty: there is nothing to draw."""
+    figure, text = _figure(draw, size), io.StringIO()
+    if not figure.axes[0].has_data():
+        return ""
+    figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
@@ -184,13 +197,12 @@ def _samples(directory: Path, rows: int = 12) -> str:
     """Responses of the newest evaluation, else of the last step."""
     files = sorted((directory / "samples").glob("eval_*.jsonl")) or sorted((directory / "samples").glob("*.jsonl"))
     chosen = list(run_directory.records(files[-1]))[:rows] if files else []
+    columns = [c for c in ("prompt", "response", "label", "reward") if any(r.get(c) is not None for r in chosen)]
+    head = "".join(f"<th>{column}</th>" for column in columns)
     cells = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(_shown(r.get(c)))}</td>" for c in ("prompt", "response", "label", "reward"))
-        + "</tr>"
-        for r in chosen
+        "<tr>" + "".join(f"<td>{html.escape(_shown(r.get(c)))}</td>" for c in columns) + "</tr>" for r in chosen
     )
-    return f"<table><tr><th>prompt</th><th>response</th><th>label</th><th>reward</th></tr>{cells}</table>"
+    return f"<table><tr>{head}</tr>{cells}</table>"
 
 
 def _page(title: str, summary: str, figures: str, timeline: str, samples: str) -> str:

@@ -88,6 +88,7 @@ def _schema() -> Any:
             "response": string(),
             "loss_mask": list_(uint8()),
             "rollout_log_probs": list_(float32()),
+            "teacher_log_probs": list_(float32()),
             "weight_versions": list_(span),
             "reward": float64(),
             "reward_parts": string(),
@@ -120,6 +121,7 @@ def _rows(step: int, groups: Iterable[SampleGroup]) -> Iterator[dict[str, Any]]:
                 "response": sample.response,
                 "loss_mask": sample.loss_mask,
                 "rollout_log_probs": sample.rollout_log_probs,
+                "teacher_log_probs": sample.teacher_log_probs,
                 "weight_versions": [asdict(span) for span in sample.weight_versions],
                 "reward": sample.reward,
                 "reward_parts": json.dumps(sample.reward_parts),
@@ -143,6 +145,7 @@ def _prompt(row: dict[str, Any]) -> Prompt:
 
 
 def _sample(row: dict[str, Any]) -> Sample:
+    taught = row["teacher_log_probs"]
     return Sample(
         index=row["index"],
         tokens=np.asarray(row["tokens"], dtype=np.int32),
@@ -156,4 +159,5 @@ def _sample(row: dict[str, Any]) -> Sample:
         status=SampleStatus(row["status"]),
         metadata=json.loads(row["sample_metadata"]),
         error=row["error"],
+        teacher_log_probs=None if taught is None else np.asarray(taught, dtype=np.float32),
     )

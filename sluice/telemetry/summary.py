@@ -13,14 +13,18 @@ def summarize(
 ) -> dict[str, Any]:
     """The summary. `counters` are the buffer's; rewards and evaluations come from the run directory."""
     steps = run_directory.by_step(directory / run_directory.METRICS)
-    rewards = [record["rollout/raw_reward"] for record in steps.values()]
+    rewards, losses, differences = (
+        [record[name] for record in steps.values() if name in record]
+        for name in ("rollout/raw_reward", "train/loss", "train/train_rollout_logprob_abs_diff_max")
+    )
     evaluations = evaluation_means(directory)
-    differences = [r.get("train/train_rollout_logprob_abs_diff_max", 0.0) for r in steps.values()]
     return {
         "state": state,
         "steps": max(steps, default=0),
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
         "eval_first": evaluations[0][1] if evaluations else None,
         "eval_last": evaluations[-1][1] if evaluations else None,
         "samples_trained": counters.get("samples_trained", 0),

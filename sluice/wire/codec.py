@@ -80,10 +80,13 @@ def sample_to_message(sample: Sample) -> pb.Sample:
     )
     if sample.reward is not None:
         message.reward = sample.reward
+    if sample.teacher_log_probs is not None:
+        message.teacher_log_probs = np.ascontiguousarray(sample.teacher_log_probs, dtype="<f4").tobytes()
     return message
 
 
 def sample_from_message(message: pb.Sample) -> Sample:
+    taught = message.teacher_log_probs
     return Sample(
         index=message.index,
         tokens=_array(message.tokens, "<i4", f"samples[{message.index}].tokens"),
@@ -97,6 +100,7 @@ def sample_from_message(message: pb.Sample) -> Sample:
         status=_STATUS_BACK.get(message.status, SampleStatus.PENDING),
         metadata=json.loads(message.metadata_json) if message.metadata_json else {},
         error=message.error,
+        teacher_log_probs=_array(taught, "<f4", f"samples[{message.index}].teacherLogProbs") if taught else None,
     )
 
 

@@ -1,17 +1,39 @@
-"""The quickstart under one estimator after another: what is set beside its manifest."""
+"""What `make test-learning` runs: examples, and what is set beside their manifests."""
 
 from __future__ import annotations
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "grpo": (),
-    "ppo": (
-        "algorithm.estimator=ppo",
-        "algorithm.lambda=0.95",
-        "algorithm.normalizeAdvantages=true",
-        "algorithm.critic={lr: 1.5e-3}",
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """example: a directory of examples/, whose make_data.py makes what the run needs. overrides: `path=value`."""
+
+    example: str
+    overrides: tuple[str, ...] = ()
+
+
+RUNS: dict[str, Run] = {
+    "grpo": Run("quickstart"),
+    "ppo": Run(
+        "quickstart",
+        (
+            "algorithm.estimator=ppo",
+            "algorithm.lambda=0.95",
+            "algorithm.normalizeAdvantages=true",
+            "algorithm.critic={lr: 1.5e-3}",
+        ),
     ),
-    "reinforce_plus_plus": ("algorithm.estimator=reinforce_plus_plus",),
-    "gspo": ("algorithm.estimator=gspo", "algorithm.clip={low: 0.03, high: 0.04}", "trainer.stepsPerBatch=2"),
-    "cispo": ("algorithm.estimator=cispo", "algorithm.clip={low: 1.0, high: 0.28}", "trainer.stepsPerBatch=2"),
+    "reinforce_plus_plus": Run("quickstart", ("algorithm.estimator=reinforce_plus_plus",)),
+    "gspo": Run(
+        "quickstart",
+        ("algorithm.estimator=gspo", "algorithm.clip={low: 0.03, high: 0.04}", "trainer.stepsPerBatch=2"),
+    ),
+    "cispo": Run(
+        "quickstart",
+        ("algorithm.estimator=cispo", "algorithm.clip={low: 1.0, high: 0.28}", "trainer.stepsPerBatch=2"),
+    ),
+    "tools": Run("tools"),
+    "sft": Run("sft"),
+    "distillation": Run("distillation"),
 }
-"""Name -> overrides. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1."""
+"""Name -> run. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1."""

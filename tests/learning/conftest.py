@@ -4,20 +4,28 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.run.laptop import QUICKSTART
+from tests.integration.run.laptop import ROOT
 
 
 @pytest.fixture(scope="session")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the quickstart with its data made."""
-    directory = tmp_path_factory.mktemp("example") / "quickstart"
-    shutil.copytree(QUICKSTART, directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"))
-    subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60)
-    return directory
+def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives a copy of an example with its data made."""
+    root = tmp_path_factory.mktemp("examples")
+
+    def make(name: str) -> Path:
+        directory = root / name
+        if not directory.exists():
+            ignored = shutil.ignore_patterns("*.jsonl", "model", "teacher", "__pycache__")
+            shutil.copytree(ROOT / "examples" / name, directory, ignore=ignored)
+            subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=300)
+        return directory
+
+    return make
 
 
 @pytest.fixture(scope="session")

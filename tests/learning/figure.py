@@ -1,7 +1,7 @@
-"""Draw how the estimators learn: python -m tests.learning.figure RUNS docs/results/learning.png.
+"""Draw how the runs learn: python -m tests.learning.figure RUNS docs/results/learning.png.
 
-RUNS is the directory that `make test-learning` filled. Left: reward of the training samples, a mean over five steps;
-right: held-out prompts, by exact match. Both over training steps.
+RUNS is the directory that `make test-learning` filled. Left: reward of the training samples, a mean over five steps (of
+runs that have rewards); right: held-out prompts, by exact match. Both over training steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 
 from sluice.telemetry import run_directory
 from sluice.telemetry.summary import evaluation_means
-from tests.learning.algorithms import ALGORITHMS
+from tests.learning.algorithms import RUNS
 
 WINDOW = 5
 
@@ -26,14 +26,15 @@ def draw(runs: Path, target: Path) -> list[str]:
 
     figure, (training, held_out) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
     shown = []
-    for name in ALGORITHMS:
+    for name in RUNS:
         steps = run_directory.by_step(runs / name / run_directory.METRICS)
         if not steps:
             continue
-        rewards = [record["rollout/raw_reward"] for record in steps.values()]
+        color = f"C{len(shown)}"
+        rewards = [record["rollout/raw_reward"] for record in steps.values() if "rollout/raw_reward" in record]
         smooth = [fmean(rewards[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(rewards))]
-        training.plot(list(steps), smooth, label=name)
-        held_out.plot(*zip(*evaluation_means(runs / name), strict=True), marker=".", label=name)
+        training.plot(list(steps)[: len(smooth)], smooth, color=color)
+        held_out.plot(*zip(*evaluation_means(runs / name), strict=True), marker=".", label=name, color=color)
         shown.append(name)
     for axes, title in ((training, "reward of the training samples"), (held_out, "held-out prompts, exact match")):
         axes.set_title(title, fontsize=10)

@@ -76,6 +76,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create, patch, delete]
+# GPUs that trainer and engines share (trainer.colocate).
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [get, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch, delete]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def visible_gpus() -> list[str]:
@@ -16,6 +17,11 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in sorted(int(name) for name in numbers if name.isdigit())]
 
 
+def requested(container: Mapping[str, Any]) -> int:
+    """GPUs that a container asks for."""
+    return int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+
+
 def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
     """GPUs for one pod, or why there are none. A name that stands twice in `all_gpus` may be taken twice."""
     free = list(all_gpus)
@@ -24,3 +30,30 @@ def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[s
     if wanted > len(free):
         return f"{wanted} GPUs wanted, {len(free)} of {len(all_gpus)} free"
     return free[:wanted]
+
+
+def allocate(claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[str]) -> dict[str, list[str]] | str:
+    """GPUs for each request of a ResourceClaim, or why there are none."""
+    requests = claim["spec"]["devices"]["requests"]
+    found = assign(sum(each["exactly"].get("count", 1) for each in requests), all_gpus, taken)
+    if isinstance(found, str):
+        return found
+    left = iter(found)
+    return {each["name"]: [next(left) for _ in range(each["exactly"].get("count", 1))] for each in requests}
+
+
+def claim_names(pod: Mapping[str, Any]) -> dict[str, str]:
+    """What the pod's containers call a ResourceClaim -> its name."""
+    return {each["name"]: each["resourceClaimName"] for each in pod["spec"].get("resourceClaims", [])}
+
+
+def claimed(
+    pod: Mapping[str, Any], container: Mapping[str, Any], allocated: Mapping[str, dict[str, list[str]]]
+) -> list[str]:
+    """GPUs of a container's claims: those of the request that it names, else all of the claim."""
+    found: list[str] = []
+    for each in container.get("resources", {}).get("claims", []):
+        requests = allocated[claim_names(pod)[each["name"]]]
+        chosen = [each["request"]] if "request" in each else list(requests)
+        found += [name for request in chosen for name in requests[request]]
+    return found

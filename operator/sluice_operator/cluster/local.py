@@ -56,6 +56,7 @@ class LocalCluster:
         self._env = dict(env or {})
         self._lock_seconds = lock_seconds
         self._pods: dict[str, LocalPod] = {}
+        self._claims: dict[str, dict[str, list[str]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._change = asyncio.Event()
@@ -185,10 +186,19 @@ class LocalCluster:
         self._change.set()
 
     def _assign_gpus(self, pod: LocalPod) -> list[str] | str:
-        if not pod.gpu_request:
-            return []
+        """GPUs of the pod's own; those of claims are shared, and are kept with the claim."""
         all_gpus = self._gpus if self._gpus is not None else gpus.visible_gpus()
-        return gpus.assign(pod.gpu_request, all_gpus, [name for other in self._pods.values() for name in other.gpus])
+        for claim in gpus.claim_names(pod.manifest).values():
+            if claim not in self._claims:
+                allocated = gpus.allocate(self._state.objects[f"ResourceClaim/{claim}"], all_gpus, self._taken_gpus())
+                if isinstance(allocated, str):
+                    return allocated
+                self._claims[claim] = allocated
+        return gpus.assign(pod.gpu_request, all_gpus, self._taken_gpus()) if pod.gpu_request else []
+
+    def _taken_gpus(self) -> list[str]:
+        own = [name for pod in self._pods.values() for name in pod.gpus]
+        return own + [name for claim in self._claims.values() for names in claim.values() for name in names]
 
     def _start(self, pod: LocalPod) -> None:
         pod_dir = self.run_dir / "pods" / pod.name
@@ -197,15 +207,29 @@ class LocalCluster:
         pod.ports = set(named_ports.values())
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         place = Place(found, named_ports, overrides, self._state.objects)
-        ready = commands(pod.manifest, place, inherited_env() | self._env)
-        pod.started = now_text()
+        pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
-        urls = [readiness.url(spec, named_ports) for spec in specs]
+        pod.urls = [readiness.url(spec, named_ports) for spec in specs]
         left = list(pod.gpus)
-        for container, command, spec, url in zip(pod.containers, ready, specs, urls, strict=True):
-            count = int(spec.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+        counts = [0] * len(pod.inits) + [gpus.requested(spec) for spec in specs]
+        for command, count in zip(pod.commands, counts, strict=True):
             command.env["CUDA_VISIBLE_DEVICES"] = ",".join(left[:count])
             del left[:count]
+        for command, spec in zip(pod.commands[len(pod.inits) :], specs, strict=True):
+            if shared := gpus.claimed(pod.manifest, spec, self._claims):
+                command.env["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
+        pod.started = now_text()
+        self._go_on(pod)
+
+    def _go_on(self, pod: LocalPod) -> None:
+        """Start the next of the containers that run before the others; behind the last of them all the others."""
+        if (first := pod.next_init) is not None:
+            if first.exit_code is None:
+                self._start_container(pod, first, pod.commands[pod.inits.index(first)])
+            pod.abandoned = first.exit_code is not None
+            return
+        specs, own = pod.manifest["spec"]["containers"], pod.commands[len(pod.inits) :]
+        for container, command, spec, url in zip(pod.containers, own, specs, pod.urls, strict=True):
             self._start_container(pod, container, command)
             if url and container.process is not None:
                 container.ready = False
@@ -234,6 +258,10 @@ class LocalCluster:
         container.end(container.process.wait())
         container.stop_probing()
         processes.reap_adopted(self._supervisors())
+        if container in pod.inits:
+            pod.abandoned = self._closing or bool(pod.deletion_time)
+            if not pod.abandoned:
+                self._go_on(pod)
         if pod.ended and pod.deletion_time:
             self._forget(pod)
         self._save()
@@ -243,7 +271,7 @@ class LocalCluster:
         self._change.set()
 
     def _supervisors(self) -> set[int]:
-        running = (container.process for pod in self._pods.values() for container in pod.containers)
+        running = (container.process for pod in self._pods.values() for container in pod.everything)
         return {process.pid for process in running if process is not None}
 
     def _delete_pod(self, pod: LocalPod, grace: int) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster import supervisor
+from sluice_operator.cluster import gpus, supervisor
 from sluice_operator.cluster.processes import MARKER, marker
 from sluice_operator.cluster.translate import LOOPBACK, Command
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
@@ -126,10 +126,18 @@ class Container:
 
 @dataclass
 class LocalPod:
-    """manifest: as it was applied. waiting: why it is not started yet, in words."""
+    """manifest: as it was applied. waiting: why it is not started yet, in words.
+
+    inits: containers that run before the others, one after the other. commands: of inits and containers; urls: of the
+    containers' readiness probes; both once it is started. abandoned: it ended before its containers were started.
+    """
 
     manifest: KubeObject
     containers: list[Container]
+    inits: list[Container] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+    abandoned: bool = False
     created: str = field(default_factory=now_text)
     started: str = ""
     deletion_time: str = ""
@@ -144,14 +152,21 @@ class LocalPod:
 
     @property
     def ended(self) -> bool:
-        return self.lost is not None or all(container.exit_code is not None for container in self.containers)
+        ended = all(container.exit_code is not None for container in self.containers)
+        return ended or self.abandoned or self.lost is not None
+
+    @property
+    def everything(self) -> list[Container]:
+        return [*self.inits, *self.containers]
+
+    @property
+    def next_init(self) -> Container | None:
+        """The first that has not ended well: it runs, failed, or is still to be started."""
+        return next((container for container in self.inits if container.exit_code != 0), None)
 
     @property
     def gpu_request(self) -> int:
-        total = 0
-        for container in self.manifest["spec"]["containers"]:
-            total += int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
-        return total
+        return sum(gpus.requested(container) for container in self.manifest["spec"]["containers"])
 
     def refuse(self, message: str) -> None:
         """It can never run here. That is a configuration error, and no restart cures it."""
@@ -163,7 +178,7 @@ class LocalPod:
         self.deletion_time = (datetime.now(UTC) + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
 
     def send(self, number: signal.Signals) -> None:
-        for container in self.containers:
+        for container in self.everything:
             container.send(number)
 
     def observed(self) -> KubeObject:
@@ -189,18 +204,23 @@ class LocalPod:
             "containerStatuses": [container.status() for container in self.containers],
             "podIP": LOOPBACK,
         }
+        if self.inits:
+            status["initContainerStatuses"] = [container.status() for container in self.inits]
         return status | ({"startTime": self.started} if self.started else {})
 
     def _phase(self) -> str:
         if not self.ended:
-            return "Running" if self.started else "Pending"
-        return "Failed" if any(container.exit_code for container in self.containers) else "Succeeded"
+            return "Running" if self.started and self.next_init is None else "Pending"
+        failed = self.abandoned or any(container.exit_code for container in self.containers)
+        return "Failed" if failed else "Succeeded"
 
 
 def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
-    name = manifest["metadata"]["name"]
-    names = [container["name"] for container in manifest["spec"]["containers"]]
-    return LocalPod(manifest, [Container(each, logs / f"{name}.{each}.log") for each in names])
+    def containers(kind: str) -> list[Container]:
+        names = [container["name"] for container in manifest["spec"].get(kind, [])]
+        return [Container(each, logs / f"{manifest['metadata']['name']}.{each}.log") for each in names]
+
+    return LocalPod(manifest, containers("containers"), containers("initContainers"))
 
 
 def lost_pod(observed: KubeObject) -> LocalPod:

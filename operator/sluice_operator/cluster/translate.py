@@ -49,18 +49,23 @@ class Place:
     objects: Mapping[str, KubeObject]
 
 
+def all_containers(pod: KubeObject) -> list[dict[str, Any]]:
+    """Those of `initContainers`, which run first and one after the other, then the pod's own."""
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
 def commands(pod: KubeObject, place: Place, inherited: Mapping[str, str]) -> list[Command]:
-    """inherited: the environment that every container starts from."""
+    """Of all containers. inherited: the environment that every container starts from."""
     check(pod)
-    return [_command(pod, container, place, inherited) for container in pod["spec"]["containers"]]
+    return [_command(pod, container, place, inherited) for container in all_containers(pod)]
 
 
 def check(pod: KubeObject) -> None:
-    if pod["spec"].get("initContainers"):
-        raise PodError("initContainers need a cluster; a laptop runs a pod's containers side by side only")
+    if any(container.get("restartPolicy") for container in pod["spec"].get("initContainers", [])):
+        raise PodError("an initContainer with a restartPolicy needs a cluster; make it one of the pod's containers")
     if pod["spec"].get("subdomain"):
         raise PodError("spec.rollout.nodesPerReplica > 1 needs a cluster: its pods find each other by DNS")
-    for container in pod["spec"]["containers"]:
+    for container in all_containers(pod):
         if not container.get("command"):
             raise PodError(f"container {container['name']} has no command; a laptop does not know its image's")
 

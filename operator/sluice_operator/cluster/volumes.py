@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster.translate import PodError, mount_paths, object_data, translate
+from sluice_operator.cluster.translate import PodError, all_containers, mount_paths, object_data, translate
 from sluice_operator.plan.model import KubeObject
 
 
@@ -66,7 +66,7 @@ def _file_source(volume: dict[str, Any], objects: Mapping[str, KubeObject]) -> K
 
 
 def _make_sub_paths(pod: KubeObject, volumes: Mapping[str, Path]) -> None:
-    for container in pod["spec"]["containers"]:
+    for container in all_containers(pod):
         for mount in container.get("volumeMounts", []):
             if mount.get("subPath") and mount["name"] in volumes:
                 (volumes[mount["name"]] / mount["subPath"]).mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _write_files(directory: Path, texts: Mapping[str, str], pod: KubeObject, vol
     """One file for each text. Mount paths in them are translated too: the resolved manifest names the model's."""
     directory.mkdir(parents=True, exist_ok=True)
     paths: dict[str, str] = {}
-    for container in pod["spec"]["containers"]:
+    for container in all_containers(pod):
         paths |= mount_paths(container, volumes)
     for name, text in texts.items():
         path = directory / name

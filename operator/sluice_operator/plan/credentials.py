@@ -7,7 +7,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.job import SecretKey
 
-_HUB = ("trainer", "engine", "worker")
+_HUB = ("trainer", "engine", "worker", "rows")
 _OFFLINE = "HF_HUB_OFFLINE"
 
 

@@ -53,6 +53,8 @@ def engine_args(job: RLJob, head: str | None = None) -> list[str]:
         args["trust-remote-code"] = True
     if rollout.gpus_per_replica == 0:
         args |= _CPU_ARGS
+    elif job.spec.trainer.colocate:
+        args["enable-memory-saver"] = True  # so that it can give its memory away in the trainer's turn
     if head is not None:
         args |= _many_nodes(job, head, rollout)
     return render_args(args | normalized(rollout.engine_args))

@@ -43,9 +43,9 @@ def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
 
 
 def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
-    """spec.rollout.replicas; where an autoscaler owns it and has not spoken, what runs already, and 1 at the start."""
-    if job.spec.rollout.replicas is not None:
-        return job.spec.rollout.replicas
+    """What the spec asks for; where an autoscaler owns it and has not spoken, what runs already, and 1 at the start."""
+    if job.spec.replicas is not None:
+        return job.spec.replicas
     if status is not None and status.rollout_replicas is not None:
         return status.rollout_replicas
     return 1

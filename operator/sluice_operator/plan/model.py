@@ -28,6 +28,7 @@ class Progress:
     lag: float | None = None
     engines: int = 0
     engines_in_sync: int = 0
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

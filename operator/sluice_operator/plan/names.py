@@ -22,6 +22,7 @@ CONFIG_DIR = f"{ROOT}/config"
 CHECKPOINT_DIR = f"{ROOT}/checkpoint"
 RUN_DIR = f"{ROOT}/run"
 STORAGE_DIR = f"{ROOT}/storage"
+ROWS_DIR = f"{ROOT}/rows"
 TLS_DIR = f"{ROOT}/tls"
 JOB_FILE = "rljob.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
@@ -73,6 +74,11 @@ def rollout_budget_name(job: RLJob) -> str:
 
 def storage_name(job: RLJob) -> str:
     return f"{job.metadata.name}-buffer"
+
+
+def gpus_name(job: RLJob, node: int) -> str:
+    """Claim of the GPUs that trainer pod `node` shares with engines."""
+    return f"{job.metadata.name}-gpus-{node}"
 
 
 def engines_name(job: RLJob) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sluice.api import RLJob, manifest
-from sluice_operator.plan import names
+from sluice_operator.plan import claims, names
 from sluice_operator.plan.model import KubeObject, Observed
 
 
@@ -17,7 +17,7 @@ def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
         found.append(tls_secret(job))
     if job.spec.rollout.nodes_per_replica > 1:
         found.append(engines_service(job))
-    return tuple(found)
+    return (*found, *claims.resource_claims(job))
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
@@ -120,10 +120,14 @@ def resolved_manifest(job: RLJob) -> dict[str, Any]:
         spec["model"]["referencePath"] = model_path(job, job.spec.model.reference_path)
     if job.spec.algorithm.critic and job.spec.algorithm.critic.model_path is not None:
         spec["algorithm"]["critic"]["modelPath"] = model_path(job, job.spec.algorithm.critic.model_path)
+    if job.spec.algorithm.distillation and job.spec.algorithm.distillation.teacher.path is not None:
+        teacher = spec["algorithm"]["distillation"]["teacher"]
+        teacher["path"] = model_path(job, job.spec.algorithm.distillation.teacher.path)
     if job.spec.debug.replay is not None:
         spec["debug"]["replay"] = _mounted(job.spec.debug.replay, names.DATA_DIR, job.spec.data.volume)
     for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
-        source["path"] = _mounted(source["path"], names.DATA_DIR, job.spec.data.volume)
+        if "path" in source:
+            source["path"] = _mounted(source["path"], names.DATA_DIR, job.spec.data.volume)
     return document
 
 

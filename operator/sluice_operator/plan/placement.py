@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import names
+from sluice_operator.plan import claims, names
 from sluice_operator.plan.model import Gang
 
 ZONE = "topology.kubernetes.io/zone"
@@ -33,7 +33,7 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
     peers = {"matchLabels": names.selector(job), "matchExpressions": [roles]}
     term = {"weight": 100, "podAffinityTerm": {"topologyKey": ZONE, "labelSelector": peers}}
     found: dict[str, Any] = {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}}
-    if gang.role == "rollout":
+    if gang.role == "rollout" and not claims.shared(job):
         found["topologySpreadConstraints"] = [_spread(job)]
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import names, placement, queueing, volumes
+from sluice_operator.plan import claims, names, placement, queueing, volumes
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.credentials import with_credentials
 from sluice_operator.plan.engine import COMMAND, CPU_ENV, ENV, engine_args
@@ -16,7 +16,7 @@ from sluice_operator.plan.probes import probes
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
-_RESTRICTED = ("buffer", "rendezvous")
+_RESTRICTED = ("buffer", "rendezvous", "rows")
 ACCOUNT = 65532
 """User and group in our images (docker/Dockerfile)."""
 
@@ -42,10 +42,13 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
             "enableServiceLinks": False,
             "securityContext": _pod_security(gang.role),
             **placement.placement(job, gang),
+            **claims.of_pod(job, gang, index),
             "containers": [with_credentials(job, each) | probes(job, each["name"]) for each in containers],
             "volumes": volumes.volumes(job, gang.role),
         },
     }
+    if gang.role == "buffer" and job.spec.row_sources:
+        ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
     for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
@@ -80,7 +83,7 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
         return _rollout(job, gang, attempt, index, common, token, images)
     mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
     if gang.role == "trainer":
-        return [_trainer(job, common + token, mounts, images)]
+        return [_trainer(job, common + token, mounts, images) | claims.gpus(job, gang)]
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
@@ -92,14 +95,24 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
     return [_container("rendezvous", images.rendezvous, command, common + token, ports, mounts)]
 
 
+def _rows(job: RLJob, common: Env, images: Images) -> Container:
+    """Makes prompt files of the user's code, before the buffer starts: with the worker's image, and without the token.
+
+    Of the storage it sees its own directory alone.
+    """
+    mounts = [each for each in volumes.mounts(job, "buffer") if each["mountPath"] != names.STORAGE_DIR]
+    mounts.append(volumes.rows_mount())
+    command = ["python", "-m", "sluice.data.make"]
+    return _container("rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
+
+
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
     settings = {"SLUICE_CHECKPOINT_DIR": names.CHECKPOINT_DIR, "SLUICE_RUN_DIR": names.RUN_DIR}
     if not job.spec.on_gpu:
         settings["OMP_NUM_THREADS"] = "1"
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
-    container = _container("trainer", images.trainer, command, env + _env(settings), ports, mounts)
-    return container | _gpus(job.spec.trainer.gpus_per_node)
+    return _container("trainer", images.trainer, command, env + _env(settings), ports, mounts)
 
 
 def _rollout(
@@ -113,7 +126,7 @@ def _rollout(
     mounts = volumes.mounts(job, "rollout")
     engine = _container("engine", images.engine, COMMAND, env, ports, mounts)
     engine["args"] = engine_args(job, head)
-    engine |= _gpus(job.spec.rollout.gpus_per_replica)
+    engine |= claims.gpus(job, gang)
     if index > 0:
         return [engine]
     env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
@@ -170,10 +183,6 @@ def _secret_env(secret: str) -> Env:
 def _tls_env(job: RLJob) -> Env:
     settings = {"SLUICE_TLS_DIR": names.TLS_DIR, "SLUICE_TLS_NAME": names.tls_server_name(job)}
     return _env(settings) if job.spec.tls.enabled else []
-
-
-def _gpus(count: int) -> dict[str, Any]:
-    return {"resources": {"limits": {"nvidia.com/gpu": count}}} if count else {}
 
 
 def _container_security(name: str) -> dict[str, Any]:

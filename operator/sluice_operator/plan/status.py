@@ -25,7 +25,9 @@ def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime)
     if progress.total_steps is not None:
         update["total_steps"] = progress.total_steps
     if progress.reward is not None:
-        update["reward"] = f"{progress.reward:.4g}"
+        update |= {"reward": f"{progress.reward:.4g}", "loss": None}
+    elif progress.loss is not None:
+        update["loss"] = f"{progress.loss:.4g}"
     if progress.version is not None:
         update["weight_version"] = progress.version
     if progress.lag is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.api.data import MADE_ROWS
 from sluice_operator.plan import names
 
 _READ_ONLY = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
@@ -25,6 +26,11 @@ def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
     return [_mount(job, name) | {"name": _holder(sources, name)} for name in sources]
+
+
+def rows_mount() -> dict[str, Any]:
+    """Where the buffer's storage has the files that the job's own code makes."""
+    return {"name": "storage", "mountPath": names.ROWS_DIR, "subPath": MADE_ROWS}
 
 
 def tls_mount(job: RLJob) -> list[dict[str, Any]]:
@@ -56,7 +62,7 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     checkpoint = job.spec.checkpoint.volume or {"emptyDir": {}}
     if role == "trainer":
         found |= {"checkpoint": checkpoint, "run": checkpoint}
-    elif job.spec.weight_sync.transport == "disk":
+    elif job.spec.weight_sync.transport == "disk" or (job.spec.trainer.colocate and not job.spec.weight_sync.transport):
         found["checkpoint"] = checkpoint  # the trainer leaves the weights there, at the same path
     return found
 

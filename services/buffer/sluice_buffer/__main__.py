@@ -89,7 +89,7 @@ async def _shut_down(server: grpc.aio.Server, committer: Committer, tasks: Seque
     await server.stop(_GRACE_SECONDS)
     if not committer.broken.done():
         await committer.close()
-    committer.buffer.storage.close()
+    committer.buffer.close()
     logs.get().info("stopped")
 
 

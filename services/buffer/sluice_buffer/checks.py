@@ -84,8 +84,10 @@ def _fast(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Che
     tokens, masks, log_probs = [], [], []
     for position, sample in enumerate(samples):
         token_bytes, mask, probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
+        taught = sample.teacher_log_probs
         n, size, status, reward = sample.response_length, len(token_bytes), sample.status, sample.reward
         misshapen = size & 3 or 4 * n > size or len(mask) != n or len(probs) != 4 * n or sample.index != position
+        misshapen = misshapen or (taught and len(taught) != 4 * n)
         spans = _spans(sample.weight_versions, n, version)
         if misshapen or spans is None or not _metadata_is_json(sample.metadata_json):
             return None
@@ -103,6 +105,7 @@ def _fast(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Che
         oldest.append(spans[0])
         tokens.append(token_bytes)
         log_probs.append(probs)
+        log_probs.append(taught)
     sound = math.isfinite(sum(rewards)) and _values_are_sound(tokens, masks, log_probs)
     return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
 
@@ -185,7 +188,7 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
     result = sample_from_message(sample)
     if not len(result.tokens):
         result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
-    result.reward = 0.0
+    result.reward, result.teacher_log_probs = 0.0, None
     result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
     result.rollout_log_probs = np.nan_to_num(result.rollout_log_probs, nan=0.0, posinf=0.0, neginf=0.0)
     return sample_to_message(result)

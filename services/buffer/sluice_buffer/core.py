@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +19,12 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_buffer.admission import Policy, admitted, total_steps
 from sluice_buffer.balance import assign
 from sluice_buffer.batches import Batches
+from sluice_buffer.filling import filler_of
 from sluice_buffer.filters import NONZERO_STD
 from sluice_buffer.leases import Leases, Worker
 from sluice_buffer.loading import load
 from sluice_buffer.memory import Memory
-from sluice_buffer.prompts import Prompts
-from sluice_buffer.replay import Replay
+from sluice_buffer.prompts import Prompts, prompts_of
 from sluice_buffer.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.state import TRAINING, GroupState, Key, LeaseName, lease_id, unpack_facts
 from sluice_buffer.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
@@ -37,7 +38,7 @@ def policy_of(job: RLJob, epoch_size: int) -> Policy:
     rollout, trainer = job.spec.rollout, job.spec.trainer
     return Policy(
         batch_size=rollout.batch_size,
-        samples_per_prompt=rollout.samples_per_prompt,
+        samples_per_prompt=job.spec.samples_per_prompt,
         max_staleness=rollout.max_staleness,
         over_sampling=rollout.over_sampling,
         partial=rollout.partial.enabled,
@@ -63,9 +64,9 @@ class Buffer:
     ) -> None:
         self.job, self.prompts, self.storage = job, prompts, storage
         self.policy = policy_of(job, prompts.order.epoch_size)
-        self.replay = Replay.of(Path(job.spec.debug.replay)) if job.spec.debug.replay else None
-        if self.replay:
-            self.policy = self.replay.limit(self.policy)
+        self.filler = filler_of(job.spec, prompts)
+        if self.filler:
+            self.policy = self.filler.limit(self.policy)
         if self.policy.total_steps < 1:
             raise ConfigurationError(
                 f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one batch of "
@@ -102,8 +103,8 @@ class Buffer:
     def reload(self) -> None:
         """Build the memory from the disk."""
         self.memory: Memory = load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
-        filter_name = None if self.replay else self.job.spec.rollout.dynamic_filter
-        plan = NO_EVALUATION if self.replay else self.prompts.plan  # without engines nobody evaluates
+        filter_name = None if self.filler else self.job.spec.rollout.dynamic_filter
+        plan = self.prompts.plan if self.filler is None or self.filler.evaluates else NO_EVALUATION
         self.rounds = Rounds(self.memory, plan, self._wall)
         self.leases = Leases(
             self.memory,
@@ -111,11 +112,18 @@ class Buffer:
             self.job.spec.buffer.lease_seconds,
             plan.size,
             give_up=lambda key, group, why: self.submits.give_up(key, group, why),
+            filled=self.filler is not None,
         )
         self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
         self.submits = Submits(
             self.memory, self.policy, self.leases, self.rounds, filter_name if filter_name == NONZERO_STD else None
         )
+
+    def close(self) -> None:
+        if self.filler:
+            self.filler.close()
+        self.prompts.close()
+        self.storage.close()
 
     # -- transitions
 
@@ -140,9 +148,9 @@ class Buffer:
         return self.submits.give_back(data, self.room())
 
     def take(self, step: int, attempt: int) -> str | None:
-        if self.replay and step == self.memory.progress.step + 1:
+        if self.filler and step == self.memory.progress.step + 1:
             self.batches.admit(attempt)
-            self.replay.fill(step, self.memory, self.leases, self.submits, self.room())
+            self.filler.fill(step, self.memory, self.leases, self.submits, self.room)
         return self.batches.take(step, attempt)
 
     def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:
@@ -153,6 +161,11 @@ class Buffer:
 
     def rewind(self, step: int, attempt: int) -> int:
         return self.batches.rewind(step, attempt)
+
+    def ahead(self, step: int) -> Future[None] | None:
+        """What should be done, beside everything else, before batch `step` is taken; None: nothing."""
+        wanted = self.filler is not None and step not in self.memory.batches
+        return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
 
     # -- room
 
@@ -276,7 +289,7 @@ def open_buffer(job: RLJob, directory: Path) -> Buffer:
     """The buffer of a job, from its prompt files and storage directory. Raises ConfigurationError and StorageError."""
     storage = Storage(directory, int(quantity_value(str(job.spec.buffer.storage.size))))
     try:
-        return Buffer(job, Prompts(job.spec.data, job.spec.evaluation, directory), storage)
+        return Buffer(job, prompts_of(job, directory), storage)
     except BaseException:
         storage.close()
         raise

@@ -8,8 +8,10 @@ attempt, the process that held the older leases is gone, and they are free at on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from sluice_buffer.admission import MAX_FAILURES, Policy, may_continue, may_start
 from sluice_buffer.errors import StaleAttemptError
@@ -22,6 +24,9 @@ class Worker:
     name: str
     attempt: int
 
+
+FILLER = Worker("filler", 1)
+"""The buffer itself, where it makes the samples of a batch (filling.py)."""
 
 GiveUp = Callable[[Key, Group, str], None]
 """Called with a group that will never be finished, and why."""
@@ -36,6 +41,8 @@ class Leases:
     lease_seconds: float
     round_size: int
     give_up: GiveUp
+    filled: bool = False
+    """The buffer makes the training samples itself: workers get evaluations alone."""
 
     def admit(self, worker: Worker) -> None:
         """Refuse a worker of an older attempt; free what an older attempt held."""
@@ -52,19 +59,31 @@ class Leases:
 
     def lease(self, worker: Worker, limit: int, worker_version: int, now: float) -> list[Key]:
         """Up to `limit` groups for a worker: evaluation, then what came back, then new ones."""
+        training = () if self.filled else self._training(worker_version)
+        return self._take(chain(self._evaluation(worker_version), training), worker, limit, worker_version, now)
+
+    def fill(self, limit: int, version: int) -> list[Key]:
+        """Up to `limit` training groups for the buffer itself; their leases do not run out."""
+        return self._take(self._training(version), FILLER, limit, version, math.inf)
+
+    def _take(
+        self, candidates: Iterable[Key], worker: Worker, limit: int, worker_version: int, now: float
+    ) -> list[Key]:
+        """The first candidates. Each is handed out before the next is asked for."""
         self.admit(worker)
         keys: list[Key] = []
-        for key in self._candidates(worker_version):
+        for key in candidates:
             if len(keys) >= limit:
                 break
             self._hand_out(key, worker, worker_version, now)
             keys.append(key)
         return keys
 
-    def _candidates(self, worker_version: int) -> Iterator[Key]:
-        """Keys in the order in which they are handed out. Each is handed out before the next is asked for."""
+    def _evaluation(self, worker_version: int) -> Iterator[Key]:
         for version in sorted(v for v in self.memory.rounds if v <= worker_version):
             yield from self._of_round(self.memory.rounds[version])
+
+    def _training(self, worker_version: int) -> Iterator[Key]:
         version = self.memory.progress.step
         if may_continue(self.policy, version=version, worker_version=worker_version):
             while (group_id := self._next_waiting()) is not None:

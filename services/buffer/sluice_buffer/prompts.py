@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.api.data import Data, Evaluation, PromptSource
-from sluice.data.rows import parse_row, problem
+from sluice.api import RLJob
+from sluice.api.data import MADE_ROWS, Data, Evaluation, PromptSource
+from sluice.data.answers import parse_answer
+from sluice.data.rows import PromptRow, Read, parse_row, problem
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.order import Order
@@ -21,13 +23,15 @@ from sluice_buffer.state import TRAINING, Key
 class Prompts:
     """All sources of a job, opened and checked."""
 
-    def __init__(self, data: Data, evaluation: Evaluation | None, spool: Path) -> None:
+    def __init__(self, data: Data, evaluation: Evaluation | None, spool: Path, read: Read = parse_row) -> None:
+        """read: how rows for training are read; those of an evaluation are prompts in any job."""
         self.sources: Sequence[PromptSource] = data.prompts
         self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
         _check_names(self.sources, "spec.data.prompts")
         _check_names(self.datasets, "spec.evaluation.datasets")
         _check_templates(self.sources, self.datasets)
-        self._tables = [_open(source, spool) for source in self.sources]
+        self._read = read
+        self._tables = [_open(source, spool, read) for source in self.sources]
         self._eval_tables = [_open(source, spool) for source in self.datasets]
         sizes = [len(table) for table in self._tables]
         self.order = Order(sizes, [source.weight for source in self.sources], data.shuffle, data.seed)
@@ -39,7 +43,8 @@ class Prompts:
         return {
             "prompt files (spec.data.prompts)": [[s.source_name, len(t), t.fingerprint] for s, t in parts],
             "order of prompts (spec.data: seed, shuffle, weights, slices)": [
-                self.order.seed, self.order.shuffle, *[[s.weight, s.path.partition("@")[2]] for s in self.sources]
+                self.order.seed, self.order.shuffle,
+                *[[s.weight, (s.path or "").partition("@")[2]] for s in self.sources],
             ],
             "evaluation data (spec.evaluation.datasets)": [
                 [s.name, s.rows, s.samples_per_prompt, t.fingerprint]
@@ -50,23 +55,42 @@ class Prompts:
     def message(self, key: Key) -> pb.Prompt:
         """The prompt of a group, without its lease."""
         if key.round == TRAINING:
-            place = self.order.place(key.group_id)
-            message = _message(self.sources[place.source], self._tables[place.source], place.row)
-            message.purpose, message.epoch = pb.PURPOSE_TRAIN, place.epoch
-        else:
-            position, row = self.plan.locate(key.group_id)
-            message = _message(self.datasets[position], self._eval_tables[position], row)
-            message.purpose, message.version = pb.PURPOSE_EVALUATE, key.round
+            return self.training(key.group_id)[0]
+        position, at = self.plan.locate(key.group_id)
+        source, table = self.datasets[position], self._eval_tables[position]
+        message = _message(source, parse_row(table.row(at), source), table.number(at))
+        message.purpose, message.version = pb.PURPOSE_EVALUATE, key.round
         message.group_id = key.group_id
         return message
+
+    def training(self, group_id: int) -> tuple[pb.Prompt, PromptRow, PromptSource]:
+        """A training prompt as its message, its row, and where that is from."""
+        place = self.order.place(group_id)
+        source, table = self.sources[place.source], self._tables[place.source]
+        row = self._read(table.row(place.row), source)
+        message = _message(source, row, table.number(place.row))
+        message.purpose, message.epoch, message.group_id = pb.PURPOSE_TRAIN, place.epoch, group_id
+        return message, row, source
+
+    def first(self, source: int, count: int) -> Iterator[tuple[int, PromptRow]]:
+        """Number and row of a source's first rows."""
+        table = self._tables[source]
+        for at in range(min(count, len(table))):
+            yield table.number(at), self._read(table.row(at), self.sources[source])
 
     def close(self) -> None:
         for table in (*self._tables, *self._eval_tables):
             table.close()
 
 
-def _open(source: PromptSource, spool: Path) -> Table:
-    return open_table(source.path, lambda row: problem(row, source), spool)
+def prompts_of(job: RLJob, directory: Path) -> Prompts:
+    """Those of a job, whose answers are given with `sft`. directory: of the database."""
+    read: Read = parse_answer if job.spec.algorithm.sft else parse_row
+    return Prompts(job.spec.data, job.spec.evaluation, directory, read)
+
+
+def _open(source: PromptSource, spool: Path, read: Read = parse_row) -> Table:
+    return open_table(source.file(spool / MADE_ROWS), lambda row: problem(row, source, read), spool)
 
 
 def _check_names(sources: Sequence[PromptSource], where: str) -> None:
@@ -101,11 +125,10 @@ def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
     return EvalPlan(sets, evaluation.every_steps, evaluation.before_train, evaluation.pass_at_k)
 
 
-def _message(source: PromptSource, table: Table, position: int) -> pb.Prompt:
-    row = parse_row(table.row(position), source)
+def _message(source: PromptSource, row: PromptRow, number: int) -> pb.Prompt:
     return pb.Prompt(
         dataset=source.source_name,
-        row=table.number(position),
+        row=number,
         prompt_json=_json(row.prompt),
         label_json="" if row.label is None else _json(row.label),
         metadata_json=_json(row.metadata) if row.metadata else "",

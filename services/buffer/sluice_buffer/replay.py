@@ -6,7 +6,8 @@ they would have had as step n, so that lags come out as they were. A step is rea
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,19 +17,18 @@ from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice_buffer.admission import Policy
 from sluice_buffer.errors import PreconditionError
-from sluice_buffer.leases import Leases, Worker
+from sluice_buffer.leases import Leases
 from sluice_buffer.memory import Memory
 from sluice_buffer.state import TRAINING, Key, lease_id
 from sluice_buffer.submits import Outcome, Submits
 
-REPLAYER = Worker("replay", 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The dumped steps of a directory, in their order."""
+    """The dumped steps of a directory, in their order. A Filler (filling.py)."""
 
     steps: tuple[tuple[int, Path], ...]
+    evaluates = False
 
     @classmethod
     def of(cls, directory: Path) -> Replay:
@@ -49,7 +49,10 @@ class Replay:
             stream_end=len(self.steps) * policy.batch_size,
         )
 
-    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: int) -> None:
+    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+        return None
+
+    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
         """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where they do not fit.
 
         This reads a file on the thread that answers everybody; in a replay only the trainer asks.
@@ -59,13 +62,16 @@ class Replay:
             return
         dumped, path = self.steps[step - 1]
         groups = self._read(path, policy)
-        keys = leases.lease(REPLAYER, len(groups), _NEWEST, math.inf)
+        keys = leases.fill(len(groups), _NEWEST)
         for key, group in zip(keys, groups, strict=True):
             prompt = replace(group.prompt, group_id=key.group_id, lease_id=lease_id(Key(TRAINING, key.group_id), 0, 1))
             message = codec.group_to_message(SampleGroup(prompt, _moved(group, step - dumped).samples))
-            answer = submits.submit(message.SerializeToString(), room)
+            answer = submits.submit(message.SerializeToString(), room())
             if answer.outcome is not Outcome.STORED:
                 raise PreconditionError(f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}")
+
+    def close(self) -> None:
+        return
 
     def _read(self, path: Path, policy: Policy) -> list[SampleGroup]:
         try:

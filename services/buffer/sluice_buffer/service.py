@@ -25,6 +25,7 @@ from sluice_buffer.submits import Answer, Outcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0
+_AHEAD_SECONDS = 1.0
 _OUTCOMES = {
     Outcome.STORED: pb.SubmitResponse.OUTCOME_STORED,
     Outcome.DUPLICATE: pb.SubmitResponse.OUTCOME_DUPLICATE,
@@ -123,6 +124,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             self._asked = (step, time.monotonic())
 
         async def take() -> str | None:
+            if not await self._done_ahead(step):
+                return "the rows of the batch are being encoded"
             return await self._run(context, lambda: self.buffer.take(step, attempt))
 
         waiting = await self._until(request.wait_seconds, take, lambda w: w is None or self._exhausted(step))
@@ -136,6 +139,13 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return pb.TakeBatchResponse(
             state=state, step=step, waiting_for=self.buffer.waiting_for() or waiting, wait_time_seconds=waited
         )
+
+    async def _done_ahead(self, step: int) -> bool:
+        """Wait a moment for what a batch needs beforehand, while others are answered. False: it takes longer."""
+        ahead = self.buffer.ahead(step)
+        if ahead is not None:
+            await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_AHEAD_SECONDS)
+        return ahead is None or ahead.done()
 
     def _exhausted(self, step: int) -> bool:
         batches = self.buffer.batches

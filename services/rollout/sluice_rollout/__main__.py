@@ -20,23 +20,25 @@ from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.teacher import Teacher, TeacherError, teacher_of
 from sluice_rollout.worker import Worker, WorkerError
 
-ENGINE_START_SECONDS = 1800.0
+START_SECONDS = 1800.0
 
 
 class Readiness:
-    """What /readyz answers: the engine's start first, then the worker's word."""
+    """What /readyz answers: the engine's start first, then the teacher's, then the worker's word."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
+        self.waits_for = "the engine has not started yet"
 
     def check(self) -> str:
-        return self.worker.unready() if self.worker else "the engine has not started yet"
+        return self.worker.unready() if self.worker else self.waits_for
 
 
 async def serve() -> None:
-    """Work until SIGTERM. Raises WorkerError, EngineError or ConfigurationError."""
+    """Work until SIGTERM. Raises WorkerError, EngineError, TeacherError or ConfigurationError."""
     env = environment.read("rollout")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     stop = asyncio.Event()
@@ -47,20 +49,30 @@ async def serve() -> None:
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     code = Code.of(spec)
+    teacher: Teacher | None = None
     try:
         async with pulse.beating(), Engine(url) as engine:
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
+            teacher = teacher_of(spec, encoder.tokenizer)
             await code.check()
-            if await _ready(engine, stop):
-                log.info("engine ready", url=url, spans=engine.has_spans)
-                await _work(env, spec, stop, engine, encoder, code, readiness)
+            if not await _ready(engine, stop):
+                return
+            log.info("engine ready", url=url, spans=engine.has_spans)
+            if teacher:
+                readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
+                if not await _ready(teacher, stop):
+                    return
+                log.info("teacher ready", url=teacher.url)
+            await _work(env, spec, stop, engine, encoder, code, readiness, teacher)
     finally:
         await code.close()
+        if teacher:
+            await teacher.close()
 
 
-async def _ready(engine: Engine, stop: asyncio.Event) -> bool:
-    """Wait for the engine. False where SIGTERM came first."""
-    starting = asyncio.create_task(engine.wait_ready(ENGINE_START_SECONDS))
+async def _ready(server: Engine | Teacher, stop: asyncio.Event) -> bool:
+    """Wait for it. False where SIGTERM came first."""
+    starting = asyncio.create_task(server.wait_ready(START_SECONDS))
     stopping = asyncio.create_task(stop.wait())
     done, waiting = await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
@@ -78,6 +90,7 @@ async def _work(
     encoder: PromptEncoder,
     code: Code,
     readiness: Readiness,
+    teacher: Teacher | None,
 ) -> None:
     member = rendezvous_pb2.Member(
         role="rollout",
@@ -105,7 +118,7 @@ async def _work(
 
     membership = Membership(env.rendezvous, hello, heartbeat)
     generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
-    make = group_maker(spec, encoder, generator, membership, code)
+    make = group_maker(spec, encoder, generator, membership, code, teacher)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
     readiness.worker = worker = Worker(spec, engine, make, code.keep, buffer, membership, submits, returns)
@@ -119,7 +132,7 @@ async def _work(
 def main() -> int:
     try:
         asyncio.run(serve())
-    except (WorkerError, EngineError) as error:
+    except (WorkerError, EngineError, TeacherError) as error:
         logs.fail(str(error), 1)
     return 0
 

@@ -13,12 +13,15 @@ from sluice_rollout import filters, function, hooks
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """judge: of training, and of evaluation data sets without a reward of their own; judges: of those with one."""
+    """judge: of training, and of evaluation data sets without a reward of their own; judges: of those with one.
 
-    judge: Judge
+    Without a spec.reward there is no judge.
+    """
+
+    judge: Judge | None
     judges: dict[str, Judge]
     keep: filters.Filter
-    play: function.Play | None
+    plays: function.Plays
     hooks: hooks.Hooks
     fields: dict[str, Judge]
     """Every judge, by the field that tells of it."""
@@ -26,16 +29,16 @@ class Code:
     @classmethod
     def of(cls, spec: RLJobSpec) -> Code:
         """Load what the job names. Raises ConfigurationError. (The judges load nothing before `check`.)"""
-        keep, play = filters.load(spec.rollout.dynamic_filter), function.load(spec.rollout.function)
+        keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec)
         own = hooks.load_all(spec.rollout.hooks)
         datasets = spec.evaluation.datasets if spec.evaluation else []
         judges = {one.source_name: Judge(one.reward) for one in datasets if one.reward}
-        judge = Judge(spec.reward)
-        fields = {_field("spec.reward", spec.reward): judge}
+        judge = Judge(spec.reward) if spec.reward else None
+        fields = {_field("spec.reward", spec.reward): judge} if spec.reward and judge else {}
         for position, one in enumerate(datasets):
             if one.reward:
                 fields[_field(f"spec.evaluation.datasets[{position}].reward", one.reward)] = judges[one.source_name]
-        return cls(judge, judges, keep, play, own, fields)
+        return cls(judge, judges, keep, plays, own, fields)
 
     async def check(self) -> None:
         """Try the rewards. Raises ConfigurationError."""

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from sluice.sample import WeightSpan
+from sluice.wire.membership import RESTING, WAKING
 
 KEEP_ALIVE_SECONDS = 2.0
 """Idle connections are given up before SGLang does it (5 s): a request on one that is just being closed is lost."""
@@ -93,6 +94,13 @@ class Engine:
                 return answer.status == 200, f"{path} answered {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return False, f"{path}: {type(error).__name__} {error}"
+
+    async def rests(self) -> bool:
+        """Whether it has given its memory to the trainer, whose turn it is: it then answers nothing, and is well."""
+        try:
+            return (await self._get("/model_info")).get("weight_version") in (RESTING, WAKING)
+        except EngineError:
+            return False
 
     async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any]) -> Generation:
         """Generate from token ids. An aborted request returns what it has."""

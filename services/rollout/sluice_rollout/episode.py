@@ -9,23 +9,36 @@ Token in, token out: what the model made is kept as the tokens that it made, and
 needed to go on elsewhere is in the sample, because the function can be repeated: a sample that an interruption left
 half-way is played again from the start, and `generate` answers with the turns that are there already, without asking
 the engine. An observation that comes out otherwise than before ends that: what followed it is dropped, and made anew.
+
+A function may try several ways and keep one (`branch`, `adopt`), and play all samples of a prompt at once
+(`whole_group`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import copy
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
 
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
+from sluice_rollout.clock import Clock
 from sluice_rollout.engine import EngineError, PromptRefusedError
 from sluice_rollout.generate import Generator
 
 TURNS = "turns"
 """Where a sample's metadata hold its turns: [{"by": "model" | "environment", "length": tokens, "finish": ...}, ...]."""
 MODEL, ENVIRONMENT = "model", "environment"
+_KEPT = (
+    "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs",
+    "weight_versions", "metadata",
+)  # fmt: skip
+"""What `adopt` takes of a sample."""
+ASIDE = -1
+"""Index of what is none of the group's samples."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class EpisodeEndError(Exception):
@@ -64,16 +77,12 @@ class Episode:
     sampling: dict[str, Any]
     generator: Generator
     version: Callable[[], int]
+    clock: Clock
     reward_key: str | None = None
-    turn_seconds: float = 0.0
-    deadline: asyncio.Timeout | None = None
-    engine_free: asyncio.Event = field(default_factory=asyncio.Event)
     ended: BaseException | None = None
+    _trunk: Episode | None = None
     _next: int = 0
     _at: int = 0
-
-    def __post_init__(self) -> None:
-        self.engine_free.set()
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -135,7 +144,7 @@ class Episode:
 
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
         """Generate beside the sample: a judge, a summary, another player. Nothing of it is kept or trained."""
-        aside = Sample(index=-1)
+        aside = Sample(index=ASIDE)
         aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
         record: dict[str, Any] = {"length": 0}
         await self._speak(record, self.sampling | sampling, max_tokens, aside)
@@ -150,28 +159,48 @@ class Episode:
             raise self.ended
         sample = sample or self.sample
         before = sample.response_length - record["length"]
-        self.engine_free.clear()
-        if self.deadline:
-            self.deadline.reschedule(None)
         try:
-            made = await self.generator.turn(sample, sampling, room)
+            with self.clock.at_engine():
+                made = await self.generator.turn(sample, sampling, room)
         except (PromptRefusedError, EngineError) as error:
-            self.ended = error
+            self._stop(error)
             raise
         finally:
             record["length"] = sample.response_length - before
-            self.engine_free.set()
-            self.start_clock()
         if made is None:
             self._end(InterruptedEpisodeError("the pod ends"))
         record["finish"] = made.finish
         if made.matched_stop:
             record["stop"] = made.matched_stop
 
-    def start_clock(self) -> None:
-        """The user's code has `turn_seconds` until it asks the engine again, or returns."""
-        if self.deadline and self.turn_seconds and not self.deadline.expired():
-            self.deadline.reschedule(asyncio.get_running_loop().time() + self.turn_seconds)
+    def branch(self) -> Episode:
+        """Another way on from here: an episode of the same tokens, of which nothing is kept unless `adopt` takes it."""
+        return replace(self, sample=self._so_far(), sampling=dict(self.sampling), _trunk=self._trunk or self)
+
+    def adopt(self, other: Episode) -> None:
+        """Take another episode's tokens, turns, metadata and reward in place of one's own, and go on from there.
+
+        other: a branch, or another sample of the same prompt. Both may be played on, each for itself.
+        """
+        if isinstance(self.ended, InterruptedEpisodeError | EngineError):
+            raise self.ended
+        if other.prompt is not self.prompt:
+            raise ValueError("adopt: the other episode answers another prompt")
+        taken = other._so_far()
+        for name in _KEPT:
+            setattr(self.sample, name, getattr(taken, name))
+        self._next, self._at, self.ended = other._next, other._at, other.ended
+
+    def _so_far(self) -> Sample:
+        """A copy of the sample as far as it has been played; an earlier play may have gone further."""
+        made = replace(
+            self.sample,
+            reward_parts=dict(self.sample.reward_parts),
+            weight_versions=list(self.sample.weight_versions),
+            metadata=copy.deepcopy(self.sample.metadata | {TURNS: self._turns[: self._next]}),
+        )
+        made.cut(self._at)
+        return made
 
     @property
     def _turns(self) -> list[dict[str, Any]]:
@@ -195,5 +224,27 @@ class Episode:
         del self._turns[self._next :]
 
     def _end(self, error: EpisodeEndError) -> NoReturn:
-        self.ended = error
+        self._stop(error)
         raise error
+
+    def _stop(self, error: BaseException) -> None:
+        """Nothing more can be generated. What ends the pod or the engine ends the sample of a branch as well."""
+        self.ended = error
+        if self._trunk and not isinstance(error, TruncatedError):
+            self._trunk.ended = error
+
+
+def whole_group(function: _Function) -> _Function:
+    """Decorates a generate function that plays all samples of a prompt in one call: `async def play(episodes)`.
+
+    episodes: a list, one for each sample; of length 1 for the greedy response of remax.
+    """
+    function.whole_group = True  # type: ignore[attr-defined]
+    return function
+
+
+async def together(*plays: Awaitable[object]) -> None:
+    """Play episodes, or branches, side by side. One that is truncated ends alone; what else ends one, ends all."""
+    for outcome in await asyncio.gather(*plays, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, TruncatedError):
+            raise outcome

@@ -1,37 +1,65 @@
-"""Runs a user's generate function for one sample. Whatever it does, the run goes on; its sample tells what happened."""
+"""Runs a user's generate function for samples. Whatever it does, the run goes on; its samples tell what happened."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.api import RLJobSpec
+from sluice.api.data import PromptSource
 from sluice.environment import ConfigurationError
 from sluice.rewards import custom
-from sluice.sample import Prompt, Sample, SampleError, SampleStatus
+from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice.telemetry import logs
 from sluice_rollout import metrics
+from sluice_rollout.clock import Clock
 from sluice_rollout.engine import EngineError, PromptRefusedError
 from sluice_rollout.episode import MODEL, TURNS, Episode, EpisodeEndError, InterruptedEpisodeError, TruncatedError
 from sluice_rollout.generate import Generator
 
-Play = Callable[[Episode], Awaitable[None]]
+Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
+NONE = "none"
+"""In a data set's `function`: one answer of the model, whatever rollout.function says."""
 
 
-def load(dotted: str | None) -> Play | None:
-    """The user's function; None where there is none. ConfigurationError: it cannot be loaded, or is not async."""
-    if dotted is None:
+@dataclass(frozen=True, slots=True)
+class Plays:
+    """The functions of a job, with their names. of: by (purpose, data set) where that has its own; else `default`."""
+
+    default: tuple[str, Play] | None = None
+    of: Mapping[tuple[Purpose, str], tuple[str, Play] | None] = field(default_factory=dict)
+
+
+def load_all(spec: RLJobSpec) -> Plays:
+    """Load what the job names. ConfigurationError: one cannot be loaded, or is not async."""
+    held_out = spec.evaluation.datasets if spec.evaluation else []
+    given: list[tuple[str, Purpose, PromptSource]] = [
+        *((f"spec.data.prompts[{i}]", Purpose.TRAIN, one) for i, one in enumerate(spec.data.prompts)),
+        *((f"spec.evaluation.datasets[{i}]", Purpose.EVALUATE, one) for i, one in enumerate(held_out)),
+    ]
+    of = {
+        (purpose, one.source_name): load(one.function, f"{where}.function")
+        for where, purpose, one in given
+        if one.function
+    }
+    return Plays(load(spec.rollout.function), of)
+
+
+def load(dotted: str | None, where: str = "spec.rollout.function") -> tuple[str, Play] | None:
+    """The user's function and its name; None where there is none. ConfigurationError as above."""
+    if dotted is None or dotted == NONE:
         return None
     try:
         function = custom.load(dotted)
     except custom.LoadError as error:
-        raise ConfigurationError(f"spec.rollout.function: {error}") from error
+        raise ConfigurationError(f"{where}: {error}") from error
     if not any(inspect.iscoroutinefunction(f) for f in (function, getattr(function, "__call__", None))):  # noqa: B004
-        raise ConfigurationError(f"spec.rollout.function: {dotted} is not async: expected `async def play(episode)`")
-    return function
+        raise ConfigurationError(f"{where}: {dotted} is not async: expected `async def play(episode)`")
+    return dotted, function
 
 
 @dataclass(slots=True)
@@ -49,27 +77,40 @@ class Player:
     seconds: float
     reward_key: str | None = None
 
+    @property
+    def whole_group(self) -> bool:
+        """The function takes all samples of a prompt at once."""
+        return bool(getattr(self.play, "whole_group", False))
+
     async def __call__(self, prompt: Prompt, ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
-        """Play until the sample is finished, or aborted by a drain. The sample is changed and returned."""
-        if sample.status.finished:
-            return sample
-        if not len(sample.tokens):
-            sample.append_prompt(ids)
-        episode = Episode(
-            prompt, sample, self.tokenizer, dict(sampling), self.generator, self.version, self.reward_key, self.seconds
-        )
-        outcome = await self._outcome(episode)
-        self._conclude(episode, outcome)
+        """Play one sample, which is changed and returned."""
+        if not sample.status.finished:
+            await self.group(prompt, ids, [sample], sampling)
         return sample
 
-    async def _outcome(self, episode: Episode) -> BaseException | None:
+    async def group(self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]) -> None:
+        """Play these samples in one call, until they are finished, or aborted by a drain. They are changed."""
+        clock = Clock(self.seconds)
+        for sample in samples:
+            if not len(sample.tokens):
+                sample.append_prompt(ids)
+        episodes = [
+            Episode(
+                prompt, sample, self.tokenizer, dict(sampling), self.generator, self.version, clock, self.reward_key
+            )
+            for sample in samples
+        ]
+        raised = await self._outcome(episodes, clock)
+        self._conclude_all(episodes, raised, clock)
+
+    async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
         """What the function raised. A drain ends it: at once while it is outside of the engine, else with its turn."""
-        running = asyncio.create_task(self._timed(episode))
+        running = asyncio.create_task(self._timed(episodes, clock))
         draining = asyncio.create_task(self.generator.draining.wait())
         try:
             await asyncio.wait({running, draining}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                await episode.engine_free.wait()
+                await clock.free.wait()
                 running.cancel()
                 await asyncio.wait({running})
         finally:
@@ -79,35 +120,40 @@ class Player:
             return InterruptedEpisodeError("the pod ends")
         return running.exception()
 
-    async def _timed(self, episode: Episode) -> None:
-        async with asyncio.timeout(None) as deadline:
-            episode.deadline = deadline
-            episode.start_clock()
-            await self.play(episode)
+    async def _timed(self, episodes: list[Episode], clock: Clock) -> None:
+        async with asyncio.timeout(None) as limit:
+            clock.start(limit)
+            await self.play(episodes if self.whole_group else episodes[0])  # type: ignore[arg-type]
 
-    def _conclude(self, episode: Episode, raised: BaseException | None) -> None:
-        """The sample's status. What ended the episode goes before what the function made of that.
+    def _conclude_all(self, episodes: list[Episode], raised: BaseException | None, clock: Clock) -> None:
+        """The samples' statuses. A group that was interrupted is played again as a whole.
 
         Raises EngineError where the engine is gone: no fault of the function's.
         """
-        sample, ended = episode.sample, episode.ended or raised
-        raised = raised or _not_json(sample.metadata)
+        ends = [episode.ended or raised for episode in episodes]
+        for error in ends:
+            if isinstance(error, EngineError) and not isinstance(error, PromptRefusedError):
+                raise error
         drained = self.generator.draining.is_set()
-        if isinstance(ended, PromptRefusedError):
-            self._fail(sample, "refused", str(ended))
-        elif isinstance(ended, EngineError):
-            raise ended
-        elif isinstance(ended, InterruptedEpisodeError) or (drained and raised is not None):
-            sample.status = SampleStatus.ABORTED
-            sample.reward, sample.reward_parts = None, {}
-            sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}  # the function will be here again
-        elif isinstance(raised, TimeoutError) and episode.deadline and episode.deadline.expired():
+        interrupted = any(isinstance(end, InterruptedEpisodeError) for end in ends)
+        for episode, end in zip(episodes, ends, strict=True):
+            broken = raised or _not_json(episode.sample.metadata)
+            if isinstance(end, PromptRefusedError):
+                self._fail(episode.sample, "refused", str(end))
+            elif interrupted or (drained and broken is not None):
+                _abort(episode.sample)
+            elif broken is not None and not isinstance(broken, EpisodeEndError):
+                self._blame(episode.sample, broken, clock)
+            else:
+                self._finish(episode, truncated=isinstance(episode.ended, TruncatedError))
+
+    def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
+        """The sample failed by what the function raised."""
+        if isinstance(raised, TimeoutError) and clock.expired:
             self._fail(sample, "timeout", f"took more than {self.seconds:g} s outside of the engine")
-        elif raised is not None and not isinstance(raised, EpisodeEndError):
-            logs.get().warning("rollout.function raised", function=self.name, exc_info=raised)
-            self._fail(sample, "raised", f"raised {type(raised).__name__}: {raised}"[:2000])
-        else:
-            self._finish(episode, truncated=isinstance(ended, TruncatedError))
+            return
+        logs.get().warning("rollout.function raised", function=self.name, exc_info=raised)
+        self._fail(sample, "raised", f"raised {type(raised).__name__}: {raised}"[:2000])
 
     def _finish(self, episode: Episode, *, truncated: bool) -> None:
         sample = episode.sample
@@ -134,6 +180,13 @@ class Player:
             sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
         if len(sample.rollout_log_probs) != sample.response_length:
             sample.cut(0)
+
+
+def _abort(sample: Sample) -> None:
+    """To be played again elsewhere: what it has of tokens and turns stays."""
+    sample.status = SampleStatus.ABORTED
+    sample.reward, sample.reward_parts = None, {}
+    sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
 
 
 def _not_json(metadata: dict[str, Any]) -> TypeError | ValueError | None:

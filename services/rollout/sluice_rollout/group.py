@@ -18,10 +18,11 @@ from sluice.telemetry import logs
 from sluice.wire.membership import Membership
 from sluice_rollout.code import Code
 from sluice_rollout.engine import UNKNOWN_VERSION
-from sluice_rollout.function import Player
+from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
+from sluice_rollout.teacher import Teacher
 
 SHOWN_REFUSALS = 10
 """Prompts of a source that one worker's log names; all are counted by the buffer."""
@@ -34,12 +35,15 @@ class GroupMaker:
     spec: RLJobSpec
     encoder: PromptEncoder
     generator: Generator
-    judge: Judge
+    judge: Judge | None
     membership: Membership
     player: Player | None = None
     hooks: Hooks = field(default_factory=Hooks)
     judges: Mapping[str, Judge] = field(default_factory=dict)
     """Judges of the evaluation data sets that have a reward of their own, by name."""
+    players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
+    """Of prompts whose source names a function of its own."""
+    teacher: Teacher | None = None
     last_progress: float = field(default_factory=time.monotonic)
     finished_samples: int = 0
     generated_tokens: int = 0
@@ -59,12 +63,10 @@ class GroupMaker:
             return group
         params = self._sampling(dataset)
         greedy = self._greedy(ids, params, prompt)
-        _, baseline = await asyncio.gather(
-            asyncio.gather(*(self._sample(ids, sample, params, prompt) for sample in group.samples)), greedy
-        )
+        _, baseline = await asyncio.gather(self._fill(ids, group.samples, params, prompt), greedy)
         if baseline is not None:
             note_baseline(group, baseline)
-        if self._reward(prompt).group and all(sample.status.finished for sample in group.samples):
+        if self._judges_groups(prompt) and all(sample.status.finished for sample in group.samples):
             await self._score(group.samples, prompt)
         return group
 
@@ -78,31 +80,50 @@ class GroupMaker:
         if self.refused[group.prompt.dataset] <= SHOWN_REFUSALS:
             logs.get().warning("prompt left out", error=str(error))
 
-    async def _sample(self, ids: list[int], sample: Sample, params: dict[str, Any], prompt: Prompt) -> None:
-        if sample.status.finished and (sample.reward is not None or self._reward(prompt).group):
-            return
-        before = sample.response_length
-        await self._generate(ids, sample, params, prompt)
-        self.generated_tokens += sample.response_length - before
-        self.last_progress = time.monotonic()
-        if sample.status.finished:
-            self.finished_samples += 1
-            if not self._reward(prompt).group:
-                await self._score([sample], prompt)
+    async def _fill(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
+        """Make all samples of a prompt, each for itself, or together where the user's function wants them so."""
+        player = self._player(prompt)
+        parts = [samples] if player and player.whole_group else [[sample] for sample in samples]
+        await asyncio.gather(*(self._make(ids, part, params, prompt) for part in parts))
 
-    async def _generate(self, ids: list[int], sample: Sample, params: dict[str, Any], prompt: Prompt) -> None:
+    async def _make(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
+        if all(self._is_made(sample, prompt) for sample in samples):
+            return
+        before = sum(sample.response_length for sample in samples)
+        await self._generate(ids, samples, params, prompt)
+        self.generated_tokens += max(0, sum(sample.response_length for sample in samples) - before)
+        self.last_progress = time.monotonic()
+        finished = [sample for sample in samples if sample.status.finished]
+        self.finished_samples += len(finished)
+        if self.teacher and self._has_teacher(prompt):
+            await asyncio.gather(*(self.teacher(s) for s in finished if s.status is not SampleStatus.FAILED))
+        if not self._judges_groups(prompt):
+            await self._score(finished, prompt)
+
+    def _is_made(self, sample: Sample, prompt: Prompt) -> bool:
+        """By an earlier lease, and judged as far as a sample can be alone."""
+        taught = sample.teacher_log_probs is not None or not self._has_teacher(prompt)
+        return sample.status.finished and taught and (sample.reward is not None or self._judges_groups(prompt))
+
+    async def _generate(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
         """By the user's function where there is one, else the model's one answer to the prompt."""
-        if self.player:
-            await self.player(prompt, ids, sample, params)
+        player = self._player(prompt)
+        if player is None:
+            await asyncio.gather(*(self.generator(ids, sample, params) for sample in samples))
+        elif player.whole_group:
+            await player.group(prompt, ids, samples, params)
         else:
-            await self.generator(ids, sample, params)
+            await asyncio.gather(*(player(prompt, ids, sample, params) for sample in samples))
+
+    def _player(self, prompt: Prompt) -> Player | None:
+        return self.players.get((prompt.purpose, prompt.dataset), self.player)
 
     async def _greedy(self, ids: list[int], params: dict[str, Any], prompt: Prompt) -> Sample | None:
         """The greedy response that remax compares a prompt's samples with: scored, but none of the group's samples."""
         if self.spec.algorithm.estimator != "remax" or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
-        await self._generate(ids, sample, params | {"temperature": 0.0}, prompt)
+        await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)
         await self._score([sample], prompt)
         return sample
 
@@ -124,9 +145,16 @@ class GroupMaker:
             return None
         return next(d for d in self.spec.evaluation.datasets if d.source_name == prompt.dataset)
 
-    def _reward(self, prompt: Prompt) -> Reward:
+    def _reward(self, prompt: Prompt) -> Reward | None:
         dataset = self._dataset(prompt)
         return dataset.reward if dataset and dataset.reward else self.spec.reward
+
+    def _judges_groups(self, prompt: Prompt) -> bool:
+        reward = self._reward(prompt)
+        return reward is not None and reward.group
+
+    def _has_teacher(self, prompt: Prompt) -> bool:
+        return self.teacher is not None and prompt.purpose is Purpose.TRAIN
 
     def _sampling(self, dataset: EvaluationDataset | None) -> dict[str, Any]:
         base = self.spec.rollout.sampling
@@ -137,7 +165,10 @@ class GroupMaker:
         return sampling_params(base, type(self.spec.evaluation.sampling).model_validate(merged))
 
     async def _score(self, samples: list[Sample], prompt: Prompt) -> None:
-        """Set rewards where the user's function gave none. One that cannot be had fails its sample with the reason."""
+        """Set rewards where the user's function gave none. One that cannot be had fails its sample with the reason.
+
+        A job without a reward has 0 for all: its teacher is what it learns from (slime).
+        """
         await asyncio.gather(*(self.hooks.before_reward(prompt, sample) for sample in samples))
         judged = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None]
         inputs = [
@@ -153,7 +184,8 @@ class GroupMaker:
             for s in judged
         ]
         judge = self.judges.get(prompt.dataset, self.judge) if prompt.purpose is Purpose.EVALUATE else self.judge
-        for sample, outcome in zip(judged, await judge(inputs) if inputs else [], strict=True):
+        outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
+        for sample, outcome in zip(judged, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 error = f"{prompt.dataset} row {prompt.row}: {outcome}"
                 logs.get().warning("reward failed", group=prompt.group_id, index=sample.index, error=error)
@@ -164,25 +196,37 @@ class GroupMaker:
 
 
 def group_maker(
-    spec: RLJobSpec, encoder: PromptEncoder, generator: Generator, membership: Membership, code: Code
+    spec: RLJobSpec,
+    encoder: PromptEncoder,
+    generator: Generator,
+    membership: Membership,
+    code: Code,
+    teacher: Teacher | None = None,
 ) -> GroupMaker:
     """The maker of a job's groups, with the user's code in its places."""
 
     def version() -> int:
         return int(membership.latest.version) if membership.latest else UNKNOWN_VERSION
 
-    rollout, player = spec.rollout, None
-    if code.play and rollout.function:
-        player = Player(
-            code.play,
-            rollout.function,
-            generator,
-            encoder.tokenizer,
-            version,
-            rollout.function_seconds,
-            spec.reward.key,
-        )
-    return GroupMaker(spec, encoder, generator, code.judge, membership, player, code.hooks, code.judges)
+    def player(found: tuple[str, Play] | None) -> Player | None:
+        if found is None:
+            return None
+        name, play = found
+        key = spec.reward.key if spec.reward else None
+        return Player(play, name, generator, encoder.tokenizer, version, spec.rollout.function_seconds, key)
+
+    return GroupMaker(
+        spec,
+        encoder,
+        generator,
+        code.judge,
+        membership,
+        player(code.plays.default),
+        hooks=code.hooks,
+        judges=code.judges,
+        players={key: player(found) for key, found in code.plays.of.items()},
+        teacher=teacher,
+    )
 
 
 def note_baseline(group: SampleGroup, greedy: Sample) -> None:

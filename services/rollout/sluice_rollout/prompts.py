@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
-
-DEFAULT_CONTEXT = 32768
 
 
 class PromptTooLongError(PromptError):
@@ -29,7 +26,7 @@ class PromptEncoder:
             raise ConfigurationError(f"spec.model.path: {error}") from error
         evaluation = spec.evaluation.datasets if spec.evaluation else []
         self._sources = {source.source_name: source for source in [*spec.data.prompts, *evaluation]}
-        longest = _context_length(model_dir) - spec.rollout.sampling.max_response_tokens
+        longest = chat.context_length(model_dir) - spec.rollout.sampling.max_response_tokens
         self._limit = min(spec.data.max_prompt_tokens or longest, longest)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -55,11 +52,3 @@ class PromptEncoder:
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
-
-
-def _context_length(model_dir: Path) -> int:
-    try:
-        config = json.loads((model_dir / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"spec.model.path: {model_dir}/config.json cannot be read: {error}") from error
-    return int(config.get("max_position_embeddings", DEFAULT_CONTEXT))

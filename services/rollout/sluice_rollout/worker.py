@@ -211,6 +211,8 @@ class Worker:
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             stalled = bool(self.work) and time.monotonic() - self.make.last_progress > STALL_SECONDS
+            if stalled and await self.engine.rests():
+                stalled, self.make.last_progress = False, time.monotonic()
             healthy, reason = await self.engine.health(timeout=30.0 if stalled else HEALTH_SECONDS, generate=stalled)
             if stalled and healthy:
                 self.make.last_progress = time.monotonic()

@@ -42,6 +42,9 @@ def main() -> int:
         if spec.debug.rollout_only:
             rollout_only.run(env, job, coordinator, total, stop)
             return 0
+        if spec.trainer.colocate and rank == 0:  # the others wait for it before they touch a GPU
+            coordinator.await_engines(spec.replicas or 0)
+            coordinator.rest_engines()
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
         policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
         policy.load_latest(checkpoints)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -21,13 +20,15 @@ import grpc.aio
 from sluice.api import RLJobSpec
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
+from sluice.telemetry import logs
 from sluice.wire import codec, membership, rpc
 from sluice.wire.locate import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.publisher import Published, Publisher
+from sluice_trainer.weights.ipc import Ipc, beside
+from sluice_trainer.weights.publisher import Published, Publisher, share
 from sluice_trainer.weights.transport import Collective, Disk, Nothing, Transport
 
 T = TypeVar("T")
@@ -35,7 +36,9 @@ CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 1.0
 STOP_SECONDS = 5.0
+ENGINE_START_SECONDS = 1500.0
 _TICK_SECONDS = 0.5
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -78,13 +81,24 @@ class Coordinator:
         self._rendezvous_channel = rpc.channel(address)
         stub = rendezvous_pb2_grpc.RendezvousStub(self._rendezvous_channel)
         self._rendezvous = stub
+        colocated, sync = self._spec.trainer.colocate, self._spec.weight_sync
+        resolved = {"transport": self._transport_kind} | ({"pause_mode": "abort"} if colocated else {})
         self._publisher = Publisher(
-            stub, (self._env.name, self._env.attempt), self._spec.weight_sync, self._transport()
+            stub,
+            (self._env.name, self._env.attempt),
+            sync.model_copy(update=resolved),
+            self._transport(),
+            colocated=colocated,
         )
 
     @property
     def _transport_kind(self) -> str:
-        return self._spec.weight_sync.transport or ("nccl" if self._spec.on_gpu else "gloo")
+        """As the spec says. By default pods that share GPUs share memory too on a laptop, and no more in a cluster."""
+        if self._spec.weight_sync.transport:
+            return self._spec.weight_sync.transport
+        if self._spec.trainer.colocate:
+            return "ipc" if self._env.advertise in _LOOPBACK else "disk"
+        return "nccl" if self._spec.on_gpu else "gloo"
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
@@ -92,6 +106,8 @@ class Coordinator:
             return Nothing()
         if kind == "disk":
             return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
+        if kind == "ipc":
+            return Ipc()
         return Collective(
             kind, self._env.advertise, sync.timeout_seconds, f"{self._env.name}-{self._env.attempt}-{self._rank}"
         )
@@ -217,10 +233,40 @@ class Coordinator:
 
     # --- the engines
 
-    @property
-    def sources(self) -> int:
-        """How many ranks may send weights side by side. A directory has one writer."""
-        return 1 if self._transport_kind == "disk" else sys.maxsize
+    def share(
+        self, engines: Sequence[rendezvous_pb2.EngineMember], world_size: int
+    ) -> list[rendezvous_pb2.EngineMember]:
+        """The engines that this rank sends to. A directory has one writer; memory of a GPU is opened on that GPU."""
+        if self._transport_kind == "ipc" and self._spec.on_gpu:
+            return beside(engines, self._rank, self._spec.rollout.gpus_per_replica)
+        return share(engines, self._rank, 1 if self._transport_kind == "disk" else world_size)
+
+    def await_engines(self, count: int) -> None:
+        """Colocated, before anything of ours is on a GPU: until so many engines have started, each alone on its GPUs.
+
+        Who has not come in ENGINE_START_SECONDS is not waited for.
+        """
+
+        async def come() -> None:
+            end = time.monotonic() + ENGINE_START_SECONDS
+            while len(engines := await self._engines()) < count:
+                if time.monotonic() > end:
+                    logs.get().warning("engines are missing", came=len(engines), expected=count)
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+        self._call(come(), stoppable=True)
+
+    def rest_engines(self) -> None:
+        """Colocated: all engines give their GPUs' memory to the trainer; those that have already are left alone."""
+
+        async def rest() -> None:
+            found = [
+                rendezvous_pb2.EngineMember(member=e.member, generation=e.generation) for e in await self._engines()
+            ]
+            await self._publisher.rest(self._version, found)
+
+        self._call(rest())
 
     def plan_update(self, version: int, *, joiners_only: bool) -> rendezvous_pb2.UpdatePlan:
         """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
@@ -245,14 +291,21 @@ class Coordinator:
         """True where an engine waits for weights."""
 
         async def ask() -> bool:
-            ledger = await self._rendezvous.GetLedger(
+            return any(not e.admitted or e.member.version != self._version for e in await self._engines())
+
+        return self._call(ask(), stoppable=True)
+
+    async def _engines(self) -> list[rendezvous_pb2.LedgerEntry]:
+        """What the rendezvous has about each engine: about its first pod, which serves HTTP."""
+
+        async def ask() -> rendezvous_pb2.Ledger:
+            ledger: rendezvous_pb2.Ledger = await self._rendezvous.GetLedger(
                 rendezvous_pb2.GetLedgerRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS
             )
-            engines = [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0]
-            return any(not e.admitted or e.member.version != self._version for e in engines)
+            return ledger
 
-        ledger = rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS)
-        return self._call(ledger, stoppable=True)
+        ledger = await rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS)
+        return [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0]
 
 
 async def _groups(chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[SampleGroup]:

@@ -6,6 +6,10 @@
     commit the step: only now may prompts of the next version be leased
     checkpoint, where one is due, while the engines generate
 
+Where trainer and engines share their GPUs (`trainer.colocate`) they take turns: before the model is trained the engines
+end what is left of their work and give their memory away; a checkpoint is begun before they wake; with the new weights
+they wake one after the other: memory for weights, the weights, and once the trainer has made room the rest.
+
 A crash anywhere leads back to the last checkpoint: the buffer serves the later batches again, the same samples in the
 same order.
 """
@@ -25,6 +29,7 @@ from sluice.telemetry import logs
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.coordinator import Coordinator, Stopped
+from sluice_trainer.megatron.offload import memory_used
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
@@ -60,6 +65,7 @@ class Loop:
     evaluated_version: int = -1
     joiners_after: float = 0.0
     failed_joins: int = 0
+    our_turn: bool = True
     times: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -68,18 +74,22 @@ class Loop:
         if self.ranks.rank == 0:
             replay = self.coordinator.rewind(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
-        self._publish(step, joiners_only=True)
+        self._publish(step)  # to all: a trainer that died may have left engines in the middle of an update, or at rest
         while step < self.total_steps:
             started = time.perf_counter()
             self.times = {}
             batch = self._next_batch(step)
             if batch is None:
                 break
+            self._take_turn()
             metrics = self._train(step + 1, batch)
             step += 1
+            due = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
+            if due and self.spec.trainer.colocate:
+                self._begin_checkpoint(step)
             self._publish(step)
             self._commit(step, metrics, time.perf_counter() - started)
-            if step % self.spec.checkpoint.every_steps == 0:
+            if due:
                 self._checkpoint(step)
         self._checkpoint(step)
         self._finish_checkpoint(wait=True)
@@ -119,9 +129,46 @@ class Loop:
             else:
                 taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
                 action = _ACTIONS[taken.state]
+                if action is Action.TRAIN and self.spec.trainer.colocate and self._evaluating(step):
+                    action = Action.WAIT  # on engines that have memory to do it
                 batch = taken.SerializeToString() if action is Action.TRAIN else b""
         action, batch = self.ranks.broadcast((action, batch))
         return Action(action), list(pb.TakeBatchResponse.FromString(batch).sequences)
+
+    def _evaluating(self, version: int) -> bool:
+        """Whether engines still evaluate this version. Waits a moment for the end of it."""
+        if self.spec.evaluation is None:
+            return False
+        return version in self.coordinator.evaluations(self.evaluated_version, wait_for=version).pending_versions
+
+    def _take_turn(self, *, weights_only: bool = False) -> None:
+        """Colocated: engines rest, and what was offloaded comes back. Nothing to do where the turn is ours already."""
+        if not self.spec.trainer.colocate:
+            return
+        started = time.perf_counter()
+        if not self.our_turn:
+            self._state("taking_turn")
+            self._note_memory("generating")
+            if self.ranks.rank == 0:
+                self.coordinator.rest_engines()
+            self.ranks.gather(None)
+            self._note_memory("resting")
+            self.our_turn = True
+        self.policy.come_back(weights_only=weights_only)
+        self.times.setdefault("perf/wake_up_time", time.perf_counter() - started)
+
+    def _note_memory(self, when: str) -> None:
+        """How much of rank 0's GPU is taken, by trainer and engine together."""
+        if used := memory_used():
+            self.times[f"perf/gpu_memory/{when}_gib"] = used / 2**30
+
+    def _hand_over(self) -> None:
+        """Colocated: make room for the engines, which have all weights."""
+        started = time.perf_counter()
+        self._note_memory("publishing")
+        self.policy.make_room(weights=True)
+        self.our_turn = False
+        self.times["perf/sleep_time"] = time.perf_counter() - started
 
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
         """Advantages over the whole batch, then the optimizer steps over this rank's share of it."""
@@ -132,10 +179,12 @@ class Loop:
         started = time.perf_counter()
         metrics = self._learn(batch, groups)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
+        if self.spec.trainer.colocate:
+            self._note_memory("training")
         if self.recorder:
             self.recorder.samples(step, groups)
             self._dump(step)
-        return metrics | batch_metrics(batch, step) | turn_metrics(groups)
+        return metrics | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
 
     def _learn(self, batch: list[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
         prepared = prepare(self.policy, batch, groups, self.estimator)
@@ -149,7 +198,14 @@ class Loop:
             self.recorder.dump(step, merged(shards))
 
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
-        """Bring the weights to the engines. All ranks take part in gathering them."""
+        """Bring the weights to the engines. All ranks take part in gathering them.
+
+        Colocated, whoever joins is no special case: there is room for the weights only while all engines rest.
+        """
+        colocated = self.spec.trainer.colocate
+        if colocated:
+            self._take_turn(weights_only=True)
+            self.policy.make_room(weights=False)
         self._state("publishing")
         started = time.perf_counter()
         published = publish(
@@ -158,7 +214,8 @@ class Loop:
             self.coordinator,
             self.ranks,
             bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
-            joiners_only=joiners_only,
+            joiners_only=joiners_only and not colocated,
+            hand_over=self._hand_over if colocated else None,
         )
         if not published:
             return
@@ -174,14 +231,18 @@ class Loop:
 
     def _checkpoint(self, step: int) -> None:
         """Save; with `checkpoint.async` only begin to, and go on while it is written."""
-        if step == self.saved_step:
-            return
+        if step != self.saved_step:
+            self._take_turn()
+            self._begin_checkpoint(step)
+        self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
+
+    def _begin_checkpoint(self, step: int) -> None:
+        """Write what a checkpoint holds, or copy it to be written beside. It counts once it is finished."""
         self._state("saving")
         started = time.perf_counter()
         self._finish_checkpoint(wait=True)
         self.policy.begin_save(self.checkpoints, step, beside=self.spec.checkpoint.async_)
         self.saved_step = step
-        self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
         self.save_seconds = time.perf_counter() - started
 
     def _finish_checkpoint(self, *, wait: bool) -> None:
@@ -209,19 +270,33 @@ class Loop:
 
     def _finish(self, step: int) -> None:
         """The last evaluation comes after the last step; then the model is exported."""
-        if self.recorder and self.spec.evaluation:
-            self._state("evaluating")
-            deadline = time.monotonic() + FINAL_EVALUATION_SECONDS
-            while step in self.coordinator.evaluations(self.evaluated_version, wait_for=step).pending_versions:
-                if self.coordinator.joiners():
-                    logs.get().warning("an engine was lost during the last evaluation")
-                    self._publish(step, joiners_only=True)
-                if self.stop.is_set() or time.monotonic() > deadline:
-                    raise Stopped
-            self._record_evaluations()
+        if self.spec.evaluation:
+            self._last_evaluation(step)
         if self.spec.checkpoint.export_hf:
+            self._take_turn(weights_only=True)
             self._state("exporting")
             self.policy.export_hf(self.checkpoints / "hf")
+
+    def _last_evaluation(self, step: int) -> None:
+        """Wait for it. An engine that was lost and comes back needs all ranks for its weights."""
+        if self.spec.trainer.colocate and self.our_turn:
+            self._publish(step)
+        self._state("evaluating")
+        deadline = time.monotonic() + FINAL_EVALUATION_SECONDS
+        while (action := self.ranks.broadcast(self._until_evaluated(step, deadline))) is not Action.END:
+            if action is Action.SYNC:
+                logs.get().warning("an engine was lost during the last evaluation")
+                self._publish(step, joiners_only=True)
+            elif action is Action.STOP:
+                raise Stopped
+        self._record_evaluations()
+
+    def _until_evaluated(self, step: int, deadline: float) -> Action:
+        if self.ranks.rank != 0 or not self._evaluating(step):
+            return Action.END
+        if self.stop.is_set() or time.monotonic() > deadline:
+            return Action.STOP
+        return Action.SYNC if self.coordinator.joiners() else Action.WAIT
 
     def _record_evaluations(self) -> None:
         if self.recorder is None or self.spec.evaluation is None:

@@ -46,10 +46,13 @@ def prepare(
 ) -> Prepared:
     """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples. Collective."""
     spec, algorithm = policy.spec, policy.spec.algorithm
+    if algorithm.sft:
+        return Prepared(_answers(batch, groups, spec), batch_totals(batch, spec), {})
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
     place = {(s.group_id, s.index): i for i, s in enumerate(sound)}
     samples = {(g.group_id, s.index): s for g in groups for s in g.samples if (g.group_id, s.index) in place}
-    own, kl = policy.with_kl([TrainSequence.of(group, sample, 0.0) for (group, _), sample in samples.items()])
+    sequences = [TrainSequence.of(group, sample, 0.0) for (group, _), sample in samples.items()]
+    own, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in own]
     responses = Responses(
         rewards=rewards(sound, _penalties(own, kl, algorithm, policy.ranks)),
@@ -98,6 +101,23 @@ def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
     return torch.tensor([sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32)
 
 
+def taught(
+    sequences: Sequence[TrainSequence], samples: dict[SampleKey, Sample], algorithm: Algorithm
+) -> list[TrainSequence]:
+    """With the log-probs that the rollout had from a teacher behind a URL. One in the trainer scores in the step."""
+    if algorithm.distillation is None or algorithm.distillation.teacher.url is None:
+        return list(sequences)
+    found = []
+    for sequence in sequences:
+        values = samples[sequence.group_id, sequence.index].teacher_log_probs
+        if values is None and sequence.response_length:
+            where = f"group {sequence.group_id} sample {sequence.index}"
+            raise EstimatorError(f"{where} has no log-probs of the teacher: no rollout worker has asked it")
+        scores = torch.empty(0) if values is None else torch.tensor(values, dtype=torch.float32)
+        found.append(replace(sequence, teacher_log_probs=scores))
+    return found
+
+
 def token_sums(responses: Responses, found: Estimate) -> dict[str, Moments]:
     """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no response."""
     mask = _joined(responses.masks)
@@ -134,6 +154,12 @@ def _with_estimates(own: Sequence[TrainSequence], responses: Responses, found: E
         replace(s, advantage=advantage.numpy(), values=value, returns=goal)
         for s, advantage, value, goal in zip(own, found.advantages, values, returns, strict=True)
     ]
+
+
+def _answers(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], spec: RLJobSpec) -> list[list[TrainSequence]]:
+    """This rank's given answers by optimizer step: there is nothing to estimate."""
+    own = [TrainSequence.of(group.group_id, sample, 0.0) for group in groups for sample in group.samples]
+    return by_optimizer_step(batch, own, spec.trainer.steps_per_batch)
 
 
 def by_optimizer_step(

@@ -26,7 +26,9 @@ SAMPLED_GROUPS = 2
 
 
 class Recorder:
-    def __init__(self, directory: Path, attempt: int, tracker: Wandb | None = None) -> None:
+    def __init__(self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True) -> None:
+        """judged: the samples that are trained on have rewards."""
+        self._judged = judged
         self._directory = directory
         self._attempt = attempt
         self._tracker = tracker
@@ -41,7 +43,7 @@ class Recorder:
         """The recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
         tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
-        return cls(directory, env.attempt, tracker)
+        return cls(directory, env.attempt, tracker, judged=job.spec.judged)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
@@ -69,7 +71,7 @@ class Recorder:
         self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", groups)
 
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
-        self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS])
+        self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS], judged=self._judged)
 
     def dump(self, step: int, groups: list[SampleGroup]) -> None:
         """Keep everything that the step trains on, of all ranks."""
@@ -87,8 +89,9 @@ class Recorder:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def _write_samples(self, name: str, groups: list[SampleGroup]) -> None:
-        lines = [json.dumps(_row(group, sample), ensure_ascii=False) for group in groups for sample in group.samples]
+    def _write_samples(self, name: str, groups: list[SampleGroup], *, judged: bool = True) -> None:
+        rows = [_row(group, sample) for group in groups for sample in group.samples]
+        lines = [json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False) for row in rows]
         (self._directory / "samples" / name).write_text("\n".join(lines) + "\n")
 
 
@@ -108,20 +111,15 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
     }
 
 
-def batch_metrics(sequences: list[pb.Sequence], step: int) -> dict[str, float]:
-    """rollout/* of a batch, from its sequences."""
+def batch_metrics(sequences: list[pb.Sequence], step: int, *, judged: bool = True) -> dict[str, float]:
+    """rollout/* of a batch, from its sequences. judged: they have rewards."""
     lengths = [s.response_length for s in sequences]
-    rewards: dict[int, list[float]] = {}
-    for sequence in sequences:
-        rewards.setdefault(sequence.group_id, []).append(sequence.reward)
     made = [s for s in sequences if s.response_length]
     lags = [step - 1 - s.min_version for s in made]
     truncated = sum(s.status == common.SAMPLE_STATUS_TRUNCATED for s in sequences)
     failed = sum(s.status == common.SAMPLE_STATUS_FAILED for s in sequences)
-    equal = Counter(f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6)
-    rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
     return {
-        "rollout/raw_reward": fmean(s.reward for s in sequences),
+        **(reward_metrics(sequences) if judged else {}),
         "rollout/response_len/mean": fmean(lengths),
         "rollout/response_len/median": median(lengths),
         "rollout/response_len/max": max(lengths),
@@ -130,11 +128,23 @@ def batch_metrics(sequences: list[pb.Sequence], step: int) -> dict[str, float]:
         "rollout/truncated_ratio": truncated / len(sequences),
         "rollout/failed_ratio": failed / len(sequences),
         "rollout/effective_response_len/mean": fmean(s.trainable_tokens for s in sequences),
+        "rollout/policy_lag": fmean(lags) if lags else 0.0,
+        "rollout/tokens": float(sum(s.length for s in sequences)),
+    }
+
+
+def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
+    """What the rewards of a batch say."""
+    rewards: dict[int, list[float]] = {}
+    for sequence in sequences:
+        rewards.setdefault(sequence.group_id, []).append(sequence.reward)
+    equal = Counter(f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6)
+    rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
+    return {
+        "rollout/raw_reward": fmean(s.reward for s in sequences),
         "rollout/zero_std/ratio": equal.total() / len(rewards),
         **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
         **{f"passrate/{name}": rate for name, rate in rates.items()},
-        "rollout/policy_lag": fmean(lags) if lags else 0.0,
-        "rollout/tokens": float(sum(s.length for s in sequences)),
     }
 
 

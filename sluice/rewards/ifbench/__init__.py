@@ -2,8 +2,9 @@
 
 A row names its instructions in `metadata.instruction_id_list` and their arguments, one object each, in
 `metadata.kwargs`. `score` is 1 where all are followed, else 0; `followed` is the share that is. The checks are our own
-and use no language model, tagger or word list from elsewhere: sentences and words may be split otherwise than by the
-benchmarks' own code where a text is odd. An instruction that is not covered (`docs/rewards.md`) fails its sample.
+and use no tagger or word list from elsewhere: sentences and words may be split otherwise than by the benchmarks' own
+code where a text is odd. Languages are told by langdetect, as in IFEval. An instruction that is not covered
+(`docs/rewards.md`) fails its sample.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sluice.rewards.ifbench import bench, ifeval
+from sluice.rewards.ifbench import counts, custom, formats, ifeval, words
 from sluice.rewards.types import RewardError, RewardInput, shown
 
-CHECKS = ifeval.CHECKS | bench.CHECKS
+CHECKS = ifeval.CHECKS | counts.CHECKS | words.CHECKS | formats.CHECKS | custom.CHECKS
 
 
 def ifbench(sample: RewardInput) -> dict[str, float]:

@@ -42,7 +42,7 @@ class WeightSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error")
+    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error", "teacher_log_probs")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Sample(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     tokens: bytes
     response_length: int
@@ -74,7 +75,8 @@ class Sample(_message.Message):
     status: SampleStatus
     metadata_json: str
     error: str
-    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    teacher_log_probs: bytes
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ..., teacher_log_probs: _Optional[bytes] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("lease_id", "lease_attempt", "purpose", "group_id", "epoch", "dataset", "row", "prompt_json", "label_json", "metadata_json", "tools_json", "version")

@@ -1,9 +1,10 @@
 """What a pod finds on a laptop: ports, volumes, variables, GPUs."""
 
+import asyncio
 import json
 from pathlib import Path
 
-from local_jobs import make_job
+from local_jobs import SLEEP, alive, make_job
 
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
@@ -93,6 +94,32 @@ async def test_gpus_go_round(tmp_path: Path) -> None:
     assert env["CUDA_VISIBLE_DEVICES"] == "8"
 
 
+async def test_trainer_and_engines_share_the_gpus_that_they_claim_together(tmp_path: Path) -> None:
+    """The trainer sees all of them, each engine its own; and so do those that come later."""
+    engine = "import os, time; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
+    program = f"{DUMP}; import sys, time; time.sleep(1); sys.exit(1 if os.environ['SLUICE_ATTEMPT'] == '1' else 0)"
+    job = make_job(
+        program, engine=engine, trainer_spec={"gpusPerNode": 4, "colocate": True}, rollout={"gpusPerReplica": 2}
+    )
+    async with LocalCluster(tmp_path, gpus=["2", "3", "5", "7", "8"]) as cluster:
+        status = await run_job(cluster, job)
+        seen = [await cluster.logs_tail(f"demo-rollout-{replica}-1-0", "engine") for replica in (0, 1)]
+    assert status.is_true("Succeeded")
+    assert seen == ["GPUs 2,3", "GPUs 5,7"]
+    env = json.loads((tmp_path / "volumes/run/env.json").read_text())
+    assert (env["SLUICE_ATTEMPT"], env["CUDA_VISIBLE_DEVICES"]) == ("2", "2,3,5,7")
+
+
+async def test_a_claim_that_cannot_be_met_says_what_it_waits_for(tmp_path: Path) -> None:
+    job = make_job("", trainer_spec={"gpusPerNode": 2, "colocate": True}, startupDeadlineSeconds=1,
+                   rollout={"gpusPerReplica": 1})  # fmt: skip
+    async with LocalCluster(tmp_path, gpus=["0"]) as cluster:
+        status = await run_job(cluster, job)
+    condition = status.condition("Failed")
+    assert condition is not None
+    assert "Unschedulable: 2 GPUs wanted, 1 of 1 free" in condition.message
+
+
 async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None:
     job = make_job("", trainer_spec={"gpusPerNode": 1}, startupDeadlineSeconds=1)
     async with LocalCluster(tmp_path, gpus=[]) as cluster:
@@ -105,3 +132,59 @@ async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None
 
 def _command(command: list[str]) -> dict[str, object]:
     return {"spec": {"containers": [{"name": "trainer", "command": command}]}}
+
+
+def _with_inits(*programs: str, **fields: object) -> dict[str, object]:
+    """A trainer whose pod has these init containers."""
+    inits = [{"name": f"init-{i}", **_program(code)} for i, code in enumerate(programs)]
+    return {"template": {"spec": {"initContainers": inits}}, **fields}
+
+
+def _program(code: str) -> dict[str, object]:
+    mounts = [{"name": "run", "mountPath": "/sluice/run"}]
+    return {"command": ["python", "-S", "-c", code], "volumeMounts": mounts}
+
+
+async def test_init_containers_run_one_after_the_other_before_the_others(tmp_path: Path) -> None:
+    say = "import time; time.sleep(0.2); open('/sluice/run/said', 'a').write({!r})"
+    program = "import os; open(os.environ['SLUICE_RUN_DIR'] + '/said', 'a').write('trainer')"
+    spec = _with_inits(say.format("first "), say.format("second "))
+    spec["template"]["spec"]["containers"] = [{"name": "trainer", "command": ["python", "-S", "-c", program]}]  # type: ignore[index]
+    phases: set[str] = set()
+    async with LocalCluster(tmp_path) as cluster:
+        job = make_job(trainer_spec=spec)
+
+        async def look() -> None:
+            for pod in (await cluster.observe(job)).pods:
+                if pod["metadata"]["name"] == "demo-trainer-0-1-0":
+                    phases.add(pod["status"]["phase"])
+
+        looks = []
+        status = await run_job(cluster, job, on_plan=lambda _: looks.append(asyncio.create_task(look())))
+        await asyncio.gather(*looks)
+    assert status.state == "Succeeded"
+    assert (tmp_path / "volumes/run/said").read_text() == "first second trainer"
+    assert "Pending" in phases
+
+
+async def test_an_init_container_that_fails_keeps_its_pod_from_starting(tmp_path: Path) -> None:
+    bad = "import sys; sys.exit(2 * (print('error: no such rows', file=sys.stderr) is None))"
+    async with LocalCluster(tmp_path) as cluster:
+        status = await run_job(cluster, make_job(trainer_spec=_with_inits(bad, "raise SystemExit(0)")))
+    condition = status.condition("Failed")
+    assert condition is not None
+    assert (condition.reason, condition.message) == (
+        "InvalidConfiguration",
+        "demo-trainer-0-1-0: init-0: no such rows",
+    )
+    assert not (tmp_path / "logs/demo-trainer-0-1-0.trainer.log").exists()
+
+
+async def test_a_pod_that_is_deleted_in_its_init_container_ends(tmp_path: Path) -> None:
+    job = make_job(trainer_spec=_with_inits(SLEEP), startupDeadlineSeconds=1)
+    async with LocalCluster(tmp_path) as cluster:
+        status = await run_job(cluster, job)
+    condition = status.condition("Failed")
+    assert condition is not None
+    assert condition.reason == "StartupDeadlineExceeded"
+    assert alive(tmp_path) == []

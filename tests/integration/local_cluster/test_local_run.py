@@ -199,3 +199,21 @@ async def test_a_suspended_job_starts_nothing(tmp_path: Path) -> None:
     status = await run(tmp_path, make_job(suspend=True))
     assert status.state == "Suspended"
     assert list(tmp_path.glob("logs/*")) == []
+
+
+async def test_rows_of_own_code_are_made_before_the_buffer_starts_and_once(tmp_path: Path) -> None:
+    """Each attempt of the buffer finds the same rows, though the code yields others every time."""
+    (tmp_path / "tasks.py").write_text("import time\n\ndef now():\n    yield {'prompt': str(time.time())}\n")
+    buffer = f"""
+        import glob, os, sys, time
+        (file,) = glob.glob(os.environ["SLUICE_STORAGE"] + "/rows/*.jsonl")
+        open({str(tmp_path / "seen")!r}, "a").write(open(file).read())
+        time.sleep(600) if os.environ["SLUICE_ATTEMPT"] == "2" else sys.exit(1)
+    """
+    (tmp_path / "seen").touch()
+    trainer = f"import time\nwhile len(open({str(tmp_path / 'seen')!r}).readlines()) < 2: time.sleep(0.05)"
+    source = {"source": {"function": f"{tmp_path}/tasks.py:now"}}
+    status = await run(tmp_path / "run", make_job(trainer, buffer=buffer, data={"prompts": [source]}))
+    assert status.state == "Succeeded"
+    first, second = (tmp_path / "seen").read_text().splitlines()
+    assert first == second

@@ -24,6 +24,7 @@ from sluice_rollout.engine import Engine
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.teacher import teacher_of
 from sluice_rollout.worker import Worker
 from tests.integration.engines import dies_with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member
@@ -57,7 +58,8 @@ class House:
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
         code = Code.of(spec)
-        make = group_maker(spec, encoder, generator, membership, code)
+        teacher = teacher_of(spec, encoder.tokenizer)
+        make = group_maker(spec, encoder, generator, membership, code, teacher)
         fields = {
             "spec": spec, "engine": engine, "make": make, "keep": code.keep,
             "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
@@ -67,6 +69,8 @@ class House:
             yield Worker(**{**fields, **changes}), membership
         await buffer.close()
         await code.close()
+        if teacher:
+            await teacher.close()
 
     @asynccontextmanager
     async def working(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:

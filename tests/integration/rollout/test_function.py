@@ -13,7 +13,7 @@ from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.engine import Engine
-from sluice_rollout.episode import Episode
+from sluice_rollout.episode import Episode, together, whole_group
 from sluice_rollout.function import Player
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
@@ -131,3 +131,28 @@ async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_
     body = {"input_ids": sample.tokens.tolist(), "sampling_params": {"max_new_tokens": 1}}
     _, answer = await asyncio.to_thread(call, engine.url + "/generate", body)
     assert answer["meta_info"]["cached_tokens"] >= len(sample.tokens) - 2
+
+
+@whole_group
+async def tree(episodes: list[Episode]) -> None:
+    """A common start, from which every sample goes on; the first keeps the longer of two branches."""
+    first, *others = episodes
+    await first.generate(max_tokens=20)
+    for other in others:
+        other.adopt(first)
+    branches = [first.branch(), first.branch()]
+    await together(*(one.generate(max_tokens=10 + 10 * i) for i, one in enumerate([*branches, *others])))
+    first.adopt(branches[1])
+
+
+async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(engine: Engine, model: Path) -> None:
+    one = Player(tree, "tree", generator(engine, model), None, lambda: 0, 60.0)
+    samples = [Sample(0), Sample(1), Sample(2)]
+    await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    assert [sample.response_length for sample in samples] == [40, 50, 60]
+    starts = {tuple(sample.tokens[: len(PROMPT) + 20].tolist()) for sample in samples}
+    assert len(starts) == 1
+    for sample in samples:
+        sample.check_tokens()
+        expected = log_probs(model, sample.tokens.tolist(), sample.response_length, 0.8)
+        assert distance(sample.rollout_log_probs.tolist(), expected) < tolerance()

@@ -30,6 +30,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "aggregation": "token_mean",
         **KL,
     },
+    "sft": {"lossFunction": "sft", "kl": {"lossCoef": 0.1}},
 }
 
 

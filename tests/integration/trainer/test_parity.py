@@ -15,10 +15,10 @@ from sluice.api import Parallelism
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
 from sluice_trainer.megatron import mapping
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.layout import packing
 from sluice_trainer.megatron.config import transformer_config
 from sluice_trainer.megatron.hf_config import ModelShape, read_shape
 from sluice_trainer.megatron.hf_files import CheckpointFilesError, save_hf
+from sluice_trainer.megatron.layout import packing
 from sluice_trainer.megatron.model import build, load_hf, load_random
 from sluice_trainer.megatron.packing import TrainSequence
 from sluice_trainer.megatron.policy import Policy

@@ -75,10 +75,13 @@ async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publi
     """Makes publishers: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields."""
     made: list[Publisher] = []
 
-    def make(transport: Transport | None = None, /, attempt: int = 1, **sync: object) -> Publisher:
+    def make(
+        transport: Transport | None = None, /, attempt: int = 1, colocated: bool = False, **sync: object
+    ) -> Publisher:
         settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
         transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
-        made.append(Publisher(rendezvous.stub, ("trainer-0", attempt), settings, transport))
+        caller = ("trainer-0", attempt)
+        made.append(Publisher(rendezvous.stub, caller, settings, transport, colocated=colocated))
         return made[-1]
 
     yield make

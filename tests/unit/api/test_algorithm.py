@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sluice.api import Algorithm, RLJobSpec
-from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic, OffPolicy
+from sluice.api import Algorithm, Model, RLJobSpec, Rollout
+from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic
+from sluice.api.colocation import COLOCATION
+from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Teacher
+from sluice.api.off_policy import OffPolicy, Rejection
+from sluice.api.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
 
 
@@ -51,6 +55,23 @@ def test_ppo_has_a_critic_also_where_none_is_described() -> None:
     assert described.warmup_steps == 2
 
 
+def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> None:
+    alone = job({"lossFunction": "sft"}, reward=None)
+    assert (alone.samples_per_prompt, alone.total_samples, alone.replicas, alone.judged) == (1, 32, 0, False)
+    assert alone.algorithm.loss_aggregation == "token_mean"
+    evaluated = job({"lossFunction": "sft"}, evaluation={"datasets": [{"path": "e"}]})
+    assert evaluated.replicas is None, "engines only evaluate"
+    assert not evaluated.judged
+
+
+@pytest.mark.parametrize(("model", "fields"), [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)])
+def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(model: type[Model], fields: dict[str, Any]) -> None:
+    defaults = {info.alias: None if info.is_required() else info.default for info in model.model_fields.values()}
+    found = {name: default for name, default in defaults.items() if name in fields}
+    assert {n: d if isinstance(d, str | int | float | bool) else None for n, d in found.items()} == fields
+    assert RLJobSpec.model_fields["rollout"].default_factory().samples_per_prompt == 8  # type: ignore[misc,call-arg]
+
+
 def refused(algorithm: dict[str, Any], **groups: Any) -> tuple[str, str]:
     with pytest.raises(ValidationError) as raised:
         job(algorithm, **groups)
@@ -83,6 +104,7 @@ def test_what_makes_sense_is_accepted(algorithm: dict[str, Any], groups: dict[st
 
 def test_every_rule_has_a_case_above() -> None:
     messages = [reason for *_, reason in (*ALONE, *TOGETHER)]
-    rules = [*Algorithm.rules, *KL.rules[1:], *OffPolicy.rules, *ACROSS_GROUPS]
+    rules = [*Algorithm.rules, *KL.rules[1:], *OffPolicy.rules, *Rejection.rules, *ACROSS_GROUPS, *SFT_ACROSS_GROUPS]
+    rules += [*Teacher.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
     for rule in rules:
         assert any(message in rule.message for message in messages), rule.message

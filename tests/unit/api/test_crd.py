@@ -54,6 +54,8 @@ def test_columns_are_those_that_people_expect() -> None:
 
 def test_rules_stand_in_the_schema() -> None:
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]
-    assert trainer["x-kubernetes-validations"] == [
-        {"rule": "has(self.steps) != has(self.epochs)", "message": "steps: exactly one of steps and epochs must be set"}
-    ]
+    rule = {
+        "rule": "has(self.steps) != has(self.epochs)",
+        "message": "steps: exactly one of steps and epochs must be set",
+    }
+    assert rule in trainer["x-kubernetes-validations"]

@@ -25,7 +25,7 @@ from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
 from sluice_buffer.leases import Worker
-from sluice_buffer.prompts import Prompts
+from sluice_buffer.prompts import prompts_of
 from sluice_buffer.serving import leased_group
 from sluice_buffer.storage import Storage
 from sluice_buffer.submits import Answer
@@ -114,7 +114,7 @@ class House:
         storage = Storage(self.directory, int(quantity_value(str(self.job.spec.buffer.storage.size))))
         try:
             buffer = Buffer(
-                self.job, Prompts(self.job.spec.data, self.job.spec.evaluation, self.directory), storage,
+                self.job, prompts_of(self.job, self.directory), storage,
                 clock=self.clock, wall=self.clock,
             )  # fmt: skip
         except BaseException:
@@ -124,8 +124,7 @@ class House:
         return buffer
 
     def close(self) -> None:
-        self.buffer.storage.close()
-        self.buffer.prompts.close()
+        self.buffer.close()
 
     def restart(self, *, flushed: bool = True) -> None:
         """Open the database again, as after a crash; without `flushed`, what was not written is gone."""

@@ -22,6 +22,11 @@ DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
     lambda g, s: setattr(s, "rollout_log_probs", s.rollout_log_probs[4:]),
     lambda g, s: setattr(s, "rollout_log_probs", NAN * s.response_length),
     lambda g, s: s.MergeFrom(pb.Sample(loss_mask=bytes(s.response_length), rollout_log_probs=NAN * s.response_length)),
+    lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs),
+    lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs + s.rollout_log_probs[:4]),
+    lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs[:3]),
+    lambda g, s: setattr(s, "teacher_log_probs", NAN * s.response_length),
+    lambda g, s: s.MergeFrom(pb.Sample(loss_mask=bytes(s.response_length), teacher_log_probs=NAN * s.response_length)),
     lambda g, s: setattr(s, "tokens", b"\xff" * len(s.tokens)),
     lambda g, s: setattr(s, "index", 7),
     lambda g, s: s.ClearField("reward"),
@@ -72,6 +77,18 @@ def test_a_refusal_names_the_field() -> None:
     group = make_group(pb.Prompt(group_id=1))
     group.samples[1].loss_mask = b"\1"
     with pytest.raises(SampleError, match=r"samples\[1\].lossMask: 1 entries for 6 response tokens"):
+        check_finished(group, 2, 0)
+
+
+def test_a_teachers_log_probs_are_one_for_each_response_token() -> None:
+    group = make_group(pb.Prompt(group_id=1))
+    group.samples[0].teacher_log_probs = group.samples[0].rollout_log_probs
+    check_finished(group, 2, 0)
+    group.samples[1].teacher_log_probs = group.samples[0].rollout_log_probs[4:]
+    with pytest.raises(SampleError, match=r"samples\[1\].teacherLogProbs: 5 entries for 6 response tokens"):
+        check_finished(group, 2, 0)
+    group.samples[1].teacher_log_probs = NAN * 6
+    with pytest.raises(SampleError, match=r"samples\[1\].teacherLogProbs: a trainable token has no finite log-prob"):
         check_finished(group, 2, 0)
 
 

@@ -214,3 +214,12 @@ def test_a_broken_parquet_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(ConfigurationError, match="not a readable Parquet file"):
         prompts(tmp_path, {"path": str(tmp_path / "rows.parquet")})
+
+
+def test_rows_that_the_jobs_own_code_made_are_read_from_the_storage(tmp_path: Path) -> None:
+    given = {"source": {"function": "tasks.py:additions", "args": {"digits": 2}}}
+    made = PromptSource.model_validate(given)
+    (tmp_path / "rows").mkdir()
+    lines(Path(made.file(tmp_path / "rows")), [{"prompt": "1 + 1 =", "label": "2"}])
+    message = prompts(tmp_path, given).message(Key(TRAINING, 0))
+    assert (message.dataset, message.prompt_json, message.label_json) == ("additions", '"1 + 1 ="', '"2"')

@@ -63,6 +63,28 @@ def test_what_is_missing_is_said_before_anything_starts(job: Path, missing: str,
     assert message in str(raised.value)
 
 
+def test_a_teacher_is_looked_for_too(job: Path) -> None:
+    job.write_text(JOB.replace("trainer:", "algorithm: {distillation: {teacher: {path: teacher}}}\n  trainer:"))
+    with pytest.raises(
+        ManifestError, match=r"spec.algorithm.distillation.teacher.path: there is no directory .*/teacher"
+    ):
+        check_files(resolve(load_job(job), job.parent))
+    (job.parent / "teacher").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (job.parent / "teacher" / name).write_text("{}")
+    with pytest.raises(ManifestError, match=r"teacher has no weights .*; only a model that was trained can teach"):
+        check_files(resolve(load_job(job), job.parent))
+    (job.parent / "teacher/model.safetensors").touch()
+    check_files(resolve(load_job(job), job.parent))
+
+
+def test_a_job_that_only_distils_needs_no_reward(job: Path) -> None:
+    job.write_text(
+        JOB.replace('reward: {function: "judge.py:score"}', "algorithm: {distillation: {teacher: {url: http://t}}}")
+    )
+    check_files(resolve(load_job(job), job.parent))
+
+
 def test_validate_says_what_the_job_is(job: Path) -> None:
     result = CliRunner().invoke(app, ["validate", str(job)])
     assert result.exit_code == 0

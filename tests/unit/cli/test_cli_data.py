@@ -18,6 +18,7 @@ from sluice.cli.main import app
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.transform import chosen, to_slime, to_verl
+from tests.chat import assistant, save, user
 
 VERL: dict[str, Any] = {
     "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "1 + 1 = ?"}], "ability": "math",
@@ -289,3 +290,23 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     result = run("inspect", tmp_path / "rows.parquet", *options)
     assert (result.exit_code, result.output) == (2, f"error: {module} is missing: pip install 'sluice[{extra}]'\n")
+
+
+def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    model = save(tmp_path / "model")
+    rows = [
+        {"messages": [user("hi"), assistant("no", loss_mask=0), user("well"), assistant("yo")]},
+        {"prompt": "1 + 1 =", "label": " 2"},
+        {"messages": [user("hi"), assistant("no", loss_mask=0)]},
+        {"messages": [user("hi")]},
+    ]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    result = run("inspect", path, "--sft", "--model", model, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["example"].endswith("<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>\n»")
+    assert "«no" not in found["example"]
+    assert (found["rows"], found["broken"]) == (4, 2)
+    assert found["problems"][0] == f"{path}:3: no token of it is trained"
+    assert "no answer to learn from" in found["problems"][1]

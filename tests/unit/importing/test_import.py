@@ -20,6 +20,8 @@ SCRIPTS = {
     "run-qwen2.5-7b-megatron.sh": ["verl", "--var", "HOME=/home/me"],
     "run-ppo-fsdp.sh": ["verl"],
     "trainer.yaml": ["verl"],
+    "run-qwen3-4b-sft.sh": ["slime"],
+    "run-sft-multiturn.sh": ["verl"],
 }
 
 
@@ -77,7 +79,7 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         (model / file).write_text("{}")
     spec["model"]["path"] = "model"
-    if "function" in spec["reward"]:
+    if "function" in spec.get("reward", {}):
         (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1\n")
         spec["reward"]["function"] = "reward.py:compute_score"
     yaml.dump(document, target)
@@ -145,6 +147,64 @@ def test_a_key_in_a_script_never_gets_into_the_manifest(tmp_path: Path) -> None:
 )
 def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
     _has(spec_of(slime(tmp_path, arguments)), expected)
+
+
+def unwrapped(result: Result) -> str:
+    """What stands above the manifest, in one line."""
+    return " ".join(result.stdout.partition("apiVersion")[0].replace("#", "").split())
+
+
+TAUGHT = "--use-opd --opd-kl-coef 0.5"
+BY_TEACHER = (
+    "--opd-type sglang --custom-rm-path slime.rollout.on_policy_distillation.reward_func --rm-url http://t:1/generate "
+    "--custom-reward-post-process-path slime.rollout.on_policy_distillation.post_process_rewards"
+)
+
+
+def test_a_teacher_behind_slimes_remote_reward_is_all_that_there_is(tmp_path: Path) -> None:
+    result = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --n-samples-per-prompt 1")
+    spec = spec_of(result)
+    assert spec["algorithm"]["distillation"] == {"coef": 0.5, "teacher": {"url": "http://t:1"}}
+    assert "reward" not in spec
+    assert "opd" not in result.stdout.partition("apiVersion")[0]
+
+
+def test_slimes_teacher_in_the_trainer_stands_beside_the_reward(tmp_path: Path) -> None:
+    result = slime(tmp_path, f"{TAUGHT} --opd-type megatron --opd-teacher-load /m/teacher --rollout-temperature 0.8")
+    spec = spec_of(result)
+    assert spec["algorithm"]["distillation"] == {"coef": 0.5, "teacher": {"path": "/m/teacher"}}
+    assert spec["reward"] == {"type": "math_prm800k"}
+    assert "name the teacher's Hugging Face directory" in unwrapped(result)
+    assert "algorithm" not in spec_of(slime(tmp_path, "--opd-type megatron --opd-teacher-load /m/t"))
+
+
+def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
+    hot = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --rollout-temperature 0.8")
+    assert hot.exit_code == 1
+    assert "spec.algorithm.distillation.teacher.url: SGLang scores given tokens at temperature 1" in hot.output
+    itself = slime(tmp_path, f"{TAUGHT} --opd-type self --opd-teacher-load /m/t")
+    assert "--opd-type self (line 1): sluice distils from an SGLang server" in unwrapped(itself)
+    evaluated = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --eval-interval 5 --eval-prompt-data aime /d/aime.jsonl")
+    assert "evaluation" not in spec_of(evaluated)
+    assert "sluice wants a reward: evaluation.datasets[].reward" in unwrapped(evaluated)
+
+
+def test_verls_teacher(tmp_path: Path) -> None:
+    loss = "distillation.distillation_loss"
+    common = (
+        "distillation.enabled=True distillation.teacher_models.teacher_model.model_path=/m/large "
+        f"{loss}.distillation_loss_coef=0.3 data.val_files=/d/test.parquet trainer.test_freq=5"
+    )
+    gradient = f"{common} {loss}.use_policy_gradient=True {loss}.loss_mode=k1"
+    both = spec_of(verl(gradient))
+    assert both["algorithm"]["distillation"] == {"coef": 0.3, "teacher": {"path": "/m/large"}}
+    assert both["reward"] == {"type": "data_source"}
+    alone = verl(f"{gradient} {loss}.use_task_rewards=False algorithm.adv_estimator=grpo")
+    assert "reward" not in spec_of(alone)
+    assert spec_of(alone)["evaluation"]["datasets"][0]["reward"] == {"type": "data_source"}
+    supervised = verl(common)
+    assert "distillation" not in spec_of(supervised)["algorithm"]
+    assert "use_policy_gradient with loss_mode k1" in unwrapped(supervised)
 
 
 def _has(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -218,6 +278,44 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
             "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0",
             {"algorithm": {"offPolicy": {"method": "tis", "level": "sequence", "high": 3.0}}},
         ),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_5.0",
+            {"algorithm": {"offPolicy": {"method": "icepop", "low": 0.5, "high": 5.0}}},
+        ),
+        (
+            "'algorithm.rollout_correction.rollout_rs=\"token_k1,seq_max_k3,binary_kl\"' "
+            "'algorithm.rollout_correction.rollout_rs_threshold=\"0.25_2,0.1,0.01\"' "
+            "algorithm.rollout_correction.rollout_token_veto_threshold=1e-4",
+            {
+                "algorithm": {
+                    "offPolicy": {
+                        "reject": [
+                            {"over": "token", "low": 0.5, "high": 4.0},
+                            {"measure": "k3", "over": "sequence_max", "high": 0.1},
+                            {"measure": "binary_kl", "high": 0.01},
+                        ],
+                        "veto": 1e-4,
+                    }
+                }
+            },
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=1.001",
+            {"algorithm": {"offPolicy": {"reject": [{"over": "sequence_mean", "high": 1.001}]}}},
+        ),
+        (
+            "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce "
+            "algorithm.rollout_correction.rollout_is=sequence",
+            {"algorithm": {"loss": "reinforce", "offPolicy": {"method": "tis", "oldLogProbs": None}}},
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_neg=1.2",
+            {"algorithm": {"loss": "sapo", "gate": {"negative": 1.2}, "clip": None}},
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv actor_rollout_ref.actor.clip_ratio_c=20.0",
+            {"algorithm": {"loss": "dppo_tv", "clip": {"dual": 20.0}}},
+        ),
         ("data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=64", {"trainer": {"stepsPerBatch": 8}}),
         (
             "custom_reward_function.path=my/reward.py",
@@ -240,7 +338,20 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
         ("data.train_max_samples=100", {"data": {"prompts": [{"path": "/d/train.parquet@[0:100]"}]}}),
         ("data.val_files=/d/test.parquet trainer.test_freq=5", {"evaluation": {"everySteps": 5}}),
         ("data.val_files=/d/test.parquet", {"evaluation": None}),
-        ("trainer.nnodes=2 actor_rollout_ref.rollout.tensor_model_parallel_size=4", {"rollout": {"replicas": 4}}),
+        (
+            "trainer.nnodes=2 actor_rollout_ref.rollout.tensor_model_parallel_size=4",
+            {"rollout": {"gpusPerReplica": 4, "replicas": None}, "trainer": {"colocate": True, "offload": None}},
+        ),
+        ("actor_rollout_ref.actor.megatron.optimizer_offload=True", {"trainer": {"offload": "optimizer"}}),
+        (
+            "actor_rollout_ref.actor.fsdp_config.param_offload=True "
+            "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+            {"trainer": {"colocate": True, "offload": None}},
+        ),
+        (
+            "trainer.n_gpus_per_node=3 actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+            {"rollout": {"replicas": 1}, "trainer": {"colocate": None}},
+        ),
     ],
 )
 def test_keys_of_verl(arguments: str, expected: dict[str, Any]) -> None:
@@ -324,3 +435,39 @@ def test_validation_is_greedy_where_verls_is() -> None:
     assert spec_of(verl(files))["evaluation"]["sampling"] == {"temperature": 0}
     sampled = f"{files} actor_rollout_ref.rollout.val_kwargs.do_sample=True"
     assert spec_of(verl(sampled))["evaluation"]["sampling"] == {"temperature": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov", "depend on the micro-batch they are in"),
+        ("algorithm.rollout_correction.rollout_rs=token_k9", "algorithm.offPolicy.reject knows no 'token_k9'"),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize=True", "weights are not divided by their mean"),
+    ],
+)
+def test_corrections_without_a_counterpart_are_said(arguments: str, said: str) -> None:
+    assert said in " ".join(verl(arguments).stdout.replace("#", " ").split())
+
+
+def test_sft_of_slime_needs_neither_reward_nor_engines(tmp_path: Path) -> None:
+    spec = spec_of(slime(tmp_path, "--loss-type sft_loss --global-batch-size 8", entry="train_async.py"))
+    assert spec["algorithm"] == {"lossFunction": "sft", "aggregation": "sequence_mean"}, "slime's default, written out"
+    assert "reward" not in spec
+    assert spec["rollout"] == {"batchSize": 8}
+
+
+def test_sft_of_verl_with_questions_and_answers() -> None:
+    command = (
+        "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.prompt_key=q "
+        "data.train_files=/d/train.parquet data.train_max_samples=100 data.response_dict_keys=['answer'] "
+        "model.partial_pretrain=/m model.lora_rank=32 optim.lr=1e-4"
+    )
+    result = run("verl", command)
+    spec = spec_of(result)
+    assert spec["data"]["prompts"] == [
+        {"path": "/d/train.parquet@[0:100]", "promptKey": "q", "labelKey": "answer", "applyChatTemplate": True}
+    ]
+    assert spec["trainer"]["gpusPerNode"] == 8
+    assert spec["trainer"]["epochs"] == 4
+    assert "sluice trains all weights" in result.stderr
+    assert "in a column of its own" in " ".join(result.stderr.split())

@@ -10,7 +10,16 @@ import pytest
 from pydantic import BaseModel
 
 from sluice.api import RLJobSpec
-from sluice.importing import slime, slime_table, verl, verl_algorithm, verl_table
+from sluice.importing import (
+    slime,
+    slime_sft,
+    slime_table,
+    verl,
+    verl_algorithm,
+    verl_distillation,
+    verl_sft,
+    verl_table,
+)
 
 PAGE = Path(__file__).parents[3] / "docs/migration.md"
 
@@ -48,8 +57,8 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
 @pytest.mark.parametrize(
     ("heading", "table", "modules"),
     [
-        ("Arguments of slime", slime_table, (slime,)),
-        ("Keys of verl", verl_table, (verl, verl_algorithm)),
+        ("Arguments of slime", slime_table, (slime, slime_sft)),
+        ("Keys of verl", verl_table, (verl, verl_algorithm, verl_distillation, verl_sft)),
     ],
 )
 def test_every_name_of_the_page_is_translated(heading: str, table: Any, modules: tuple[Any, ...]) -> None:

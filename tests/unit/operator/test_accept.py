@@ -81,8 +81,10 @@ def test_paths_in_volumes_are_compared_as_the_user_wrote_them(path: str) -> None
     document = stored(
         model={"path": path, "volume": volume},
         data={"prompts": [{"path": f"{path}/train.jsonl"}], "volume": volume},
-        algorithm={"estimator": "ppo", "critic": {"modelPath": path}},
-    )
+        algorithm={
+            "estimator": "ppo", "critic": {"modelPath": path}, "distillation": {"teacher": {"path": path}},
+        },
+    )  # fmt: skip
     assert accept(document, started(document)).refused == ""
 
 

@@ -144,7 +144,10 @@ def test_command_line() -> None:
     ("pod", "message"),
     [
         (make_pod(command=[]), "container c has no command"),
-        ({"spec": {"initContainers": [{}], "containers": []}}, "initContainers need a cluster"),
+        (
+            {"spec": {"initContainers": [{"restartPolicy": "Always"}], "containers": []}},
+            "an initContainer with a restartPolicy needs a cluster",
+        ),
         ({"spec": {"subdomain": "x", "containers": []}}, "nodesPerReplica > 1 needs a cluster"),
         (make_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]), "which is no volume of the pod"),
         (make_pod(env=[{"name": "V", "valueFrom": {"resourceFieldRef": {}}}]), "resourceFieldRef needs a cluster"),

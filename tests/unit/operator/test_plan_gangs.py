@@ -125,6 +125,14 @@ def test_rollout_replicas(spec: int | None, status: int | None, expected: int) -
     assert rollout_replicas(job, RLJobStatus(rollout_replicas=status)) == expected
 
 
+def test_sft_has_engines_only_where_there_is_something_to_evaluate() -> None:
+    sft = {"algorithm": {"lossFunction": "sft"}}
+    assert rollout_replicas(make_job(**sft), None) == 0
+    evaluation = {"datasets": [{"path": "/data/held-out.jsonl"}]}
+    assert rollout_replicas(make_job(**sft, evaluation=evaluation), None) == 1
+    assert rollout_replicas(make_job(**sft, rollout={"replicas": 2}), None) == 2
+
+
 def test_gangs_of_a_job() -> None:
     job = make_job(trainer={"nodes": 4}, rollout={"replicas": 2, "nodesPerReplica": 3})
     assert desired_gangs(job, None) == [

@@ -42,12 +42,15 @@ def test_paths_in_the_resolved_manifest_are_those_of_the_pod() -> None:
         model={"path": "./qwen", "volume": VOLUME, "referencePath": "base/step-1"},
         data={"prompts": [{"path": "train.jsonl@[0:100]"}], "volume": VOLUME},
         evaluation={"datasets": [{"path": "/test.jsonl"}]},
-        algorithm={"estimator": "ppo", "critic": {"modelPath": "reward"}},
-    )
+        algorithm={
+            "estimator": "ppo", "critic": {"modelPath": "reward"}, "distillation": {"teacher": {"path": "./large"}},
+        },
+    )  # fmt: skip
     spec = resolved_manifest(job)["spec"]
     assert spec["model"]["path"] == "/sluice/model/qwen"
     assert spec["model"]["referencePath"] == "/sluice/model/base/step-1"
     assert spec["algorithm"]["critic"]["modelPath"] == "/sluice/model/reward"
+    assert spec["algorithm"]["distillation"]["teacher"]["path"] == "/sluice/model/large"
     assert spec["data"]["prompts"][0]["path"] == "/sluice/data/train.jsonl@[0:100]"
     assert spec["evaluation"]["datasets"][0]["path"] == "/sluice/data/test.jsonl"
 

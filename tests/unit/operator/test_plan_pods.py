@@ -44,6 +44,17 @@ JOBS = {
     "native": make_job(
         trainer={"nodes": 2, "gpusPerNode": 8}, rollout={"gpusPerReplica": 1}, podGroupPolicy={"native": {}}
     ),
+    "rows": make_job(
+        data={"prompts": [{"source": {"function": "tasks.additions", "args": {"digits": 2}, "rows": 1000}}]},
+        rollout={"gpusPerReplica": 0},
+        tls={"enabled": True},
+        secrets={"huggingFace": {"name": "hf", "key": "token"}},
+    ),
+    "colocated": make_job(
+        trainer={"nodes": 2, "gpusPerNode": 8, "colocate": True},
+        rollout={"gpusPerReplica": 4},
+        checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+    ),
     "wide-engine": make_job(
         trainer={"gpusPerNode": 8},
         rollout={"gpusPerReplica": 8, "nodesPerReplica": 2},
@@ -181,3 +192,18 @@ def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:
             assert all(mount["name"] in volumes for mount in mounts.values())
     trainer = {mount["mountPath"]: mount for mount in containers(render(job, "trainer"))["trainer"]["volumeMounts"]}
     assert (trainer["/sluice/checkpoint"]["name"], trainer["/sluice/run"]["name"]) == ("model", "model")
+
+
+def test_code_that_makes_rows_has_no_token_and_sees_its_own_directory_alone() -> None:
+    found = pod(JOBS["rows"], Gang("buffer", 0, 1), 1, 0, "1.2.3.4:7700", Images(rollout="worker:1"))
+    (init,) = found["spec"]["initContainers"]
+    assert init["image"] == "worker:1"
+    assert not {"SLUICE_TOKEN", "SLUICE_TLS_DIR"} & {each["name"] for each in init["env"]}
+    storage = [mount for mount in init["volumeMounts"] if mount["name"] == "storage"]
+    assert storage == [{"name": "storage", "mountPath": "/sluice/rows", "subPath": "rows"}]
+    assert init["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert "tls" not in [mount["name"] for mount in init["volumeMounts"]]
+
+
+def test_a_job_of_files_has_no_container_that_makes_rows() -> None:
+    assert "initContainers" not in pod(JOBS["laptop"], Gang("buffer", 0, 1), 1, 0, "", Images())["spec"]

@@ -65,6 +65,16 @@ def test_progress_is_shown() -> None:
     assert status.is_true("WeightsInSync")
 
 
+def test_a_job_without_rewards_shows_its_loss() -> None:
+    world = settled()
+    world.progress = Progress(3, 10, None, 3, 0.0, 0, 0, loss=1.23456)
+    world.settle()
+    assert (world.status.reward, world.status.loss) == (None, "1.235")
+    world.progress = Progress(4, 10, 0.5, 4, 0.0, 0, 0, loss=0.01)
+    world.settle()
+    assert world.status.reward == "0.5"
+
+
 def test_a_buffer_that_restarts_hides_nothing() -> None:
     world = settled()
     world.progress = Progress(3, 10, 0.5, 3, 0.5, 1, 1)

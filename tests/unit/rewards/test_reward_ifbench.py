@@ -12,6 +12,18 @@ from sluice.rewards.ifbench import CHECKS, ifbench
 from sluice.rewards.ifbench.text import sentences
 
 PALINDROMES = "level radar civic kayak refer rotor madam tenet sagas stats"
+CAPITALS = (
+    "Reykjavik, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, "
+    "Amsterdam, Warsaw, London, Brussels, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, Chișinău, "
+    "Bern, Ljubljana, Zagreb"
+)
+_LETTERS = "YXWVUTSRQPONMLKJIHGFEDCBA"
+COUNTRIES = "\n".join(["Zimbabwe", *(f"{letter}ia" for letter in _LETTERS for _ in "12"), "Aaa", "Aa"])
+QUIZ = "\n".join(f"Question {n}. {'Who ' * n}?\n" + "\n".join(f"{o}) x" for o in "ABCDE") for n in range(1, 5))
+STORY = " ".join(f"{letter} went." for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ").replace("A went", '"All went')
+CITIES = "ID,Country,City,Year,Count\n" + 7 * '1,Peru,"Lima, north",1999,3\n'
+PRODUCTS = "ProductID, Category, Brand, Price, Stock\n" + 13 * "1,a,b,2,3\n" + '1,"a&b",c,2,3'
+STUDENTS = '"StudentID"\t"Subject"\t"Grade"\t"Semester"\t"Score"\n' + 3 * '"1"\t"Art"\t"A"\t"2"\t"9"\n'
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {  # id: arguments, follows, does not
     "change_case:capital_word_frequency": (
         {"capital_frequency": 2, "capital_relation": "at least"}, "A BIG dog", "one Big dog",
@@ -90,6 +102,24 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {  # id: arguments, follows,
     "words:repeats": ({"small_n": 1}, "a b c", "a b, A"),
     "words:vowel": ({}, "a big cat", "a big cat runs home"),
     "words:words_position": ({"keyword": "cat"}, "The cat is a cat now.", "The cat is now."),
+    "custom:character_reverse": ({}, ".elgae dlab ehT", "The bald eagle."),
+    "custom:csv_city": ({}, CITIES, CITIES.replace("Year", "When")),
+    "custom:csv_quotes": ({}, STUDENTS, STUDENTS.replace('"Art"', "Art")),
+    "custom:csv_special_character": ({}, PRODUCTS, PRODUCTS.replace("&", "")),
+    "custom:date_format_list": ({}, "1796-04-12, 1815-06-16", "1796-04-12, 1815-02-30"),
+    "custom:european_capitals_sort": ({}, CAPITALS, CAPITALS.replace("Oslo, Tallinn", "Tallinn, Oslo")),
+    "custom:mcq_count_length": ({}, QUIZ, QUIZ.replace("E) x", "", 1)),
+    "custom:multiples": ({}, "14, 21,28 35\n42 49", "7, 14, 21, 28, 35, 42, 49"),
+    "custom:reverse_newline": ({}, COUNTRIES, COUNTRIES.replace("Aaa\nAa", "Aa\nAaa")),
+    "custom:sentence_alphabet": ({}, STORY, STORY.replace("C went", "D went")),
+    "custom:word_reverse": ({}, "Eagle. bald the is It", "It is the bald eagle."),
+    "language:response_language": (
+        {"language": "de"}, "Das Wetter ist heute sehr schön und warm.", "The weather is very fine and warm today.",
+    ),
+    "ratio:overlap": (
+        {"reference_text": "a b c d e f", "percentage": 50}, "a b c d x y", "a b c d e f",
+    ),
+    "ratio:stop_words": ({"percentage": 50}, "the dog of Bonn barks", "it is the dog"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -75,6 +76,10 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+async def slow() -> None:
+    await asyncio.sleep(60)
+
+
 async def later() -> str:
     return "now"
 
@@ -114,12 +119,10 @@ async def test_turns_are_counted(tokenizer: Any) -> None:
     (ADD, "3"), (ToolCall("later"), "now"), (ToolCall("add", {"a": 1}), "error: TypeError: "),
     (ToolCall("sub"), "error: there is no tool 'sub'; there is add, later, slow"),
     (ToolCall("", error="no"), "error: no"),
-    (ToolCall("slow"), "error: no answer after 0.05 s"),
 ])  # fmt: skip
 async def test_what_the_model_is_told(call: ToolCall, answer: str) -> None:
-    import asyncio
+    assert (await ToolLoop([add, later, slow])._answer(call)).startswith(answer)
 
-    async def slow() -> None:
-        await asyncio.sleep(60)
 
-    assert (await ToolLoop([add, later, slow], seconds=0.05)._answer(call)).startswith(answer)
+async def test_the_model_is_told_of_a_tool_that_hangs() -> None:
+    assert await ToolLoop([slow], seconds=0.05)._answer(ToolCall("slow")) == "error: no answer after 0.05 s"

@@ -22,6 +22,7 @@ def steps(count: int, first: int = 1, **changes: Any) -> list[dict[str, Any]]:
 
 
 ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
+TEACHER = "train/opd_reverse_kl"
 
 
 @pytest.mark.parametrize(("history", "kind", "words"), [
@@ -35,6 +36,7 @@ ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/e
     (steps(3, **{"rollout/truncated_ratio": 0.6}), "truncation", "60% of the responses are cut off"),
     (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
     (steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}), "gradient spike", "jumped to 40, usual is 0.4"),
+    (steps(8, **{TEACHER: 0.6}) + steps(2, 9, **{TEACHER: 1.4}), "teacher left", "has grown from 0.6 to 1.4"),
     (steps(1, **{"train/loss": float("nan")}), "not finite", "train/loss is not a finite number"),
 ])  # fmt: skip
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -49,6 +51,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
     steps(30, **{ZERO: 1.0, "step": 0})[:9] + steps(1, 10, **{ZERO: 0.99}),
     steps(10) + steps(10, 11, **{ENTROPY: 0.01, REWARD: 1.0}),
     steps(20, **{ENTROPY: 0.05}),
+    steps(20, **{ENTROPY: 1e-5, TEACHER: 0.1}),
+    steps(8, **{TEACHER: 0.01}) + steps(3, 9, **{TEACHER: 0.4}),
+    steps(8, **{TEACHER: 0.9}) + steps(3, 9, **{TEACHER: 1.7}),
     steps(2, **{"rollout/truncated_ratio": 0.9}) + steps(1, 3),
     steps(40, **{"rollout/truncated_ratio": 0.5}),
     steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
@@ -56,6 +61,15 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
 ])  # fmt: skip
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
     assert health.findings(history) == []
+
+
+def test_given_answers_are_no_reason_to_explore() -> None:
+    """In supervised fine-tuning the entropy falls, and nothing is judged or sampled."""
+    course = [
+        {"step": i, "train/loss": 2.0 / i, "train/entropy_loss": 2.0 / i**2, "train/grad_norm": 0.4}
+        for i in range(1, 60)
+    ]
+    assert health.findings(course) == []
 
 
 def test_each_kind_is_told_once() -> None:

@@ -18,6 +18,7 @@ def groups() -> list[SampleGroup]:
     whole.append([9], [], [WeightSpan(3, 0, 1)], trainable=False)
     whole.status, whole.reward, whole.response = SampleStatus.COMPLETED, 0.1, "ä\n<b>"
     whole.reward_parts, whole.metadata = {"score": 0.1}, {"turns": [{"by": "model", "length": 2}]}
+    whole.teacher_log_probs = np.array([-0.3, -2.5e-7, 0.0], np.float32)
     failed = Sample(1)
     failed.append_prompt([5, 6])
     failed.fail("no reward")
@@ -36,6 +37,7 @@ def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
         for name in ("tokens", "loss_mask", "rollout_log_probs"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
             assert getattr(a, name).dtype == getattr(b, name).dtype
+        np.testing.assert_array_equal(a.teacher_log_probs, b.teacher_log_probs)
         for name in ("index", "response", "reward", "reward_parts", "weight_versions", "status", "metadata", "error"):
             assert getattr(a, name) == getattr(b, name)
 
@@ -51,3 +53,12 @@ def test_another_file_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "step_0000001.parquet").write_text("hello")
     with pytest.raises(rollouts.DumpError, match=r"step_0000001.parquet: not a step that debug.dumpRollouts wrote"):
         rollouts.read(tmp_path / "step_0000001.parquet")
+
+
+def test_dumps_from_before_there_were_teachers_are_read(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    path = rollouts.write(tmp_path, 3, groups())
+    parquet.write_table(parquet.read_table(path).drop_columns(["teacher_log_probs"]), path)
+    [found] = rollouts.read(path)
+    assert [sample.teacher_log_probs for sample in found.samples] == [None, None]

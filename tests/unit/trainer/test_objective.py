@@ -105,6 +105,46 @@ def test_tis_weighs_the_policy_loss() -> None:
     assert float(sums["ois"]) == 1
 
 
+def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
+    """Ratios to the engine e^0.1 and e^-0.2; the masked token's is absurd."""
+    sums = objective(offPolicy={"reject": [{"high": 1.15}]}).sums
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5)
+    assert float(sums["rs_clipfrac"]) == pytest.approx(0.5)
+    sums = objective(offPolicy={"veto": 0.85, "method": "tis"}).sums
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 * math.exp(0.1))
+    assert float(sums["veto_clipfrac"]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "second"),
+    [
+        # ratios e^0.5 for A = 1 and e^-0.5 for A = -1
+        ({"loss": "geo_mean", "clip": {"low": 0.4, "high": 0.3}}, -math.exp(0.3), math.exp(-0.4)),
+        ({"loss": "sapo", "gate": {"positive": 1.0, "negative": 2.0}},
+         -4 / (1 + math.exp(1 - math.exp(0.5))), 2 / (1 + math.exp(-2 * (math.exp(-0.5) - 1)))),
+        # pi - pi_old: e^-1 - e^-1.5 = 0.145, e^-2 - e^-1.5 = -0.088
+        ({"loss": "dppo_tv", "clip": {"low": 0.1, "high": 0.1}}, 0.0, math.exp(-0.5) * -2.0),
+        ({"loss": "dppo_tv", "clip": {"low": 0.05, "high": 0.2, "dual": 1.5}}, 1.5 * 1.0, 0.0),
+        ({"loss": "dppo_kl", "clip": {"low": 1.0, "high": 1.0}}, math.exp(0.5) * 1.0, math.exp(-0.5) * -2.0),
+    ],
+)  # fmt: skip
+def test_the_other_losses(spec: dict[str, object], first: float, second: float) -> None:
+    sums = objective(old=[-1.5, -1.5, 0.0], **spec).sums
+    assert float(sums["pg_loss"]) == pytest.approx(0.5 * first + 0.5 * second, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["geo_mean", "sapo", "dppo_tv", "dppo_kl"])
+def test_they_give_masked_tokens_no_gradient_and_the_others_a_finite_one(loss: str) -> None:
+    log_probs = LOG_PROBS.clone().requires_grad_()
+    objective(
+        log_probs=log_probs, old=[-1.1, -1.9, -80.0], loss=loss, offPolicy={"reject": [{"high": 2.0}]}
+    ).loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad[2] == 0
+    assert torch.isfinite(log_probs.grad).all()
+    assert (log_probs.grad[:2] != 0).all()
+
+
 def test_masked_tokens_get_no_gradient() -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
     objective(log_probs=log_probs).loss.backward()

@@ -11,9 +11,12 @@ from sluice_trainer.algorithms.policy_loss import (
     cispo_loss,
     clipped_surrogate,
     correction_ratio,
+    dppo_loss,
+    geo_mean_loss,
     masked_sequences,
     off_policy_correction,
     reinforce_loss,
+    sapo_loss,
     sequence_log_ratio,
 )
 
@@ -127,6 +130,71 @@ def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token()
     assert gradients[0] is not None
     assert gradients[1] is not None
     assert gradients[0].tolist() == pytest.approx(gradients[1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("advantage", "first", "second"),
+    [
+        # clipped to [-0.3, 0.2] where that is pessimistic: above for A > 0, below for A < 0
+        (2.0, math.exp((0.1 + 0.2) / 2), math.exp((-0.2 - 0.4) / 2)),
+        (-2.0, math.exp((0.1 + 0.3) / 2), math.exp((-0.2 - 0.3) / 2)),
+    ],
+)
+def test_geo_mean_clips_each_token_before_the_mean(advantage: float, first: float, second: float) -> None:
+    found = geo_mean_loss(LOG_RATIO, torch.full((5,), advantage), MASK, SEQUENCE, low=0.3, high=0.2)
+    expected = [-advantage * ratio for ratio in (first, first, second, second, second)]
+    assert found.loss.tolist() == pytest.approx(expected)
+    assert found.clipped[MASK > 0].tolist() == ([0, 1, 0, 0] if advantage > 0 else [0, 0, 0, 1])
+
+
+def test_geo_mean_shares_its_gradient_among_the_tokens_that_were_not_clipped() -> None:
+    log_ratio = torch.tensor([0.1, 0.9, 9.0], requires_grad=True)
+    mask, sequence = torch.tensor([1, 1, 0]), torch.zeros(3, dtype=torch.int64)
+    loss = geo_mean_loss(log_ratio, torch.ones(3), mask, sequence, low=0.4, high=0.4).loss
+    (loss * mask / 2).sum().backward()  # mean of the sequence
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == pytest.approx([-math.exp(0.25) / 2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (1.0, 3.0, -6.0, -3.0),  # 2 / t * A, and the slope of the unclipped surrogate
+        (1.0, -3.0, 6.0 / 2, 3.0),
+        (1.5, 3.0, -3 * 4 / (1 + math.exp(-0.5)), -3 / math.cosh(0.25) ** 2),
+        (1.5, -3.0, 3 * 2 / (1 + math.exp(-1.0)), 3 / math.cosh(0.5) ** 2),
+    ],
+)
+def test_sapo_is_a_gate(ratio: float, advantage: float, loss: float, slope: float) -> None:
+    given = torch.tensor([ratio], requires_grad=True)
+    found = sapo_loss(given, torch.tensor([advantage]), positive=1.0, negative=2.0)
+    found.loss.sum().backward()
+    assert found.loss.item() == pytest.approx(loss)
+    assert given.grad is not None
+    assert given.grad.item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moved", "outside"),
+    [
+        (1.5, 1.0, 0.3, 1),
+        (1.5, 1.0, 0.2, 0),  # the bound belongs to the region
+        (0.5, 1.0, 0.9, 0),  # it comes back
+        (0.5, -1.0, 0.2, 1),  # its own lower bound, 0.1
+        (1.5, -1.0, 0.9, 0),
+    ],
+)
+def test_dppo_leaves_out_what_moved_too_far_away(ratio: float, advantage: float, moved: float, outside: int) -> None:
+    log_probs = torch.tensor([-1.5], requires_grad=True)
+    found = dppo_loss(
+        log_probs, torch.tensor([ratio]), torch.tensor([advantage]), torch.tensor([moved]), low=0.1, high=0.2, most=1.2
+    )
+    found.loss.sum().backward()
+    assert found.clipped.item() == outside
+    weight = 0.0 if outside else min(ratio, 1.2)
+    assert found.loss.item() == pytest.approx(weight * advantage * 1.5)
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(-weight * advantage)
 
 
 @pytest.mark.parametrize(

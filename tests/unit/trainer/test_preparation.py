@@ -18,6 +18,7 @@ from sluice_trainer.preparation import (
     by_optimizer_step,
     metrics,
     rewards,
+    taught,
     token_sums,
 )
 
@@ -106,3 +107,24 @@ def test_a_rank_without_responses_has_the_same_names() -> None:
     full = example(values=[torch.zeros(2), torch.zeros(2)])
     rows = [torch.zeros(2), torch.zeros(2)]
     assert names == set(token_sums(full, Estimate(rows, rows)))
+
+
+BY_URL = Algorithm.model_validate({"distillation": {"teacher": {"url": "http://t"}}})
+
+
+def test_log_probs_of_a_teacher_behind_a_url_come_with_the_samples() -> None:
+    sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
+    [found] = taught([trained(5, 0)], {(5, 0): sample}, BY_URL)
+    assert found.teacher_log_probs is not None
+    assert found.teacher_log_probs.tolist() == [-0.5, -1.5]
+    with pytest.raises(EstimatorError, match="group 5 sample 0 has no log-probs of the teacher"):
+        taught([trained(5, 0)], {(5, 0): Sample(0)}, BY_URL)
+
+
+def test_where_the_trainer_scores_or_nobody_teaches_they_are_left_alone() -> None:
+    """Rollouts of one teacher may be replayed under another, or under none."""
+    sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
+    by_path = Algorithm.model_validate({"distillation": {"teacher": {"path": "t"}}})
+    for algorithm in (by_path, Algorithm()):
+        [found] = taught([trained(5, 0)], {(5, 0): sample}, algorithm)
+        assert found.teacher_log_probs is None

@@ -118,3 +118,9 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
     assert tracker.rows == [(1, {"rollout/raw_reward": 0.5}), (1, evaluated), (0, {})]
     [record] = run_directory.records(tmp_path / run_directory.EVALUATION)
     assert {n: record[n] for n in evaluated} == evaluated
+
+
+def test_samples_without_rewards_tell_of_none() -> None:
+    found = batch_metrics([sequence(1, 0, 0.0), sequence(2, 0, 0.0)], step=1, judged=False)
+    assert not [name for name in found if "reward" in name or "zero_std" in name or "passrate" in name]
+    assert found["rollout/response_len/mean"] == 2

@@ -31,6 +31,10 @@ def samples(draw: st.DrawFn, index: int = 0) -> Sample:
     sample.reward_parts = draw(st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=2))
     sample.metadata = draw(st.dictionaries(st.text(max_size=4), json_values, max_size=3))
     sample.response = draw(st.text(max_size=10))
+    if sample.response_length and draw(st.booleans()):
+        scores = st.floats(-50, 0, width=32)
+        found = draw(st.lists(scores, min_size=sample.response_length, max_size=sample.response_length))
+        sample.teacher_log_probs = np.asarray(found, dtype=np.float32)
     return sample
 
 
@@ -49,7 +53,7 @@ def groups(draw: st.DrawFn) -> SampleGroup:
 
 
 def same(a: Sample, b: Sample) -> bool:
-    arrays = ("tokens", "loss_mask", "rollout_log_probs")
+    arrays = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
     plain = ("index", "response_length", "response", "reward", "reward_parts", "weight_versions", "status", "metadata")
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and all(
         getattr(a, n) == getattr(b, n) for n in plain

@@ -14,6 +14,7 @@ _PLACES = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "PodGroup": ("", "podgroups"),
     "RLJob": (f"/apis/{GROUP}/{VERSION}", PLURAL),
+    "ResourceClaim": ("/apis/resource.k8s.io/v1", "resourceclaims"),
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
 }

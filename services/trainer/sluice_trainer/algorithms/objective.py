@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
 from sluice_trainer.algorithms.aggregation import reduce_tokens
+from sluice_trainer.algorithms.distillation import distilled_advantages, reverse_kl
 from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.policy_loss import (
     PolicyLoss,
     cispo_loss,
     clipped_surrogate,
     correction_ratio,
+    dppo_loss,
+    geo_mean_loss,
     masked_sequences,
     off_policy_correction,
     reinforce_loss,
+    sapo_loss,
     sequence_log_ratio,
 )
+from sluice_trainer.algorithms.rejection import probability_distance, rejected, vetoed
 from sluice_trainer.algorithms.value_loss import clipped_value_loss
 
 
@@ -30,8 +35,8 @@ class LossInputs:
 
     loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
     micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the
-    ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. values, returns:
-    only for a critic.
+    ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. teacher_log_probs:
+    only in a distillation. values, returns: only for a critic.
     """
 
     advantages: Tensor
@@ -41,6 +46,7 @@ class LossInputs:
     sequence: Tensor
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -73,53 +79,65 @@ def policy_objective(
     """
     present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
     old = inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present
+    inputs, taught = _distilled(inputs, old, algorithm)
     log_ratio = log_probs - old
     if algorithm.policy_loss == "gspo" and custom is None:
         log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
-    ratio = torch.exp(log_ratio)
     difference = torch.where(inputs.mask, (present - inputs.rollout_log_probs).abs(), 0.0)
     metrics = {
         "ppo_kl": -log_ratio,
         "entropy_loss": entropy,
         "train_rollout_logprob_abs_diff": difference,
+        **taught,
     }
     if custom is None:
-        pg_tokens, found = _policy_gradient(log_probs, ratio, inputs, algorithm)
+        pg_tokens, found = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
     else:
         given = custom(log_probs, entropy, inputs, algorithm)
         pg_tokens, found = given if isinstance(given, tuple) else (given, {})
-    gap = present - inputs.rollout_log_probs
-    pg_tokens, corrections = _corrected(pg_tokens, gap, log_probs - old, inputs, algorithm)
+    pg_tokens, corrections = _corrected(pg_tokens, present, log_probs - old, inputs, algorithm)
     metrics |= found | corrections
 
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
-    loss = pg_loss
-    terms = {"pg_loss": pg_loss}
-    if algorithm.entropy_coef:
-        loss = loss - algorithm.entropy_coef * reduce_tokens(entropy, inputs.loss_weights)
-    if algorithm.kl.loss_coef > 0:
-        terms["kl_loss"] = _kl_loss(log_probs, log_probs - old, inputs, algorithm)
-        loss = loss + algorithm.kl.loss_coef * terms["kl_loss"]
-
-    sums = {name: term.detach().clone() for name, term in {"loss": loss, **terms}.items()}
+    loss, terms = with_terms(pg_loss, log_probs, log_probs - old, entropy, inputs, algorithm)
+    sums = {name: term.detach().clone() for name, term in {"loss": loss, "pg_loss": pg_loss, **terms}.items()}
     sums |= {name: reduce_tokens(values.detach(), inputs.metric_weights) for name, values in metrics.items()}
     largest = difference.max() if difference.numel() else difference.new_zeros(())
     return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
 
 
+def _distilled(inputs: LossInputs, old: Tensor, algorithm: Algorithm) -> tuple[LossInputs, dict[str, Tensor]]:
+    """The inputs with what the teacher adds to their advantages, and its metric (slime's name)."""
+    if algorithm.distillation is None:
+        return inputs, {}
+    if inputs.teacher_log_probs is None:
+        raise ValueError("algorithm.distillation needs the teacher's log-probs")
+    divergence = reverse_kl(old, inputs.teacher_log_probs, inputs.mask)
+    advantages = distilled_advantages(inputs.advantages, divergence, algorithm.distillation.coef)
+    return replace(inputs, advantages=advantages), {"opd_reverse_kl": divergence}
+
+
 def _policy_gradient(
-    log_probs: Tensor, ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+    log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss of each token before any correction, and its metrics."""
-    clip = algorithm.clip
+    """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the sequence's."""
+    clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
     high = clip.low if clip.high is None else clip.high
+    ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
         case "clip" | "gspo":
-            pg = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=high, dual=clip.dual)
+            pg = clipped_surrogate(ratio, advantages, low=clip.low, high=high, dual=clip.dual)
         case "cispo":
-            pg = cispo_loss(log_probs, ratio, inputs.advantages, low=clip.low, high=high)
+            pg = cispo_loss(log_probs, ratio, advantages, low=clip.low, high=high)
         case "reinforce":
-            pg = reinforce_loss(log_probs, inputs.advantages)
+            pg = reinforce_loss(log_probs, advantages)
+        case "geo_mean":
+            pg = geo_mean_loss(log_ratio, advantages, inputs.mask, inputs.sequence, low=clip.low, high=high)
+        case "sapo":
+            pg = sapo_loss(ratio, advantages, positive=gate.positive, negative=gate.negative)
+        case "dppo_tv" | "dppo_kl" as loss:
+            moved = probability_distance(log_probs, log_probs - log_ratio, loss)
+            pg = dppo_loss(log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual)
     return pg.loss, _clip_metrics(pg)
 
 
@@ -129,19 +147,20 @@ def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
 
 
 def _corrected(
-    loss: Tensor, gap: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+    loss: Tensor, present: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss times its off-policy corrections, and their metrics.
 
-    gap: log pi_train - log pi_rollout; log_ratio: log pi - log pi_old. Both [tokens].
+    present: log pi_train; log_ratio: log pi - log pi_old. Both [tokens].
     """
     off_policy, metrics = algorithm.off_policy, {}
+    rollout, mask, sequence = inputs.rollout_log_probs, inputs.mask, inputs.sequence
     if off_policy.opsm_delta is not None:
-        dropped = masked_sequences(log_ratio, inputs.advantages, inputs.mask, inputs.sequence, off_policy.opsm_delta)
+        dropped = masked_sequences(log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta)
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
     if off_policy.method != "none":
-        ratio = correction_ratio(gap, off_policy.level, inputs.mask, inputs.sequence)
+        ratio = correction_ratio(present - rollout, off_policy.level, mask, sequence)
         correction = off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
         loss = loss * correction.weight
         metrics |= {
@@ -150,7 +169,26 @@ def _corrected(
             "tis_clipfrac": correction.bounded,
             "tis_abs": (correction.ratio - 1).abs(),
         }
+    if off_policy.reject:
+        metrics["rs_clipfrac"] = rejected(present, rollout, mask, sequence, off_policy.reject)
+        loss = loss * (1 - metrics["rs_clipfrac"])
+    if off_policy.veto is not None:
+        metrics["veto_clipfrac"] = vetoed(present, rollout, mask, sequence, off_policy.veto)
+        loss = loss * (1 - metrics["veto_clipfrac"])
     return loss, metrics
+
+
+def with_terms(
+    loss: Tensor, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss with the entropy and KL terms that are on; the KL, as a metric. log_ratio: log pi - log pi_old."""
+    terms = {}
+    if algorithm.entropy_coef:
+        loss = loss - algorithm.entropy_coef * reduce_tokens(entropy, inputs.loss_weights)
+    if algorithm.kl.loss_coef > 0:
+        terms["kl_loss"] = _kl_loss(log_probs, log_ratio, inputs, algorithm)
+        loss = loss + algorithm.kl.loss_coef * terms["kl_loss"]
+    return loss, terms
 
 
 def _kl_loss(log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm) -> Tensor:

@@ -55,6 +55,45 @@ def reinforce_loss(log_probs: Tensor, advantages: Tensor) -> PolicyLoss:
     return PolicyLoss(-advantages * log_probs, torch.zeros_like(advantages))
 
 
+def geo_mean_loss(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, sequence: Tensor, *, low: float, high: float
+) -> PolicyLoss:
+    """-A * exp(mean over the sequence of the clipped log ratios) (GMPO, Zhao et al. 2025, eq. 4; verl `geo_mean`).
+
+    Each log ratio is clipped to [-low, high] where that is the pessimistic side of its advantage, as in PPO but before
+    the mean, so that one token cannot carry its sequence. All [tokens].
+    """
+    sign = torch.sign(advantages)
+    clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
+    ratio = torch.exp(sequence_average(clipped, mask, sequence))
+    return PolicyLoss(-ratio * advantages, (clipped != log_ratio).float() * (sign != 0))
+
+
+def sapo_loss(ratio: Tensor, advantages: Tensor, *, positive: float, negative: float) -> PolicyLoss:
+    """-A * sigmoid(t (r - 1)) * 4 / t: a gate in place of the clip (SAPO, Gao et al. 2025, eq. 5 and 6; verl `sapo`).
+
+    Its gradient is that of the unclipped surrogate at r = 1 and falls off smoothly on both sides: sech^2(t (r - 1) / 2)
+    times as large. t: `positive` for A > 0, else `negative`. ratio, advantages: [tokens].
+    """
+    temperature = torch.where(advantages > 0, positive, negative)
+    gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+    return PolicyLoss(-gate * advantages, torch.zeros_like(advantages))
+
+
+def dppo_loss(
+    log_probs: Tensor, ratio: Tensor, advantages: Tensor, moved: Tensor, *, low: float, high: float, most: float | None
+) -> PolicyLoss:
+    """-sg(min(r, most)) * A * log pi, of tokens inside of a trust region (DPPO, Qi et al. 2026; verl `dppo_tv`, `_kl`).
+
+    Outside are tokens whose probability has moved further than `high` (A > 0, r > 1) or `low` (A < 0, r < 1) from the
+    old one; a token that comes back is never held up. moved: how far, by the measure of one's choice. All [tokens].
+    """
+    fixed = ratio.detach()
+    outside = ((advantages > 0) & (fixed > 1) & (moved > high)) | ((advantages < 0) & (fixed < 1) & (moved > low))
+    weight = fixed if most is None else fixed.clamp(max=most)
+    return PolicyLoss(torch.where(outside, 0.0, -weight * advantages * log_probs), outside.float())
+
+
 def sequence_log_ratio(log_ratio: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
     """Logarithm of GSPO's ratio (Zheng et al. 2025, eq. 7): the mean of a sequence's log ratios, at each of its tokens.
 

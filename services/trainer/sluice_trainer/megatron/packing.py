@@ -31,7 +31,10 @@ class Sequence:
             )
 
 
-_PER_TOKEN = ("loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "returns", "advantage")
+_PER_TOKEN = (
+    "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs", "values", "returns",
+    "advantage",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,9 @@ class TrainSequence(Sequence):
 
     loss_mask, rollout_log_probs: [response]. advantage: one number for all response tokens, or one each.
     old_log_probs: [response], of the weights at the start of the batch; None: those that the step starts from.
-    ref_log_probs: [response]; only with a KL loss. values, returns: [response]; only with a critic: its values before
-    the step, and what it learns. group_id and index say which sample it is, for messages and logs.
+    ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response]; only in a distillation. values,
+    returns: [response]; only with a critic: its values before the step, and what it learns. group_id and index say
+    which sample it is, for messages and logs.
     """
 
     loss_mask: UInt8
@@ -51,6 +55,7 @@ class TrainSequence(Sequence):
     index: int = 0
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -210,6 +215,7 @@ def train_micro_batch(
         sequence=batch.sequence,
         old_log_probs=_optional([s.old_log_probs for s in chosen], device),
         ref_log_probs=_optional([s.ref_log_probs for s in chosen], device),
+        teacher_log_probs=_optional([s.teacher_log_probs for s in chosen], device),
         values=_optional([s.values for s in chosen], device),
         returns=_optional([s.returns for s in chosen], device),
     )

@@ -1,4 +1,4 @@
-"""The policy: model, optimizer, reference and critic of one trainer process, behind a handful of calls.
+"""The policy: model, optimizer, reference, teacher and critic of one trainer process, behind a handful of calls.
 
 Every data-parallel rank makes the same calls in the same order, each with its own shard:
 
@@ -16,6 +16,7 @@ Every data-parallel rank makes the same calls in the same order, each with its o
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -32,7 +33,8 @@ from sluice_trainer import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
-from sluice_trainer.megatron import checkpoint, mapping, parallel
+from sluice_trainer.algorithms.sft import sft_objective
+from sluice_trainer.megatron import checkpoint, frozen, mapping, parallel
 from sluice_trainer.megatron.checkpoint_directory import latest, prune
 from sluice_trainer.megatron.critic import Critic
 from sluice_trainer.megatron.forward import Forward, forward
@@ -40,9 +42,12 @@ from sluice_trainer.megatron.hf_config import read_shape
 from sluice_trainer.megatron.hf_files import save_hf
 from sluice_trainer.megatron.learner import Learner, model_config, score
 from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.offload import Offload
 from sluice_trainer.megatron.packing import Sequence, TrainSequence
 from sluice_trainer.ranks import Ranks
 
+_LARGEST_LOG = 700.0
+"""Of a perplexity that is still a number."""
 __all__ = ["BatchTotals", "Policy", "Sequence", "TrainSequence"]
 
 
@@ -77,50 +82,31 @@ class Policy:
         self.shape = read_shape(model_dir)
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
-        self._load_initial(chunks)
+        if spec.model.init == "random":
+            load_random(chunks, self.shape, spec.data.seed)
+        else:
+            load_hf(chunks, self.shape, model_dir)
         total_steps = total_steps or spec.trainer.steps
         self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, total_steps)
         self._custom_loss = custom.loss(spec.algorithm)
-        self._reference = self._build_reference(reference_dir)
+        self._reference = frozen.reference(spec, model_dir, reference_dir)
+        self._teacher = frozen.teacher(spec, self.shape, model_dir)
         critic = spec.algorithm.value_model
         self.critic = Critic(spec, critic, model_dir, total_steps) if critic else None
+        asked = [each.chunks for each in (self._reference, self._teacher) if each]
+        self._offload = Offload(
+            spec.trainer.offloaded, self._learners.values(), [chunk for chunks in asked for chunk in chunks]
+        )
         # Megatron collects garbage at every save. All that imports have left would be looked through: 0.25 s.
         gc.freeze()
 
-    def _load_initial(self, chunks: list[Any]) -> None:
-        if self.spec.model.init == "random":
-            load_random(chunks, self.shape, self.spec.data.seed)
-        else:
-            load_hf(chunks, self.shape, self.model_dir)
-
-    def _build_reference(self, directory: Path | None) -> Any:
-        """A frozen second model, only where a KL term asks for it.
-
-        It is made from files or from the seed, never from the current weights, so it is the same after a resume.
-        """
-        kl = self.spec.algorithm.kl
-        if not (kl.coef > 0 or kl.loss_coef > 0):
-            return None
-        if directory is None and self.spec.model.reference_path:
-            directory = Path(self.spec.model.reference_path)
-        self._reference_shape = self.shape if directory is None else read_shape(directory)
-        config = model_config(self.spec, self._reference_shape)
-        reference = [chunk.requires_grad_(False) for chunk in build(config, self._reference_shape)]
-        if directory is None:
-            self._load_initial(reference)
-        else:
-            load_hf(reference, self._reference_shape, directory)
-        return reference
-
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token under the current weights: per sequence [response] float32, on the CPU."""
-        return score(self._learner.chunks, shard, self.spec, self._forward(self.shape.vocab))
+        return score(self._learner.chunks, shard, self.spec, self._forward)
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
         """The same under the reference policy; None where no KL term is on."""
-        if self._reference is None:
-            return None
-        return score(self._reference, shard, self.spec, self._forward(self._reference_shape.vocab))
+        return self._reference.log_probs(shard) if self._reference else None
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
         """The KL of each response token from the reference, per sequence [response]; None where `kl.coef` is 0.
@@ -137,8 +123,9 @@ class Policy:
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
         return list(shard), found
 
-    def _forward(self, vocab: int) -> Forward:
-        return partial(forward, temperature=self.spec.rollout.sampling.temperature, vocab=vocab)
+    @property
+    def _forward(self) -> Forward:
+        return partial(forward, temperature=self.spec.temperature, vocab=self.shape.vocab)
 
     def train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         """One training step: an optimizer step on each part of this rank's shard. Collective. `step` is then one up.
@@ -158,32 +145,48 @@ class Policy:
 
     def _train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         parts = self._with_log_probs(shard_by_optimizer_step)
-        metrics = self._learner.train(parts, totals, self._forward(self.shape.vocab), self._objective)
+        metrics = self._learner.train(parts, totals, self._forward, self._objective)
+        if "nll" in metrics:
+            metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
         return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
 
     def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
         log_probs, entropy = output
+        if self.spec.algorithm.sft:
+            return sft_objective(log_probs, entropy, inputs, self.spec.algorithm)
         return policy_objective(log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss)
 
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
-        """Add old log-probs where there are several optimizer steps, reference log-probs where there is a KL loss.
+        """Add old log-probs where there are several optimizer steps, the reference's for a KL loss, the teacher's.
 
         With one optimizer step the old policy is the current one, so the step's own forward pass has its log-probs.
         """
         shard = [sequence for part in parts for sequence in part]
-        if len(parts) > 1 and parallel.any_rank(any(sequence.old_log_probs is None for sequence in shard)):
+        of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
+        if of_ratios and parallel.any_rank(any(sequence.old_log_probs is None for sequence in shard)):
             old = self.log_probs(shard)
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
         in_loss = self.spec.algorithm.kl.loss_coef > 0
         if in_loss and parallel.any_rank(any(sequence.ref_log_probs is None for sequence in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
+        if self._teacher:
+            taught = self._teacher.log_probs(shard)
+            shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all weights as a Hugging Face checkpoint holds them; see `mapping.hf_tensors`."""
         return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape)
+
+    def make_room(self, *, weights: bool) -> None:
+        """Move to host memory what `trainer.offload` says, or only what the next steps need but hf_tensors does not."""
+        self._offload.leave(weights=weights)
+
+    def come_back(self, *, weights_only: bool = False) -> None:
+        """Undo `make_room`; weights_only: as far as hf_tensors needs it."""
+        self._offload.come_back(weights_only=weights_only)
 
     def save(
         self, directory: Path, step: int, *, keep: int | None = None, user_state: dict[str, Any] | None = None

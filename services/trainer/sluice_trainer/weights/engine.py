@@ -2,16 +2,22 @@
 
 Traps that this file knows (SGLang 0.5.17 to 0.5.23): an update runs inside begin/end where the server has them, and
 must not where it has not; a flush with running requests kills the server in an `in_place` pause, and before 0.5.21 in a
-`retract` pause too; an engine refuses with HTTP 400 at once and leaves the sender alone in its collective.
+`retract` pause too; an engine refuses with HTTP 400 at once and leaves the sender alone in its collective. A server
+that is to give up its memory and has requests, or is to take memory back that it has not given, ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
+from sluice.wire.membership import RESTING, WAKING
+
+_FLUSH_POLL_SECONDS = 0.02
 
 
 class EngineRefusedError(Exception):
@@ -26,6 +32,7 @@ class EngineControl:
     session: aiohttp.ClientSession
     timeout: float
     has_session: bool | None = field(default=None)
+    _cacheless: bool = field(default=False)
 
     async def learn(self) -> None:
         """Find out which of the two interfaces the server has."""
@@ -72,8 +79,8 @@ class EngineControl:
         """True where flushing the prefix cache inside the update is safe, whatever is running."""
         return pause_mode == "abort" or (pause_mode == "retract" and bool(self.has_session))
 
-    async def try_flush(self) -> None:
-        """Empty the prefix cache, whose entries were computed with the old weights.
+    async def try_flush(self) -> bool:
+        """Empty the prefix cache, whose entries were computed with the old weights. False: requests are running.
 
         Outside of an update this is safe: a server with running requests refuses, and then old entries stay, as the
         pause mode says. Where nothing is running, as in synchronous training, no old entry may survive an update.
@@ -82,8 +89,49 @@ class EngineControl:
         try:
             async with self.session.post(url, timeout=aiohttp.ClientTimeout(total=self.timeout)) as answer:
                 await answer.read()
+                return answer.status == 200
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise EngineRefusedError(f"/flush_cache: {type(error).__name__} {error}") from error
+
+    async def rest(self) -> None:
+        """End what is running, and give the memory of weights and cache away. Nothing is sent to it until it wakes."""
+        state = await self.version()
+        if state == RESTING:
+            return
+        await self.pause("abort")
+        end = time.monotonic() + self.timeout
+        while not await self.try_flush():  # a flush succeeds once nothing is running; in a pause nothing begins
+            if time.monotonic() > end:
+                raise EngineRefusedError(f"requests are still running {self.timeout:g} s after they were aborted")
+            await asyncio.sleep(_FLUSH_POLL_SECONDS)
+        await self.name_version(RESTING)
+        tags = ["weights"] if state == WAKING else ["kv_cache", "weights"]
+        await self._call("POST", "/release_memory_occupation", {"tags": tags})
+
+    async def wake(self) -> None:
+        """Take the memory of the weights back, with nothing in it. An engine that has joined just now never slept."""
+        state = await self.version()
+        if state == RESTING:
+            await self._call("POST", "/resume_memory_occupation", {"tags": ["weights"]})
+            await self.name_version(WAKING)
+        self._cacheless = state in (RESTING, WAKING)
+
+    async def wake_cache(self) -> None:
+        if self._cacheless:
+            await self._call("POST", "/resume_memory_occupation", {"tags": ["kv_cache"]})
+            self._cacheless = False
+
+    async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
+        """Load a bucket out of the trainer's memory (ipc.py): a handle for each rank of the engine."""
+        body: dict[str, Any] = {
+            "serialized_named_tensors": handles,
+            "load_format": "flattened_bucket",
+            "flush_cache": flush,
+            "abort_all_requests": False,
+        }
+        if version is not None:
+            body["weight_version"] = str(version)
+        await self._call("POST", "/update_weights_from_tensor", body)
 
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
@@ -107,7 +155,7 @@ class EngineControl:
         body = {"model_path": path, "load_format": "auto", "weight_version": str(version), "flush_cache": flush}
         await self._call("POST", "/update_weights_from_disk", body)
 
-    async def name_version(self, version: int) -> None:
+    async def name_version(self, version: int | str) -> None:
         """Give the weights that the engine has another name."""
         await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 

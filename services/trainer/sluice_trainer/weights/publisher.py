@@ -67,9 +67,17 @@ class Publisher:
     """One rank's side of weight updates. Runs on the coordinator's event loop."""
 
     def __init__(
-        self, stub: rendezvous_pb2_grpc.RendezvousStub, caller: tuple[str, int], sync: WeightSync, transport: Transport
+        self,
+        stub: rendezvous_pb2_grpc.RendezvousStub,
+        caller: tuple[str, int],
+        sync: WeightSync,
+        transport: Transport,
+        *,
+        colocated: bool = False,
     ) -> None:
+        """colocated: engines wake for an update, and have rested before it (`rest`)."""
         self._stub = stub
+        self._colocated = colocated
         self._name, self._attempt = caller
         self._sync = sync
         self._transport = transport
@@ -93,6 +101,13 @@ class Publisher:
             return plan
 
         return await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
+
+    async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
+        """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who cannot is dropped."""
+        peers = [self._peer(engine) for engine in engines]
+        self.current = Update(version, {peer.name: peer for peer in peers})
+        await self._phase(pb.UPDATE_PHASE_PAUSE, lambda peer: peer.control.rest())
+        self.current = None
 
     async def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
         """Begin an update of these engines: communicators are made where there are none. Nobody is paused yet."""
@@ -120,7 +135,7 @@ class Publisher:
     async def finish(self) -> Published:
         """Verify and resume; only then the rendezvous hears that an engine serves the new weights."""
         await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
-        await self._phase(pb.UPDATE_PHASE_RESUME, lambda peer: peer.control.resume())
+        await self._phase(pb.UPDATE_PHASE_RESUME, self._resume)
         update = self._update()
         update.seconds["paused"] = time.monotonic() - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
@@ -133,6 +148,8 @@ class Publisher:
 
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
+        if self._colocated:
+            await peer.control.wake()
         if self._sync.transport != "disk":
             await peer.control.begin()
 
@@ -145,6 +162,11 @@ class Publisher:
                 group.create_task(peer.control.try_flush())
             if self._sync.verify:
                 group.create_task(self._check_version(peer))
+
+    async def _resume(self, peer: Peer) -> None:
+        if self._colocated:
+            await peer.control.wake_cache()
+        await peer.control.resume()
 
     async def _check_version(self, peer: Peer) -> None:
         served, expected = await peer.control.version(), str(self._update().version)

@@ -1,0 +1,194 @@
+"""Batches of given answers (`algorithm.lossFunction: sft`), through the same transitions that workers drive.
+
+Rows are encoded on a thread of their own, those of the next batch while the present one is trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from sluice.api import RLJobSpec
+from sluice.api.data import PromptSource
+from sluice.data import answers, chat
+from sluice.data.answers import AnsweredRow, Encoded
+from sluice.data.chat import PromptError
+from sluice.environment import ConfigurationError
+from sluice.sample import PROMPT_TOO_LONG, Sample, SampleStatus
+from sluice.telemetry import logs
+from sluice.wire import codec
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.admission import Policy
+from sluice_buffer.leases import Leases
+from sluice_buffer.memory import Memory
+from sluice_buffer.prompts import Prompts
+from sluice_buffer.state import Key, lease_id
+from sluice_buffer.storage import StorageFullError
+from sluice_buffer.submits import Outcome, Submits
+
+NOTHING_TRAINED = "nothing_trained"
+"""Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""
+TRIED_ROWS = 8
+"""First rows of a source that are encoded at the start; a job none of which can be is refused at once."""
+SHOWN = 10
+"""Rows of a source that the log names where they are left out; all are counted."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """The job's rows as samples. A Filler (filling.py).
+
+    longest: tokens that a row may have. left_out: rows left out since one was trained.
+    """
+
+    prompts: Prompts
+    tokenizer: Any
+    longest: int
+    evaluates = True
+    refused: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="encode"))
+    _soon: dict[int, Future[pb.SampleGroup]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: RLJobSpec, prompts: Prompts) -> Answers:
+        """Load the tokenizer and try the first rows. Raises ConfigurationError.
+
+        No code of a user's runs in the buffer, so a tokenizer that comes with its own is refused.
+        """
+        directory = Path(spec.model.path)
+        try:
+            tokenizer = chat.load_tokenizer(directory)
+        except ConfigurationError as error:
+            hint = (
+                "; code that comes with a tokenizer does not run in the buffer" if spec.model.trust_remote_code else ""
+            )
+            raise ConfigurationError(f"spec.model.path: {error}{hint}") from error
+        context = chat.context_length(directory)
+        made = cls(prompts, tokenizer, min(spec.data.max_prompt_tokens or context, context))
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise ConfigurationError where none of a source's first rows can be encoded: what is wrong with the first."""
+        for position, source in enumerate(self.prompts.sources):
+            problems = []
+            for number, row in self.prompts.first(position, TRIED_ROWS):
+                try:
+                    self._encode(row, source)
+                    break
+                except PromptError as error:
+                    problems.append(f"{_where(source, number)}: {error}")
+            else:
+                raise ConfigurationError(f"spec.data.prompts[{position}]: {problems[0]}")
+
+    def limit(self, policy: Policy) -> Policy:
+        return policy
+
+    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+        begin, count = memory.progress.next_group, policy.batch_size - len(memory.finished)
+        end = begin + count if policy.stream_end is None else min(begin + count, policy.stream_end)
+        for group_id in range(begin, end):
+            self._begin(group_id)
+        waited = self._soon.get(end - 1)
+        return cast("Future[None]", waited) if waited else None  # the thread takes one after the other
+
+    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
+        """Hand in what batch `step` lacks. A row that cannot be trained makes room for the next one.
+
+        Raises ConfigurationError where a whole epoch has nothing to train.
+        """
+        while (lacking := leases.policy.batch_size - len(memory.finished)) > 0:
+            keys = leases.fill(lacking, step - 1)
+            if not keys:
+                return
+            for position, key in enumerate(keys):
+                try:
+                    self._hand_in(key, memory, submits, room())
+                except StorageFullError:
+                    for later in keys[position:]:
+                        leases.release(later, memory.groups[later.group_id], "no room for it", blame=False)
+                    return
+        self.ahead(memory, leases.policy)
+
+    def _hand_in(self, key: Key, memory: Memory, submits: Submits, room: int) -> None:
+        self._begin(key.group_id)
+        message = self._soon[key.group_id].result()
+        message.prompt.lease_id = lease_id(key, 0, memory.groups[key.group_id].lease_attempt)
+        answer = submits.submit(message.SerializeToString(), room)
+        del self._soon[key.group_id]
+        if answer.outcome is Outcome.STORED:
+            self.left_out = 0
+            return
+        self.left_out += 1
+        why = message.samples[0].error
+        self.refused[message.prompt.dataset] += 1
+        if self.refused[message.prompt.dataset] <= SHOWN:
+            logs.get().warning("row left out", error=why)
+        if self.left_out >= self.prompts.order.epoch_size:
+            raise ConfigurationError(f"spec.data.prompts: no row of a whole epoch can be trained; the last: {why}")
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    # -- on the thread, which alone reads the files of training rows
+
+    def _begin(self, group_id: int) -> None:
+        if group_id not in self._soon:
+            self._soon[group_id] = self._thread.submit(self._group, group_id)
+
+    def _group(self, group_id: int) -> pb.SampleGroup:
+        prompt, row, source = self.prompts.training(group_id)
+        return pb.SampleGroup(prompt=prompt, samples=[codec.sample_to_message(self._sample(row, source, prompt.row))])
+
+    def _sample(self, row: Any, source: PromptSource, number: int) -> Sample:
+        """The row as a sample; one that cannot be trained as a failed one that says why."""
+        try:
+            encoded = self._encode(row, source)
+        except PromptError as error:
+            return _refused(f"{_where(source, number)}: {error}")
+        size = len(encoded.tokens)
+        if size > self.longest:
+            why = f"{size} tokens, at most {self.longest} fit (data.maxPromptTokens, or the model's context)"
+            return _refused(f"{_where(source, number)}: {why}", PROMPT_TOO_LONG)
+        if not any(encoded.mask):
+            return _refused(f"{_where(source, number)}: no token of it is trained", NOTHING_TRAINED)
+        return sample_of(encoded)
+
+    def _encode(self, row: Any, source: PromptSource) -> Encoded:
+        assert isinstance(row, AnsweredRow)
+        return answers.encode(
+            self.tokenizer, row, chat_text=source.apply_chat_template, arguments=source.chat_template_args
+        )
+
+
+def sample_of(encoded: Encoded) -> Sample:
+    """The response is what begins with the first trained token. It was not sampled: its log-probs are 0."""
+    start = encoded.mask.index(1)
+    length = len(encoded.tokens) - start
+    return Sample(
+        index=0,
+        tokens=np.asarray(encoded.tokens, dtype=np.int32),
+        response_length=length,
+        response=encoded.answer,
+        reward=0.0,
+        loss_mask=np.asarray(encoded.mask[start:], dtype=np.uint8),
+        rollout_log_probs=np.zeros(length, dtype=np.float32),
+        status=SampleStatus.COMPLETED,
+    )
+
+
+def _refused(why: str, filtered: str = "") -> Sample:
+    sample = Sample(index=0, metadata={"filtered": filtered} if filtered else {})
+    sample.fail(why)
+    return sample
+
+
+def _where(source: PromptSource, number: int) -> str:
+    return f"{source.path or source.source_name}: row {number}"

@@ -1,0 +1,47 @@
+"""Where the samples of a batch come from, if not from rollout workers: the buffer makes them once it is asked for.
+
+They go through the same transitions that workers drive, so all that holds of samples holds of these: order, epochs,
+exactly once, the same batch after a rewind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from sluice.api import RLJobSpec
+from sluice_buffer.admission import Policy
+from sluice_buffer.answers import Answers
+from sluice_buffer.leases import Leases
+from sluice_buffer.memory import Memory
+from sluice_buffer.prompts import Prompts
+from sluice_buffer.replay import Replay
+from sluice_buffer.submits import Submits
+
+
+class Filler(Protocol):
+    """Makes the samples of batches."""
+
+    evaluates: bool
+    """Whether there may be engines for evaluations."""
+
+    def limit(self, policy: Policy) -> Policy:
+        """The job's policy, where its samples are made here."""
+
+    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+        """Begin with what the next batch needs, on a thread of its own; None: nothing."""
+
+    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
+        """Hand in the groups of batch `step`, if nobody did before. room: bytes that may still be stored."""
+
+    def close(self) -> None:
+        """End what `ahead` began."""
+
+
+def filler_of(spec: RLJobSpec, prompts: Prompts) -> Filler | None:
+    """None: rollout workers make the samples. Raises ConfigurationError."""
+    if spec.debug.replay:
+        return Replay.of(Path(spec.debug.replay))
+    return Answers.of(spec, prompts) if spec.algorithm.sft else None

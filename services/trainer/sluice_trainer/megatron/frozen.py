@@ -1,0 +1,71 @@
+"""A second model that only scores: the reference policy, or the teacher of a distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from sluice.api import RLJobSpec
+from sluice.data.vocabulary import check_teacher
+from sluice.environment import ConfigurationError
+from sluice_trainer.megatron.forward import forward
+from sluice_trainer.megatron.hf_config import ModelShape, read_shape
+from sluice_trainer.megatron.learner import model_config, score
+from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.packing import Sequence
+
+TEACHER = "spec.algorithm.distillation.teacher.path"
+
+
+class Frozen:
+    """Weights that stay as they are, under the policy's parallel layout and in its precision. Calls are collective.
+
+    They come from files or from the seed, never from the current weights, so they are the same after a resume.
+    """
+
+    def __init__(self, spec: RLJobSpec, shape: ModelShape, weights: Path | None) -> None:
+        """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init: random`."""
+        self._spec, self._shape = spec, shape
+        self.chunks = [chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)]
+        if weights is None:
+            load_random(self.chunks, shape, spec.data.seed)
+        else:
+            load_hf(self.chunks, shape, weights)
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        """Log-probs of each response token at the job's temperature: per sequence [response] float32, on the CPU."""
+        scorer = partial(forward, temperature=self._spec.temperature, vocab=self._shape.vocab)
+        return score(self.chunks, shard, self._spec, scorer)
+
+
+def reference(spec: RLJobSpec, model_dir: Path, directory: Path | None) -> Frozen | None:
+    """The reference policy, only where a KL term asks for it: `directory`, else the model at version 0."""
+    if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
+        return None
+    if directory is None and spec.model.reference_path:
+        directory = Path(spec.model.reference_path)
+    if directory is None:
+        return Frozen(spec, read_shape(model_dir), None if spec.model.init == "random" else model_dir)
+    return Frozen(spec, read_shape(directory), directory)
+
+
+def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | None:
+    """The teacher that the trainer scores with. Raises ConfigurationError where its tokens are not the student's."""
+    distillation = spec.algorithm.distillation
+    if distillation is None or distillation.teacher.path is None:
+        return None
+    directory = Path(distillation.teacher.path)
+    shape = read_shape(directory)
+    if shape.vocab < student.vocab:
+        raise ConfigurationError(
+            f"{TEACHER}: {directory}/config.json has a vocab_size of {shape.vocab}, the student's is {student.vocab}: "
+            "some of its tokens would have no log-prob"
+        )
+    try:
+        check_teacher(model_dir, directory, trust_remote_code=spec.model.trust_remote_code)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{TEACHER}: {error}") from error
+    return Frozen(spec, shape, directory)

@@ -1,0 +1,128 @@
+"""IFBench's instructions (Pyatkin et al. 2025) about counts and ratios, by their ids."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from sluice.rewards.ifbench import text as t
+from sluice.rewards.ifbench.ifeval import Check
+
+_CONJUNCTIONS = frozenset(["and", "but", "for", "nor", "or", "so", "yet"])
+_PRONOUNS = frozenset((
+    "i", "me", "we", "us", "you", "he", "him", "she", "her", "it", "they", "them", "my", "mine", "our", "ours",
+    "your", "yours", "his", "hers", "its", "their", "theirs", "myself", "ourselves", "yourself", "yourselves",
+    "himself", "herself", "itself", "themselves", "this", "that", "these", "those", "who", "whom", "whose", "which",
+    "what", "whoever", "whomever", "whatever", "whichever", "anybody", "anyone", "anything", "everybody",
+    "everyone", "everything", "nobody", "nothing", "somebody", "someone", "something", "each", "either", "neither",
+    "both", "all", "some", "any", "none",
+))  # fmt: skip
+_NAMES = (
+    "Emma", "Liam", "Sophia", "Jackson", "Olivia", "Noah", "Ava", "Lucas", "Isabella", "Mason", "Mia", "Ethan",
+    "Charlotte", "Alexander", "Amelia", "Benjamin", "Harper", "Leo", "Zoe", "Daniel", "Chloe", "Samuel", "Lily",
+    "Matthew", "Grace", "Owen", "Abigail", "Gabriel", "Ella", "Jacob", "Scarlett", "Nathan", "Victoria", "Elijah",
+    "Layla", "Nicholas", "Audrey", "David", "Hannah", "Christopher", "Penelope", "Thomas", "Nora", "Andrew", "Aria",
+    "Joseph", "Claire", "Ryan", "Stella", "Jonathan",
+)  # fmt: skip
+_STOP_WORDS = frozenset((
+    *("a", "an", "the", "this", "that", "these", "those"),
+    *("i", "me", "my", "mine", "myself", "we", "us", "our", "ours", "ourselves", "you", "your", "yours", "yourself",
+      "yourselves", "he", "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "they",
+      "them", "their", "theirs", "themselves", "who", "whom", "whose", "which", "what"),
+    *("am", "is", "are", "was", "were", "be", "been", "being", "have", "has", "had", "having", "do", "does", "did",
+      "doing", "can", "will", "should", "now", "just", "don", "t", "s", "d", "ll", "m", "re", "ve", "o", "y"),
+    *("and", "but", "if", "or", "because", "as", "until", "while", "than", "so", "nor", "not", "no", "only"),
+    *("of", "at", "by", "for", "with", "about", "against", "between", "into", "through", "during", "before", "after",
+      "above", "below", "to", "from", "up", "down", "in", "out", "on", "off", "over", "under"),
+    *("again", "further", "then", "once", "here", "there", "when", "where", "why", "how", "all", "any", "both",
+      "each", "few", "more", "most", "other", "some", "such", "own", "same", "too", "very"),
+))  # fmt: skip
+"""English function words, and what an apostrophe leaves of them."""
+_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+
+
+def _word_range(text: str, *, min_words: int, max_words: int) -> bool:
+    return min_words <= len(t.words(text)) <= max_words
+
+
+def _unique_words(text: str, *, N: int) -> bool:  # noqa: N803  (the data set's name)
+    return len({word.strip(t.PUNCTUATION) for word in text.lower().split()}) >= N
+
+
+def _conjunctions(text: str, *, small_n: int) -> bool:
+    return len(_CONJUNCTIONS & {word.strip(t.PUNCTUATION) for word in text.lower().split()}) >= small_n
+
+
+def _person_names(text: str, *, N: int) -> bool:  # noqa: N803
+    return sum(bool(re.search(rf"\b{name}\b", text)) for name in _NAMES) >= N
+
+
+def _numbers(text: str, *, N: int) -> bool:  # noqa: N803
+    return len(re.findall(r"\d+", t.without_punctuation(text))) == N
+
+
+def _pronouns(text: str, *, N: int) -> bool:  # noqa: N803
+    return sum(word in _PRONOUNS for word in t.words(text.lower())) >= N
+
+
+def _punctuation(text: str) -> bool:
+    rest = re.sub(r"\?!|!\?|‽", "", text, count=1)
+    return rest != text and all(mark in rest for mark in ".,!?;:")
+
+
+def _japanese(text: str, *, N: int) -> bool:  # noqa: N803
+    every = [word.strip(t.PUNCTUATION) for word in text.split()][int(N) - 1 :: int(N)]
+    return all(_JAPANESE.search(word) for word in every if word and not word.isdigit())
+
+
+def _keywords_multiple(text: str, **keywords: str) -> bool:
+    return all(t.times(keywords[f"keyword{i}"].strip(), text) == n for i, n in enumerate((1, 2, 3, 5, 7), start=1))
+
+
+def _ratio(text: str) -> bool:
+    endings = Counter(sentence[-1] for sentence in t.sentences(text))
+    return endings["."] == 2 * endings["?"]
+
+
+def _balance(text: str) -> bool:
+    endings = Counter(sentence[-1] for sentence in t.sentences(text))
+    return endings["."] == endings["?"] == endings["!"]
+
+
+def _same_length(text: str) -> bool:
+    sentences, words = t.sentences(text), t.bare_words(text.lower())
+    return len(sentences) == 3 and len({len(s) for s in sentences}) == 1 and len(set(words)) == len(words)
+
+
+def _stop_words(text: str, *, percentage: float) -> bool:
+    found = t.words(text.lower())
+    return bool(found) and 100 * sum(word in _STOP_WORDS for word in found) / len(found) <= percentage
+
+
+def _overlap(text: str, *, reference_text: str, percentage: float) -> bool:
+    """The share of the text's trigrams of words and marks that the reference has, within 2 per cent."""
+    made, known = (_trigrams(one) for one in (text, reference_text))
+    return bool(made) and abs(100 * len(made & known) / len(made) - percentage) <= 2
+
+
+def _trigrams(text: str) -> set[tuple[str, ...]]:
+    marks = re.findall(r"\w+|[^\w\s]", text)
+    return set(zip(marks, marks[1:], marks[2:], strict=False))
+
+
+CHECKS: dict[str, Check] = {
+    "count:conjunctions": _conjunctions,
+    "count:keywords_multiple": _keywords_multiple,
+    "count:numbers": _numbers,
+    "count:person_names": _person_names,
+    "count:pronouns": _pronouns,
+    "count:punctuation": _punctuation,
+    "count:unique_word_count": _unique_words,
+    "count:word_count_range": _word_range,
+    "count:words_japanese": _japanese,
+    "ratio:overlap": _overlap,
+    "ratio:sentence_balance": _balance,
+    "ratio:sentence_type": _ratio,
+    "ratio:sentence_words": _same_length,
+    "ratio:stop_words": _stop_words,
+}

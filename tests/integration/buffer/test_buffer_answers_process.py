@@ -1,0 +1,65 @@
+"""Given answers over gRPC: the buffer's own process makes the batches, and after kill -9 the same ones again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from buffer_tools import Client, Server
+
+from sluice.wire.v1 import buffer_pb2 as pb
+from tests.chat import assistant, save, user
+
+ROWS = 40
+
+
+def sft_job(directory: Path) -> dict[str, Any]:
+    """What makes the usual job one that learns from conversations."""
+    (directory / "model").mkdir()
+    model = save(directory / "model")
+    rows = [{"messages": [user("?" * i), assistant(str(i))]} for i in range(1, ROWS + 1)]
+    (directory / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "model": {"path": str(model)},
+        "data": {"prompts": [{"path": str(directory / "chats.jsonl")}], "seed": 3},
+        "rollout": {"batchSize": 10},
+        "trainer": {"epochs": 2},
+        "algorithm": {"lossFunction": "sft"},
+        "reward": None,
+    }
+
+
+async def shards(client: Client, step: int, attempt: int) -> list[bytes]:
+    """The batch of a step, from the shards of two ranks."""
+    taken = await client.take(step, ranks=2, attempt=attempt, wait=20)
+    assert taken.state == pb.TakeBatchResponse.STATE_READY, taken.waiting_for
+    groups = [g for rank in (0, 1) for g in await client.shard(step, rank, ranks=2, attempt=attempt)]
+    assert len(groups) == 10
+    return sorted(group.SerializeToString() for group in groups)
+
+
+async def test_batches_are_made_and_made_again_after_a_kill(server: Callable[..., Server], tmp_path: Path) -> None:
+    process = server(**sft_job(tmp_path))
+    async with Client(process.start(60)) as client:
+        assert not (await client.lease(count=5)).groups, "workers have nothing to generate"
+        first = {}
+        for step in (1, 2, 3):
+            first[step] = await shards(client, step, 1)
+            await client.commit(step)
+        await client.checkpoint(1)
+        process.end(signal.SIGKILL)
+    async with Client(process.start(60)) as client:
+        assert await client.rewind(1, attempt=2) == 2
+        for step in range(2, 9):
+            again = await shards(client, step, 2)
+            assert again == first.get(step, again)
+            await client.commit(step, attempt=2)
+        end = await client.take(9, attempt=2, wait=1)
+        assert end.state == pb.TakeBatchResponse.STATE_EXHAUSTED
+        counters = (await client.stats()).counters
+        assert counters["groups_trained"] == counters["groups_leased"] == 2 * ROWS
+        assert counters["groups_lost"] == counters["groups_trained_twice"] == 0
+    assert process.end() == 0

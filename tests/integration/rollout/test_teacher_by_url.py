@@ -1,0 +1,256 @@
+"""A teacher behind a real SGLang server, and what becomes of samples whose teacher fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from transformers import AutoTokenizer
+
+from sluice.api.distillation import Teacher as Settings
+from sluice.environment import ConfigurationError, free_port
+from sluice.sample import Sample, SampleStatus, WeightSpan
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.engine import Engine
+from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, probe
+from tests.integration.engines import Sglang, call, distance, log_probs, until
+from tests.integration.house import DEADLINE
+from tests.integration.rewards.servers import Server, serving
+from tests.integration.rollout.pods import House, Pod
+
+READY = pb.TakeBatchResponse.STATE_READY
+PROMPT = [10, 11, 12, 13]
+EXACT = 1e-4
+
+
+def sample(last: int = 24) -> Sample:
+    """Two turns of the model, what a tool said between them, and what it said at the end."""
+    made = Sample(0)
+    made.append_prompt(PROMPT)
+    for tokens, trainable in (([20, 21, 22], True), ([30, 31], False), ([23, last], True), ([32], False)):
+        made.append(tokens, [-1.0] * len(tokens), [WeightSpan(0, 0, len(tokens))], trainable=trainable)
+    made.status = SampleStatus.COMPLETED
+    return made
+
+
+@pytest.fixture
+def tokenizer(model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model)
+
+
+async def ask(url: str, tokenizer: Any, asked: Sample, **settings: Any) -> Sample:
+    teacher = Teacher(Settings(url=url, **settings), tokenizer)
+    try:
+        await teacher(asked)
+    finally:
+        await teacher.close()
+    return asked
+
+
+async def wait(url: str, tokenizer: Any, seconds: float = 10.0) -> None:
+    teacher = Teacher(Settings(url=url), tokenizer)
+    try:
+        await teacher.wait_ready(seconds)
+    finally:
+        await teacher.close()
+
+
+async def test_it_scores_what_the_model_wrote(sglang: Sglang, model: Path, tokenizer: Any) -> None:
+    await wait(sglang.url, tokenizer)
+    made = await ask(sglang.url + "/", tokenizer, sample(last=len(tokenizer) - 1))
+    found = made.teacher_log_probs
+    assert found is not None
+    expected = np.array(log_probs(model, made.tokens.tolist(), 8))
+    mask = made.loss_mask > 0
+    assert distance(found[mask].tolist(), expected[mask].tolist()) < EXACT
+    assert found[~mask].tolist() == [0, 0, 0]
+    assert found.dtype == np.float32
+
+
+async def test_a_job_without_a_reward_learns_from_its_teacher(
+    house: Callable[..., House], engine: Engine, sglang: Sglang
+) -> None:
+    """The teacher is the student here: they agree about every token."""
+    one = house(reward=None, rollout__samplesPerPrompt=1, algorithm__distillation={"teacher": {"url": sglang.url}})
+    async with await one.start_buffer() as client, one.working(engine):
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+    for made in (s for g in groups for s in g.samples):
+        made.check()
+        assert (made.reward, made.reward_parts) == (0.0, {})
+        assert made.teacher_log_probs is not None
+        assert distance(made.teacher_log_probs.tolist(), made.rollout_log_probs.tolist()) < EXACT
+
+
+async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
+    house: Callable[..., House], engine: Engine, sglang: Sglang
+) -> None:
+    def forward(body: Any) -> Any:
+        return call(sglang.url + "/generate", body)[1]
+
+    async with serving(forward, path="/generate") as teacher:
+        one = house(evaluation={"everySteps": 1}, algorithm__distillation={"teacher": {"url": teacher.url}})
+        async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+            assert (await client.take(1, wait=DEADLINE)).state == READY
+            groups = [codec.group_from_message(g) for g in await client.shard(1)]
+            await asyncio.to_thread(until, lambda: worker.make.finished_samples == 8 + 3, 20.0, "the evaluation")
+    for group in groups:
+        for made in group.samples:
+            assert made.reward == float(group.prompt.label in made.response)
+            assert made.teacher_log_probs is not None
+    trained = {tuple(made.tokens.tolist()) for group in groups for made in group.samples}
+    assert {tuple(body["input_ids"]) for body in teacher.seen} == trained
+
+
+def outcomes(outcome: str) -> float:
+    return REGISTRY.get_sample_value("sluice_rollout_teacher_total", {"outcome": outcome}) or 0.0
+
+
+def entries(values: list[float | None], tokens: list[int]) -> dict[str, Any]:
+    pairs = zip(values, tokens, strict=True)
+    return {"meta_info": {"input_token_logprobs": [[value, token, None] for value, token in pairs]}}
+
+
+TOKENS = [20, 21, 22, 30, 31, 23, 24]
+"""From the first trained token to the last."""
+SCORES: list[float | None] = [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
+BAD = [
+    ({"text": "hello"}, "not an answer of SGLang's /generate"),
+    (entries(SCORES[:3], TOKENS[:3]), "log-probs of 3 other tokens than the 7 that were asked for"),
+    (entries(SCORES, [99, *TOKENS[1:]]), "log-probs of 7 other tokens"),
+    (entries([None, *SCORES[1:]], TOKENS), "a trained token has no finite log-prob"),
+]
+
+
+@pytest.mark.parametrize(("answer", "reason"), BAD, ids=[reason for _, reason in BAD])
+async def test_an_answer_that_is_none_fails_the_sample(tokenizer: Any, answer: Any, reason: str) -> None:
+    before = outcomes("invalid")
+    async with serving(lambda _: answer, path="/generate") as server:
+        made = await ask(server.url, tokenizer, sample())
+    assert made.status is SampleStatus.FAILED
+    assert made.error.startswith("teacher: ")
+    assert reason in made.error
+    assert (made.reward, made.trainable_tokens, made.teacher_log_probs) == (0.0, 0, None)
+    assert outcomes("invalid") == before + 1
+
+
+async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
+    scores = [*SCORES[:3], None, *SCORES[4:]]  # what nobody trains on may have none
+    async with serving(lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate") as server:
+        made = await ask(server.url, tokenizer, sample(), timeout_seconds=5)
+    assert made.teacher_log_probs is not None
+    assert made.teacher_log_probs.tolist() == [-1, -2, -3, 0, 0, -6, -7, 0]
+    assert len(server.seen) == 2
+    assert server.seen[0]["input_ids"] == PROMPT + TOKENS
+    assert server.seen[0]["logprob_start_len"] == len(PROMPT) - 1
+
+
+async def test_a_refusal_is_final(tokenizer: Any) -> None:
+    async with serving(lambda _: {}, 400, path="/generate") as server:
+        made = await ask(server.url, tokenizer, sample())
+    assert made.error == f"teacher: {server.url}/generate: 400 Bad Request: b'fault'"
+    assert len(server.seen) == 1
+
+
+async def test_a_teacher_that_hangs_fails_its_samples_at_the_deadline(tokenizer: Any) -> None:
+    before = outcomes("timeout")
+    async with serving(lambda _: {}, 60.0, 60.0, 60.0, 60.0, path="/generate") as server:
+        made = await ask(server.url, tokenizer, sample(), timeout_seconds=0.2)
+    assert made.status is SampleStatus.FAILED
+    assert "no answer after 0.2 s; given up" in made.error
+    assert outcomes("timeout") == before + 1
+
+
+async def test_a_token_that_is_none_is_not_sent(tokenizer: Any) -> None:
+    """SGLang would die of it, and with it the teacher of others."""
+    made = sample()
+    made.tokens[-2] = len(tokenizer)
+    async with serving(lambda _: {}, path="/generate") as server:
+        await ask(server.url, tokenizer, made)
+    assert made.error == "teacher: token 2048 is none of the tokenizer's 2048: nobody can score it"
+    assert not server.seen
+
+
+async def test_a_sample_without_a_trained_token_needs_no_teacher(tokenizer: Any) -> None:
+    made = sample()
+    made.loss_mask = np.zeros(8, np.uint8)
+    await ask(f"http://127.0.0.1:{free_port()}", tokenizer, made)
+    assert made.teacher_log_probs is not None
+    assert made.teacher_log_probs.tolist() == [0.0] * 8
+
+
+async def test_the_run_goes_on_while_a_teacher_fails(
+    house: Callable[..., House], engine: Engine, sglang: Sglang
+) -> None:
+    def forward(body: Any) -> Any:
+        return call(sglang.url + "/generate", body)[1]
+
+    async with serving(forward, 400, 400, 400, path="/generate") as teacher:
+        one = house(algorithm__distillation={"teacher": {"url": teacher.url}}, trainer__stepsPerBatch=2)
+        async with await one.start_buffer() as client, one.working(engine):
+            assert (await client.take(1, wait=DEADLINE)).state == READY
+            samples = [s for g in await client.shard(1) for s in codec.group_from_message(g).samples]
+    assert len(samples) == 8
+    for made in samples:
+        assert (made.teacher_log_probs is None) == (made.status is SampleStatus.FAILED)
+
+
+async def test_it_waits_for_a_teacher_that_comes_late(tokenizer: Any) -> None:
+    def texts(body: Any) -> Any:
+        return {"text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]}
+
+    async with serving(texts, 503, 503, path="/detokenize") as server:
+        await wait(server.url, tokenizer)
+    assert len(server.seen) == 3
+    assert server.seen[0]["tokens"][-1] == [len(tokenizer) - 1]
+
+
+async def test_one_that_never_comes_ends_the_worker(tokenizer: Any) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TeacherError, match=rf"teacher.url: {url} does not answer: .*; given up after 1 s"):
+        await wait(url, tokenizer, 1.0)
+
+
+async def test_a_server_without_a_tokenizer_is_taken_at_its_word(tokenizer: Any) -> None:
+    async with serving(lambda _: {}, 404, path="/detokenize") as server:
+        await wait(server.url, tokenizer)
+
+
+@pytest.mark.parametrize("words", [1, 16, 2048, 3583, 151_669])
+def test_the_tokens_that_are_compared_come_from_the_whole_vocabulary(words: int) -> None:
+    ids = probe(words)
+    assert len(ids) == len(set(ids)) <= PROBED_TOKENS
+    assert ids[0] == 0
+    assert ids[-256:] == list(range(words))[-256:]
+    assert max((b - a for a, b in itertools.pairwise(ids)), default=1) <= max(words // 1000, 1)
+
+
+def shifted(server: Server) -> Any:
+    return {"text": [f"w{ids[0]:04d}" for ids in server.seen[-1]["tokens"]]}
+
+
+async def test_other_tokens_end_the_job_with_the_reason(
+    house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang
+) -> None:
+    holder: list[Server] = []
+    async with serving(lambda _: shifted(holder[0]), path="/detokenize") as server:
+        holder.append(server)
+        one = house(algorithm__distillation={"teacher": {"url": server.url}})
+        started = pod(one, sglang.url)
+        assert await started.end(60) == 2
+    last = started.lines[-1]
+    assert "error: spec.algorithm.distillation.teacher.url: the teacher's tokens are not the student's" in last
+    assert "which is '<pad>' here and 'w0000' there" in last
+
+
+async def test_what_is_no_sglang_is_told(tokenizer: Any) -> None:
+    async with serving(lambda _: {"hello": 1}, path="/detokenize") as server:
+        with pytest.raises(ConfigurationError, match="does not answer as SGLang does"):
+            await wait(server.url, tokenizer)

@@ -1,0 +1,53 @@
+"""Trainer and engine that take turns, on the real engines: the same results, and either may die in the other's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sluice.telemetry import run_directory
+from tests.integration.run.laptop import Laptop, processes_of, values
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def rests(run: Laptop, attempt: int) -> int:
+    """How often the engine of this attempt has gone to rest."""
+    log = run.directory / f"logs/quickstart-rollout-0-{attempt}-0.engine.log"
+    return log.read_text().count("POST /release_memory_occupation") if log.exists() else 0
+
+
+def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(laptop: Callable[..., Laptop]) -> None:
+    run = laptop(
+        "trainer.colocate=true",
+        "trainer.offload=all",
+        "trainer.steps=6",
+        "rollout.batchSize=16",
+        "checkpoint.everySteps=2",
+        "algorithm.kl={lossCoef: 0.001}",
+        "weightSync.bucketMiB=1",
+    )
+    run.start()
+    run.until(lambda: rests(run, 1) >= 2, "the engine rests in the first step", 150)
+    run.kill("engine")
+    run.until(lambda: rests(run, 2) >= 2, "the next engine rests", 150)
+    run.kill("trainer")
+    assert run.wait(200) == 0, run.text()[-3000:]
+    summary = run.summary()
+    assert summary["state"] == "Succeeded", run.text()[-2000:]
+    assert summary["steps"] == 6
+    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert summary["groups_trained"] == 6 * 16
+    assert not (run.directory / "logs/quickstart-rollout-0-3-0.engine.log").exists(), "one engine was killed, by us"
+    records = list(run.steps().values())
+    assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
+    assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
+    assert max(values(records, "rollout/policy_lag")) == 0
+    assert min(values(records, "perf/wake_up_time")) > 0
+    assert values(records, "rollout/raw_reward")[-1] > values(records, "rollout/raw_reward")[0]
+    for step, again in run.replayed().items():
+        assert len({r["train/loss"] for r in again}) == 1, f"step {step} was replayed differently: {again}"
+    evaluated = {r["version"] for r in run_directory.records(run.directory / "evaluation.jsonl")}
+    assert evaluated == {0, 5, 6}, "evaluations end before the engine rests"
+    assert processes_of(run.directory) == []

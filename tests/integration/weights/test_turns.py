@@ -1,0 +1,126 @@
+"""Trainer and engine that share a machine: weights in shared memory, and an engine that rests in the trainer's turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.wire.membership import RESTING, WAKING
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_rollout.engine import Engine, Generation
+from sluice_trainer.weights.ipc import Ipc, beside
+from sluice_trainer.weights.publisher import Publisher
+from tests.integration.engines import Sglang, call, gpus
+from tests.integration.house import Rendezvous
+from tests.integration.weights.conftest import FakeEngine
+from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
+
+pytestmark = pytest.mark.skipif(gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one")
+Make = Callable[..., Publisher]
+Join = Callable[..., Any]
+
+
+@pytest.fixture
+def colocated(publisher: Make) -> Callable[..., Publisher]:
+    def make(attempt: int = 1) -> Publisher:
+        return publisher(Ipc(), attempt=attempt, colocated=True, transport="ipc", pauseMode="abort", timeoutSeconds=20)
+
+    return make
+
+
+def name_of_weights(engine: Sglang) -> str:
+    return str(call(engine.url + "/model_info")[1]["weight_version"])
+
+
+async def rest(publisher: Publisher, rendezvous: Rendezvous) -> None:
+    ledger = await rendezvous.ledger()
+    await publisher.rest(0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()])
+
+
+async def generate(engine: Engine, tokens: int) -> Generation:
+    return await engine.generate("a", PROMPT, {"max_new_tokens": tokens, "ignore_eos": True})
+
+
+async def test_weights_arrive_through_memory_that_both_open(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, model: Path, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    one = colocated()
+    for version, weights in ((1, other_model), (2, model), (3, other_model)):
+        update = await publish(one, version, weights)
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        assert await serves(sglang.url, weights, version)
+
+
+async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes_with_new_weights(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, model: Path, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    one = colocated()
+    await publish(one, 1, model)
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        running = asyncio.create_task(generate(engine, 3000))
+        await sglang.generated(20)
+        assert not await engine.rests()
+        await rest(one, rendezvous)
+        assert (await running).finish == "abort"
+        assert name_of_weights(sglang) == RESTING
+        assert await engine.rests()
+        waiting = asyncio.create_task(generate(engine, 5))
+        await rest(one, rendezvous)  # of no effect
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        assert (await engine.health(5.0))[0]
+        update = await publish(one, 2, other_model)
+        assert update.failed == {}
+        assert [span.version for span in (await waiting).spans] == [2]
+    assert await serves(sglang.url, other_model, 2)
+
+
+async def test_a_new_trainer_finds_engines_at_rest_or_half_awake_and_brings_them_up(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await rest(colocated(attempt=1), rendezvous)
+    assert await begin(colocated(attempt=2), 1, joiners_only=False) == 1  # and dies there
+    assert name_of_weights(sglang) == WAKING
+    third = colocated(attempt=3)
+    await rest(third, rendezvous)
+    assert name_of_weights(sglang) == RESTING
+    update = await publish(third, 1, other_model)
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
+    assert await serves(sglang.url, other_model, 1)
+
+
+async def test_an_engine_that_dies_at_rest_concerns_nobody_else(
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    await join("rollout-1", fake_engine.address)
+    fake_engine.kill()
+    one = colocated()
+    await rest(one, rendezvous)
+    ledger = await rendezvous.ledger()
+    assert "/model_info" in ledger["rollout-1"].last_error
+    assert ledger["rollout-0"].last_error == ""
+    assert await begin(one, 1, joiners_only=False) == 1
+    update = await send(one, other_model)
+    assert list(update.engines) == ["rollout-0"]
+    assert await serves(sglang.url, other_model, 1)
+
+
+def test_a_rank_sends_to_the_engine_on_its_own_gpu_whoever_is_missing() -> None:
+    engines = [pb.EngineMember(member=pb.Member(name=f"rollout-{i}")) for i in (0, 2, 3, 10)]
+    assert [[e.member.name for e in beside(engines, rank, 1)] for rank in (0, 1, 10)] == [
+        ["rollout-0"], [], ["rollout-10"],
+    ]  # fmt: skip
+    assert [[e.member.name for e in beside(engines, rank, 2)] for rank in (4, 5, 6)] == [
+        ["rollout-2"],
+        [],
+        ["rollout-3"],
+    ]

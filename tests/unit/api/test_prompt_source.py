@@ -1,0 +1,27 @@
+"""Where prompts come from: a file, or the user's own code."""
+
+import pytest
+from pydantic import ValidationError
+
+from sluice.api.data import PromptSource
+
+SOURCE = {"function": "package.tasks.additions"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"path": "x.jsonl", "source": SOURCE}])
+def test_it_has_a_path_or_a_source(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="exactly one of path"):
+        PromptSource.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"path": "dir/x.jsonl@[0:3]"}, "x"),
+        ({"source": SOURCE}, "additions"),
+        ({"source": {"function": "a/b.py:make"}}, "make"),
+        ({"source": SOURCE, "name": "sums"}, "sums"),
+    ],
+)
+def test_its_name(fields: dict[str, object], name: str) -> None:
+    assert PromptSource.model_validate(fields).source_name == name

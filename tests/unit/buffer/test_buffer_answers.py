@@ -1,0 +1,200 @@
+"""Batches of given answers: the buffer makes their samples, and everything that holds of samples holds of these."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from buffer_tools import House, make_group
+
+from sluice.environment import ConfigurationError
+from sluice.wire.v1 import common_pb2 as pb
+from sluice_buffer.serving import shard_group
+from tests.chat import PLAIN, assistant, save, tokenizer, user
+
+Make = Callable[..., House]
+
+
+def rows(path: Path, count: int = 12, **changed: Any) -> str:
+    """Conversations `<i>` -> `<i+1>`; changed: other rows, by `row<i>`."""
+    made = [changed.get(f"row{i}", {"messages": [user(str(i)), assistant(str(i + 1))]}) for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return str(path)
+
+
+@pytest.fixture
+def sft(house: Make, tmp_path: Path) -> Callable[..., House]:
+    """Buffers of a job that learns from conversations: batches of 4, 12 rows, in their order."""
+    model = save(tmp_path / "model", PLAIN, context=200)
+
+    def make(*paths: str, **changes: Any) -> House:
+        prompts = [{"path": path} for path in paths or [rows(tmp_path / "rows.jsonl")]]
+        usual: dict[str, Any] = {
+            "model": {"path": str(model)},
+            "data": {"prompts": prompts, "shuffle": False},
+            "rollout": {"batchSize": 4},
+            "reward": None,
+            "algorithm": {"lossFunction": "sft"},
+        }
+        return house(**{**usual, **changes})
+
+    return make
+
+
+def samples(one: House, step: int) -> list[pb.SampleGroup]:
+    ids = one.buffer.memory.batches[step]
+    return [pb.SampleGroup.FromString(shard_group(one.buffer.storage, group_id, [0])) for group_id in ids]
+
+
+def answers(one: House, step: int) -> list[str]:
+    return [group.samples[0].response for group in samples(one, step)]
+
+
+def test_a_batch_is_the_next_rows_as_samples(sft: Make) -> None:
+    one = sft()
+    assert one.step(1) == [0, 1, 2, 3]
+    assert answers(one, 1) == [f"{i}<|im_end|>\n" for i in (1, 2, 3, 4)]
+    group = samples(one, 1)[2]
+    sample = group.samples[0]
+    text = "<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"
+    assert tokenizer().decode(np.frombuffer(sample.tokens, "<i4")) == text
+    assert sample.loss_mask == b"\x01\x01\x01"
+    assert np.frombuffer(sample.rollout_log_probs, "<f4").tolist() == [0.0] * 3
+    assert (sample.status, sample.reward, group.prompt.row) == (pb.SAMPLE_STATUS_COMPLETED, 0.0, 2)
+    assert [s.trainable_tokens for s in one.buffer.sequences(1, 1)] == [3, 3, 3, 3]
+    assert one.buffer.stats().policy_lag == 0
+    one.check()
+
+
+def test_epochs_take_every_row_once_and_end(sft: Make) -> None:
+    one = sft(trainer={"epochs": 2}, data__shuffle=True)
+    order = [text for step in range(1, 7) for text in (one.step(step), answers(one, step))[1]]
+    assert set(Counter(order[:12]).values()) == set(Counter(order[12:]).values()) == {1}
+    assert order[:12] != order[12:], "another order in the second epoch"
+    assert one.buffer.take(7, 1)
+    assert one.buffer.batches.exhausted
+    assert one.counters["groups_leased"] == one.counters["groups_trained"] == 24
+    one.check()
+
+
+def test_several_data_sets_have_their_weights(sft: Make, tmp_path: Path) -> None:
+    small = rows(tmp_path / "small.jsonl", 2)
+    data = {"prompts": [{"path": rows(tmp_path / "large.jsonl", 8)}, {"path": small, "weight": 4}], "seed": 1}
+    one = sft(data=data, trainer={"epochs": 1})
+    found = [group.prompt.dataset for step in range(1, 5) for group in (one.step(step), samples(one, step))[1]]
+    assert Counter(found) == {"large": 8, "small": 8}
+
+
+def test_a_rewind_and_a_restart_give_the_same_samples_again(sft: Make) -> None:
+    one = sft(data__shuffle=True)
+    for step in (1, 2, 3):
+        one.step(step)
+    before = {step: [g.SerializeToString() for g in samples(one, step)] for step in (2, 3)}
+    one.restart()
+    assert one.buffer.rewind(1, 2) == 2
+    one.restart(flushed=False)
+    assert one.buffer.rewind(1, 3) == 2
+    for step in (2, 3):
+        assert one.buffer.take(step, 3) is None
+        assert [g.SerializeToString() for g in samples(one, step)] == before[step]
+        one.buffer.commit(step, step, 3, {})
+    assert one.buffer.take(4, 3) is None
+    assert one.counters["groups_leased"] == 16
+    one.check()
+
+
+def test_what_cannot_be_trained_is_left_out_counted_and_named(
+    sft: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = rows(
+        tmp_path / "mixed.jsonl",
+        row0={"messages": [user("x" * 300), assistant("y")]},
+        row1={"messages": [user("?"), assistant("unsure", loss_mask=0)]},
+        row3={"messages": [assistant("first"), user("?"), assistant("second")]},
+        row4={"tokens": [1, 2, 3, 4], "loss_mask": [1, 0, 1, 0]},
+        row5={"prompt": "2 + 2 = ", "label": "4"},
+    )
+    caplog.set_level(logging.WARNING)
+    one = sft(file)
+    assert one.step(1) == [2, 4, 5, 6], "others take their places"
+    assert answers(one, 1) == ["3<|im_end|>\n", "", "4<|im_end|>", "7<|im_end|>\n"]
+    tokens = samples(one, 1)[1].samples[0]
+    assert (tokens.response_length, tokens.loss_mask) == (2, b"\x01\x00")
+    assert one.counters["prompts_too_long:mixed"] == one.counters["filtered_nothing_trained"] == 1
+    assert (one.counters["groups_filtered"], one.counters["groups_failed"]) == (2, 1)
+    one.check()
+
+
+def test_max_prompt_tokens_counts_the_answers_too(sft: Make, tmp_path: Path) -> None:
+    file = rows(tmp_path / "long.jsonl", row1={"messages": [user("1"), assistant("2" * 60)]})
+    data = {"prompts": [{"path": file}], "shuffle": False, "maxPromptTokens": 70}
+    one = sft(data=data)
+    assert one.step(1) == [0, 2, 3, 4]
+
+
+def test_rows_of_which_none_can_be_trained_end_the_job(sft: Make, tmp_path: Path) -> None:
+    """Without a bound a job of a number of steps would look for one for ever."""
+    masked = {f"row{i}": {"messages": [user("?"), assistant("unsure", loss_mask=0)]} for i in range(12)}
+    one = sft(rows(tmp_path / "masked.jsonl", **masked))
+    with pytest.raises(
+        ConfigurationError, match=r"no row of a whole epoch can be trained; the last: .*row 11: no token"
+    ):
+        one.buffer.take(1, 1)
+
+
+def test_rows_that_the_template_refuses_are_told_of_before_anything_is_trained(sft: Make, tmp_path: Path) -> None:
+    wrong = {f"row{i}": {"messages": [assistant("first"), user("?"), assistant("second")]} for i in range(12)}
+    with pytest.raises(ConfigurationError, match=r"spec.data.prompts\[0\]: .*wrong.jsonl: row 0: messages\[0\]"):
+        sft(rows(tmp_path / "wrong.jsonl", **wrong))
+
+
+def test_a_row_without_an_answer_is_told_of_with_its_line(sft: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"unlike.jsonl:4: messages: no answer"):
+        sft(rows(tmp_path / "unlike.jsonl", row3={"messages": [user("?")]}))
+
+
+def test_a_model_without_a_tokenizer_is_told_of(sft: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec.model.path: .* no tokenizer"):
+        sft(model={"path": str(tmp_path)})
+
+
+def test_workers_get_evaluations_alone(sft: Make, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"prompt": "3", "label": "4"}\n')
+    one = sft(evaluation={"everySteps": 1, "datasets": [{"path": str(held_out), "reward": {"type": "exact_match"}}]})
+    (leased,) = one.lease(count=50)
+    assert leased.prompt.purpose == pb.PURPOSE_EVALUATE
+    assert "evaluation of version 0" in str(one.buffer.take(1, 1))
+    one.submit_group(make_group(leased.prompt, 1, reward=1.0))
+    assert one.step(1) == [0, 1, 2, 3]
+    assert [leased.prompt.version for leased in one.lease(count=50, version=1)] == [1]
+    one.check()
+
+
+def test_a_full_storage_waits_for_the_next_checkpoint(sft: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = sft()
+    one.step(1)
+    room = one.buffer.room
+    left = iter([1 << 20, 10])
+    monkeypatch.setattr(one.buffer, "room", lambda: next(left, 0))
+    assert "1 of 4 groups finished" in str(one.buffer.take(2, 1))
+    monkeypatch.setattr(one.buffer, "room", room)
+    assert one.step(2) == [4, 5, 6, 7]
+    one.check()
+
+
+def test_the_next_batch_is_encoded_while_this_one_is_trained(sft: Make) -> None:
+    one = sft()
+    assert one.buffer.take(1, 1) is None
+    one.buffer.commit(1, 1, 1, {})
+    beside = one.buffer.ahead(2)
+    assert beside is not None
+    beside.result(10)
+    assert one.step(2) == [4, 5, 6, 7]
+    assert one.buffer.ahead(2) is None, "its batch is fixed"

@@ -1,0 +1,178 @@
+"""Rows with given answers: which they are, their tokens, and which of these are trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.api.data import PromptSource
+from sluice.data.answers import Encoded, encode, parse_answer
+from sluice.data.chat import PromptError
+from sluice.data.rows import RowError
+from tests.chat import MARKED, PLAIN, REWRITING, assistant, tokenizer, user
+
+SOURCE = PromptSource(path="rows.jsonl")
+CHAT = [user("hi"), assistant("yo"), user("and"), assistant("bye")]
+
+
+def encoded(row: dict[str, Any], template: str | None = PLAIN, source: PromptSource = SOURCE, **more: Any) -> Encoded:
+    found = encode(tokenizer(template), parse_answer(row, source), **more)
+    assert len(found.mask) == len(found.tokens)
+    assert found.mask[0] == 0, "nothing predicts the first token"
+    return found
+
+
+def text(found: Encoded) -> str:
+    return str(tokenizer().decode(found.tokens))
+
+
+def trained(found: Encoded) -> list[str]:
+    """Texts of the runs of trained tokens."""
+    runs: list[list[int]] = [[]]
+    for token, mask in zip(found.tokens, found.mask, strict=True):
+        if mask:
+            runs[-1].append(token)
+        elif runs[-1]:
+            runs.append([])
+    return [str(tokenizer().decode(run)) for run in runs if run]
+
+
+def test_the_assistants_messages_are_trained_with_what_ends_them() -> None:
+    found = encoded({"messages": CHAT})
+    assert text(found) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
+        "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\nbye<|im_end|>\n"
+    )
+    assert trained(found) == ["yo<|im_end|>\n", "bye<|im_end|>\n"]
+    assert found.answer == "yo<|im_end|>\nbye<|im_end|>\n"
+
+
+def test_a_template_that_marks_its_answers_is_believed() -> None:
+    assert trained(encoded({"messages": CHAT}, MARKED)) == ["yo<|im_end|>", "bye<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize("key", ["loss_mask", "step_loss_mask"])
+def test_a_message_may_say_that_it_is_not_trained(template: str, key: str) -> None:
+    messages = [user("hi"), assistant("yo", **{key: 0}), user("and"), assistant("bye", **{key: 1})]
+    (only,) = trained(encoded({"messages": messages}, template))
+    assert only.startswith("bye")
+    assert "loss_mask" not in text(encoded({"messages": messages}, template))
+
+
+def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
+    """Qwen3 gives an empty thought to the last answer alone: training sees what the model will see."""
+    found = encoded({"messages": CHAT}, REWRITING)
+    assert trained(found) == ["yo<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n"]
+    assert "<think>" not in text(found).split("bye")[0].split("and")[0]
+
+
+def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked() -> None:
+    thought = "<think>\nhm\n</think>\n\nyo"
+    messages = [user("hi"), assistant(thought), user("and"), assistant("<think>\nah\n</think>\n\nbye")]
+    with pytest.raises(PromptError, match=r"messages\[1\]: the chat template leaves out part of this answer"):
+        encoded({"messages": messages}, REWRITING)
+    messages[1]["loss_mask"] = 0
+    assert trained(encoded({"messages": messages}, REWRITING)) == ["<think>\nah\n</think>\n\nbye<|im_end|>\n"]
+    assert trained(encoded({"messages": [*messages[:1], assistant(thought)]}, REWRITING)) == [f"{thought}<|im_end|>\n"]
+
+
+def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of() -> None:
+    with pytest.raises(PromptError, match=r"messages\[1\]: .* differently once the answer is there.*chatTemplateArgs"):
+        encoded({"messages": CHAT}, REWRITING, arguments={"enable_thinking": False})
+    single = encoded({"messages": CHAT[:2]}, REWRITING, arguments={"enable_thinking": False})
+    assert trained(single) == ["yo<|im_end|>\n"], "the thought is the template's, the answer the model's"
+
+
+def test_tools_and_arguments_go_to_the_template() -> None:
+    found = encoded({"messages": CHAT[:2], "tools": [{"name": "clock"}]})
+    assert text(found).startswith('<|im_start|>system\n[{"name": "clock"}]')
+    assert trained(found) == ["yo<|im_end|>\n"]
+
+
+def test_a_conversation_need_not_end_with_an_answer() -> None:
+    assert trained(encoded({"messages": CHAT[:3]})) == ["yo<|im_end|>\n"]
+
+
+def test_a_prompt_and_its_label() -> None:
+    found = encoded({"prompt": "2 + 2 =", "label": " 4"})
+    assert text(found) == "2 + 2 = 4<|im_end|>"
+    assert trained(found) == [" 4<|im_end|>"]
+    named = PromptSource(path="r.jsonl", prompt_key="question", label_key="answer")
+    chat = encoded({"question": "2 + 2?", "answer": "4"}, source=named, chat_text=True)
+    assert text(chat) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
+    assert trained(chat) == ["4<|im_end|>"]
+    messages = encoded({"prompt": CHAT[:3], "label": "so long"})
+    assert trained(messages) == ["so long<|im_end|>"], "only the label is asked for"
+
+
+def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
+    """As when the model writes it: no token holds the end of the prompt and the begin of the answer."""
+    found = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
+    assert trained(found) == ["\n\nyo<|im_end|>\n"]
+
+
+def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
+    row = {"input_ids": [5, 6, 7, 8], "loss_mask": [1, 0, 1, 1], "messages": "anything"}
+    found = encode(None, parse_answer(row, SOURCE))
+    assert (found.tokens, found.mask) == ([5, 6, 7, 8], [0, 0, 1, 1])
+    assert parse_answer({"ids": [1, 2], "loss_mask": [0, 1]}, PromptSource(path="r.jsonl", prompt_key="ids")).tokens
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [user("hi")]}, "messages: no answer to learn from"),
+        ({"prompt": "hi"}, "prompt: no answer to learn from"),
+        ({"prompt": "hi", "label": 4}, "label: expected the answer as a text, found 4"),
+        ({"prompt": "hi", "label": ""}, "label: expected the answer as a text"),
+        ({"conversations": CHAT}, "did you mean promptKey: conversations?"),
+        ({"tokens": [1, 2]}, "loss_mask: expected a list of 0 and 1, as long as tokens (2)"),
+        ({"tokens": [1, 2], "loss_mask": [1]}, "loss_mask: expected"),
+        ({"tokens": [1, 2], "loss_mask": [0, 2]}, "loss_mask: expected"),
+        ({"tokens": [1, -2], "loss_mask": [0, 1]}, "tokens: a token id is negative"),
+        ({"messages": [user("hi"), assistant("yo", loss_mask=2)]}, "messages[1]: loss_mask: expected 0 or 1"),
+    ],
+    ids=str,
+)
+def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(RowError) as raised:
+        parse_answer(row, SOURCE)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "message"),
+    [
+        ({"messages": CHAT}, None, "has no chat template"),
+        ({"messages": [assistant("yo"), user("hi"), assistant("bye")]}, PLAIN, "messages[0]: nothing comes before"),
+        ({"messages": CHAT}, "{{ raise_exception('no') }}", "the chat template refuses"),
+        ({"messages": CHAT}, MARKED + "{{ raise_exception('no') }}", "the chat template refuses"),
+        (
+            {"messages": [user("hi"), assistant("yo"), assistant("still", loss_mask=0)]},
+            MARKED.replace("{{ '\\n' }}", ""),
+            "",
+        ),
+    ],
+)
+def test_a_template_that_does_not_fit_is_told_of(row: dict[str, Any], template: str | None, message: str) -> None:
+    if not message:
+        assert trained(encoded(row, template)) == ["yo<|im_end|>"]
+        return
+    with pytest.raises(PromptError) as raised:
+        encoded(row, template)
+    assert message in str(raised.value)
+
+
+def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
+    template = MARKED.replace("{{ message.content + '<|im_end|>' }}{% endgeneration %}", "a{% endgeneration %}b")
+    twice = template.replace("{% endgeneration %}b", "{% endgeneration %}b{% generation %}c{% endgeneration %}")
+    assert trained(encoded({"messages": CHAT}, twice)) == ["a", "c", "a", "c"]
+    with pytest.raises(PromptError, match="marks 4 texts of 2 messages"):
+        encoded({"messages": [*CHAT[:3], assistant("bye", loss_mask=0)]}, twice)
+
+
+def test_an_answer_needs_an_end_token() -> None:
+    with pytest.raises(PromptError, match="no end token"):
+        encode(tokenizer(eos_token=None), parse_answer({"prompt": "hi", "label": "yo"}, SOURCE))

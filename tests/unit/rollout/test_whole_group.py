@@ -1,0 +1,342 @@
+"""Generate functions that try several ways, and that play all samples of a prompt at once; one for each data set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_episode import PARAMS, PROMPT, Script, player, run
+
+from sluice.api import RLJobSpec
+from sluice.environment import ConfigurationError
+from sluice.rewards import RewardInput, custom
+from sluice.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
+from sluice.wire import codec
+from sluice_rollout import function
+from sluice_rollout.engine import EngineError, Generation
+from sluice_rollout.episode import TURNS, Episode, EpisodeEndError, together, whole_group
+from sluice_rollout.group import GroupMaker
+
+
+async def best_of_three(episode: Episode) -> None:
+    """A common start, three ways on, the one with the largest token kept."""
+    await episode.generate()
+    branches = [episode.branch() for _ in range(3)]
+    await together(*(one(branch) for branch in branches))
+    episode.adopt(max(branches, key=lambda branch: int(branch.sample.tokens[-1])))
+    episode.observe([90])
+    await episode.generate()
+
+
+async def one(branch: Episode) -> None:
+    await branch.generate()
+
+
+async def test_the_best_branch_becomes_the_sample() -> None:
+    engine = Script([10], [20], [40, 41], [30], [50])
+    sample = await run(best_of_three, engine)
+    assert engine.asked[1:4] == [[*PROMPT, 10]] * 3
+    assert sample.tokens.tolist() == [*PROMPT, 10, 40, 41, 90, 50]
+    assert sample.loss_mask.tolist() == [1, 1, 1, 0, 1]
+    assert sample.rollout_log_probs.tolist() == [-0.5, -0.5, -0.5, 0, -0.5]
+    assert sample.weight_versions == [WeightSpan(0, 0, 5)]
+    assert [turn["length"] for turn in sample.metadata[TURNS]] == [1, 2, 1, 1]
+    assert sample.status is SampleStatus.COMPLETED
+    sample.check_tokens()
+
+
+async def test_nothing_of_a_branch_is_kept_that_is_not_adopted() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        branch = episode.branch()
+        await branch.generate()
+        branch.metadata["seen"] = True
+        branch.reward(1.0)
+
+    sample = await run(play, Script([10], [11]))
+    assert (sample.tokens.tolist(), sample.reward) == ([*PROMPT, 10], None)
+    assert "seen" not in sample.metadata
+
+
+async def test_metadata_and_reward_of_a_branch_come_with_it() -> None:
+    async def play(episode: Episode) -> None:
+        branch = episode.branch()
+        await branch.generate()
+        branch.metadata["seen"] = True
+        branch.reward(0.5)
+        episode.adopt(branch)
+
+    sample = await run(play, Script([10]))
+    assert (sample.reward, sample.metadata["seen"], sample.response) == (0.5, True, "10")
+
+
+async def test_a_branch_that_is_truncated_ends_alone() -> None:
+    async def play(episode: Episode) -> None:
+        short, long = episode.branch(), episode.branch()
+        await together(one(long), one(short))
+        episode.adopt(short)
+
+    sample = await run(play, Script(list(range(10, 30)), [10]))
+    assert (sample.status, sample.response_length) == (SampleStatus.COMPLETED, 1)
+
+
+async def test_a_truncated_branch_makes_a_truncated_sample() -> None:
+    async def play(episode: Episode) -> None:
+        branch = episode.branch()
+        await together(one(branch))
+        episode.adopt(branch)
+
+    sample = await run(play, Script(list(range(10, 30))))
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 10)
+
+
+async def test_an_episode_of_another_prompt_cannot_be_adopted() -> None:
+    strangers: list[Episode] = []
+
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        strangers.append(episode)
+        episode.adopt(strangers[0])
+
+    assert (await run(play, Script([10]))).status is SampleStatus.COMPLETED
+    assert "adopt: the other episode answers another prompt" in (await run(play, Script([10]))).error
+
+
+async def test_an_engine_that_is_gone_in_a_branch_is_no_fault_of_the_function() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        try:
+            await episode.branch().generate()
+        except Exception as error:
+            episode.metadata["error"] = str(error)
+
+    with pytest.raises(EngineError, match="gone"):
+        await run(play, Script([10], EngineError("gone")))
+
+
+async def test_time_is_the_functions_only_while_no_branch_is_at_the_engine() -> None:
+    class Slow(Script):
+        async def generate(self, *arguments: Any) -> Generation:
+            await asyncio.sleep(0.05 if len(self.asked) else 0.5)
+            return await super().generate(*arguments)
+
+    async def play(episode: Episode) -> None:
+        branches = [episode.branch() for _ in range(3)]
+        await together(*(one(branch) for branch in branches))
+        episode.adopt(branches[0])
+
+    sample = await player(play, Slow([10], [11], [12]), seconds=0.25)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert sample.status is SampleStatus.COMPLETED
+
+
+@whole_group
+async def tree(episodes: list[Episode]) -> None:
+    """One common first turn; the others begin from it; the last is judged against the first."""
+    await episodes[0].generate()
+    for episode in episodes[1:]:
+        episode.adopt(episodes[0])
+    await together(*(one(episode) for episode in episodes))
+    for rank, episode in enumerate(episodes):
+        episode.reward(float(rank))
+
+
+async def grouped(play: Any, engine: Script, *, count: int = 3, samples: list[Sample] | None = None) -> list[Sample]:
+    samples = samples or [Sample(index) for index in range(count)]
+    await player(play, engine).group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    for sample in samples:
+        codec.sample_to_message(sample)
+    return samples
+
+
+async def test_a_function_of_the_whole_group_fills_all_of_its_samples() -> None:
+    samples = await grouped(tree, Script([10], [20], [30], [40]))
+    assert [sample.tokens.tolist() for sample in samples] == [[*PROMPT, 10, last] for last in (20, 30, 40)]
+    assert [(sample.index, sample.reward, sample.status) for sample in samples] == [
+        (index, float(index), SampleStatus.COMPLETED) for index in range(3)
+    ]
+
+
+async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_broken_that_one() -> None:
+    @whole_group
+    async def crash(episodes: list[Episode]) -> None:
+        await together(*(one(episode) for episode in episodes))
+        raise KeyError("board")
+
+    @whole_group
+    async def half(episodes: list[Episode]) -> None:
+        await episodes[0].generate()
+        episodes[0].metadata["board"] = object()
+        await episodes[1].generate()
+
+    samples = await grouped(crash, Script([10], [11]), count=2)
+    assert [sample.error for sample in samples] == ["mine.py:play raised KeyError: 'board'"] * 2
+    samples = await grouped(half, Script([10], [11]))
+    assert [sample.status for sample in samples] == [SampleStatus.FAILED, SampleStatus.COMPLETED, SampleStatus.FAILED]
+    assert samples[2].error == "mine.py:play returned before the model generated a token"
+
+
+async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
+    """The first sample had ended when the pod did; it is no more finished than the others."""
+
+    @whole_group
+    async def play(episodes: list[Episode]) -> None:
+        for episode in episodes:
+            await episode.generate()
+
+    engine = Script([10], "11")
+    first = player(play, engine)
+    request = engine.generate
+
+    async def drained(*arguments: Any) -> Generation:
+        made = await request(*arguments)
+        if not engine.answers:
+            first.generator.draining.set()
+        return made
+
+    engine.generate = drained  # type: ignore[method-assign]
+    samples = [Sample(0), Sample(1)]
+    await first.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    assert [sample.status for sample in samples] == [SampleStatus.ABORTED] * 2
+    samples = [codec.sample_from_message(codec.sample_to_message(sample)) for sample in samples]
+    other = Script([12])
+    samples = await grouped(play, other, samples=samples)
+    assert other.asked == [[*PROMPT, 11]]
+    assert [sample.tokens.tolist() for sample in samples] == [[*PROMPT, 10], [*PROMPT, 11, 12]]
+
+
+async def test_a_branch_that_a_drain_cut_off_aborts_its_sample_even_where_the_function_swallows_that() -> None:
+    async def play(episode: Episode) -> None:
+        await episode.generate()
+        try:
+            await episode.branch().generate()
+        except EpisodeEndError:
+            return
+
+    engine = Script([10], "11")
+    made = player(play, engine)
+    request = engine.generate
+
+    async def drained(*arguments: Any) -> Generation:
+        answer = await request(*arguments)
+        if not engine.answers:
+            made.generator.draining.set()
+        return answer
+
+    engine.generate = drained  # type: ignore[method-assign]
+    sample = await made(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
+    again = await run(best_of_three, Script([20], [21], [22], [23]), sample)
+    assert again.tokens.tolist() == [*PROMPT, 10, 22, 90, 23]
+
+
+# --- in a group maker
+
+
+class House:
+    """Engine, encoder, judge and membership in memory."""
+
+    latest = None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return PROMPT
+
+    async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
+        sample.append_prompt(ids)
+        sample.append([7], [-0.5], [])
+        sample.status, sample.response = SampleStatus.COMPLETED, "plain"
+        return sample
+
+    async def judge(self, inputs: list[RewardInput]) -> list[Any]:
+        return [(1.0 if one.response == "plain" else 0.0, {}) for one in inputs]
+
+
+CODE = """
+from sluice_rollout.episode import whole_group
+
+async def single(episode):
+    await episode.generate()
+
+@whole_group
+async def every(episodes):
+    for rank, episode in enumerate(episodes):
+        await episode.generate()
+        episode.reward(rank)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
+    custom.load.cache_clear()
+    (tmp_path / "play.py").write_text(CODE)
+
+    def make(rollout: dict[str, Any], train: dict[str, Any], held_out: dict[str, Any]) -> RLJobSpec:
+        for group in (rollout, train, held_out):
+            if group.get("function", "none") != "none":
+                group["function"] = f"{tmp_path}/play.py:{group['function']}"
+        return RLJobSpec.model_validate({
+            "model": {"path": "m"}, "data": {"prompts": [{"path": "t.jsonl", **train}]}, "reward": {"type": "f1"},
+            "trainer": {"steps": 1}, "rollout": {"samplesPerPrompt": 2, **rollout},
+            "evaluation": {"datasets": [{"path": "e.jsonl", "samplesPerPrompt": 3, **held_out}]},
+        })  # fmt: skip
+
+    return make
+
+
+def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
+    plays, house = function.load_all(spec), House()
+
+    def made(found: tuple[str, Any] | None) -> Any:
+        return found and player(found[1], engine)
+
+    players = {key: made(found) for key, found in plays.of.items()}
+    return GroupMaker(spec, house, house.generator, house.judge, house, made(plays.default), players=players)  # type: ignore[arg-type]
+
+
+TRAIN = Prompt(0, "?", dataset="t")
+HELD_OUT = Prompt(0, "?", dataset="e", purpose=Purpose.EVALUATE)
+
+
+async def test_a_group_is_filled_in_one_call_and_needs_no_judge(spec: Callable[..., RLJobSpec]) -> None:
+    make = maker(spec({"function": "every"}, {}, {}), Script([10], [11]))
+    group = await make(TRAIN, [])
+    assert [sample.reward for sample in group.samples] == [0.0, 1.0]
+    group.check_finished(2)
+    assert make.finished_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("rollout", "train", "held_out", "expected"),
+    [
+        ({"function": "single"}, {}, {}, (0, 2, 3)),
+        ({"function": "single"}, {}, {"function": "none"}, (0, 2, 0)),
+        ({"function": "single"}, {"function": "none"}, {}, (0, 0, 3)),
+        ({}, {}, {"function": "every"}, (0, 0, 3)),
+        ({}, {}, {}, (0, 0, 0)),
+    ],
+)
+async def test_a_data_set_may_have_its_own_function_or_none(
+    spec: Callable[..., RLJobSpec],
+    rollout: dict[str, Any],
+    train: dict[str, Any],
+    held_out: dict[str, Any],
+    expected: tuple[int, int, int],
+) -> None:
+    """Counted by what the function's engine was asked, in training and in evaluation."""
+    engine = Script(*([n] for n in range(10, 20)))
+    make = maker(spec(rollout, train, held_out), engine)
+    asked = [0]
+    for prompt in (TRAIN, HELD_OUT):
+        group = await make(prompt, [])
+        assert all(sample.status is SampleStatus.COMPLETED for sample in group.samples)
+        asked.append(len(engine.asked) - sum(asked))
+    assert tuple(asked) == expected
+
+
+def test_a_function_that_cannot_be_had_is_named_by_its_field(spec: Callable[..., RLJobSpec]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"spec.evaluation.datasets\[0\].function: .* has no function 'missing'"
+    ):
+        function.load_all(spec({}, {}, {"function": "missing"}))

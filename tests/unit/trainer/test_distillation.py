@@ -1,0 +1,118 @@
+"""What a teacher adds to advantages, worked out by hand; and that it is the gradient of the reverse KL."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from sluice.api import Algorithm
+from sluice_trainer.algorithms.distillation import distilled_advantages, reverse_kl
+from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
+
+TEACHER = {"path": "t"}
+STUDENT = torch.tensor([-1.0, -2.0, -0.5])
+TAUGHT = torch.tensor([-0.5, -3.0, math.nan])
+WEIGHTS = torch.tensor([0.5, 0.5, 0.0])
+"""The third token is masked, and nobody knows what the teacher thinks of it."""
+
+
+def objective(
+    log_probs: Tensor = STUDENT,
+    *,
+    advantages: Tensor | None = None,
+    teacher: Tensor | None = TAUGHT,
+    old: Tensor | None = None,
+    weights: Tensor = WEIGHTS,
+    **algorithm: object,
+) -> Objective:
+    inputs = LossInputs(
+        advantages=torch.zeros_like(log_probs) if advantages is None else advantages,
+        loss_weights=weights,
+        metric_weights=weights,
+        rollout_log_probs=torch.full_like(log_probs, -1.0),
+        sequence=torch.zeros(len(log_probs), dtype=torch.int64),
+        old_log_probs=old,
+        teacher_log_probs=teacher,
+    )
+    spec = {"distillation": {"teacher": TEACHER}} | algorithm
+    return policy_objective(log_probs, torch.zeros_like(log_probs), inputs, Algorithm.model_validate(spec))
+
+
+def test_the_reverse_kl_of_a_token_is_the_difference_of_its_log_probs() -> None:
+    found = reverse_kl(STUDENT, TAUGHT, torch.tensor([True, True, False]))
+    assert found.tolist() == [-0.5, 1.0, 0.0]
+
+
+def test_it_comes_off_the_advantage_times_its_coefficient() -> None:
+    found = distilled_advantages(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([-0.5, 1.0, 0.0]), 2.0)
+    assert found.tolist() == [2.0, -1.0, 2.0]
+
+
+def test_without_a_reward_the_loss_is_the_reverse_kl() -> None:
+    sums = objective().sums
+    assert float(sums["opd_reverse_kl"]) == pytest.approx(0.5 * -0.5 + 0.5 * 1.0)
+    assert float(sums["pg_loss"]) == pytest.approx(0.25)
+    assert float(sums["loss"]) == pytest.approx(0.25)
+
+
+def test_it_stands_beside_the_advantage_of_the_reward() -> None:
+    distillation = {"coef": 0.1, "teacher": TEACHER}
+    sums = objective(advantages=torch.tensor([1.0, -1.0, 5.0]), distillation=distillation).sums
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 * (1 + 0.05) - 0.5 * (-1 - 0.1), abs=1e-6)
+
+
+def test_the_student_is_that_of_the_start_of_the_batch() -> None:
+    """Ratios e^0.5 (clipped to 1.2, A = 1 > 0) and e^-0.5 (clipped to 0.8, A = -1.5 < 0)."""
+    sums = objective(old=torch.tensor([-1.5, -1.5, 0.0])).sums
+    assert float(sums["opd_reverse_kl"]) == pytest.approx(0.5 * -1.0 + 0.5 * 1.5)
+    assert float(sums["pg_loss"]) == pytest.approx(-0.5 * 1.2 * 1.0 + 0.5 * 0.8 * 1.5)
+
+
+def test_or_of_the_engine_where_the_ratio_is_to_it() -> None:
+    sums = objective(offPolicy={"oldLogProbs": "rollout"}).sums
+    assert float(sums["opd_reverse_kl"]) == pytest.approx(0.5 * -0.5 + 0.5 * 2.0)
+
+
+def test_sequences_are_masked_by_what_the_teacher_makes_of_their_advantage() -> None:
+    """OPSM leaves out sequences of negative advantage that have drifted: here it is the teacher's that is negative."""
+    options = {"offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}}
+    assert float(objective(teacher=torch.full((3,), -9.0), **options).sums["opsm_clipfrac"]) == 1  # type: ignore[arg-type]
+    assert float(objective(teacher=torch.full((3,), 9.0), **options).sums["opsm_clipfrac"]) == 0  # type: ignore[arg-type]
+
+
+def test_a_masked_token_has_no_gradient_whatever_the_teacher_says() -> None:
+    log_probs = STUDENT.clone().requires_grad_()
+    objective(log_probs).loss.backward()
+    assert log_probs.grad is not None
+    # on policy the gradient of a token is -weight * A
+    assert log_probs.grad.tolist() == pytest.approx([-0.25, 0.5, 0.0])
+
+
+def test_the_gradient_is_that_of_the_kl_from_student_to_teacher() -> None:
+    """Over all words, each weighted by its probability: the expectation that sampling estimates."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(5, dtype=torch.float64).log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
+    (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - teacher)).sum(), logits, retain_graph=True)
+    objective(log_probs, teacher=teacher, weights=log_probs.detach().exp()).loss.backward()
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, expected, atol=1e-12)
+    assert expected.abs().max() > 0.01
+
+
+def test_a_teacher_that_agrees_teaches_nothing() -> None:
+    log_probs = STUDENT.clone().requires_grad_()
+    result = objective(log_probs, teacher=STUDENT)
+    result.loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.abs().max() == 0
+    assert result.sums["opd_reverse_kl"] == 0
+
+
+def test_without_the_teachers_log_probs_there_is_no_loss() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.distillation needs the teacher's log-probs"):
+        objective(teacher=None)
