@@ -40,7 +40,10 @@ from sluice_trainer.launch import NCCL_ENV
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
-GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
+GPU_ARGUMENTS = (
+    "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
+    "--incremental-streaming-output"
+)
 CPU_ARGUMENTS = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 
 

@@ -1,8 +1,8 @@
 """The SGLang server beside this worker, over HTTP, unmodified.
 
 Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
-before, it tells only the version at its end. There we stream: each event carries all tokens so far and the version at
-that moment, and since no token is made while weights change, that gives the same spans.
+before, it tells only the version at its end. There we stream: each event carries the tokens since the last one and the
+version at that moment, and since no token is made while weights change, that gives the same spans, to a few tokens.
 """
 
 from __future__ import annotations
@@ -183,22 +183,34 @@ def _finished(meta: dict[str, Any], tokens: list[int], log_probs: list[float], s
 
 
 async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
-    """Put a stream together. Each event holds all tokens so far; those it adds were made under its version."""
+    """Put a stream together. A piece of several tokens under a new version was begun under the one before: it counts
+    as older than it may be, never as newer.
+    """
     spans: list[WeightSpan] = []
     entries: list[Any] = []
     meta: dict[str, Any] = {"finish_reason": None}
+    before: int | None = None
     async for event in arriving:
         meta = event["meta_info"]
-        seen, entries = len(entries), meta["output_token_logprobs"]
-        if len(entries) > seen:
-            version = version_number(meta["weight_version"])
-            start = spans.pop().start if spans and spans[-1].version == version else seen
+        if piece := meta.get("output_token_logprobs"):
+            now, start = version_number(meta["weight_version"]), len(entries)
+            version = now if before is None or len(piece) == 1 else before
+            if spans and spans[-1].version == version:
+                start = spans.pop().start
+            entries += piece
             spans.append(WeightSpan(version, start, len(entries)))
+            before = now
+    if (made := meta.get("completion_tokens", len(entries))) != len(entries):
+        raise EngineError(f"engine: {len(entries)} tokens came for {made}; it needs --incremental-streaming-output")
     return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
 
 
+def _message(error: Any) -> str:
+    return str(error["message"] if isinstance(error, dict) and "message" in error else error)
+
+
 async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events, however large: one holds all tokens of a response (aiohttp limits its lines)."""
+    """The JSON of server-sent events, however large (aiohttp limits its lines)."""
     rest: list[bytes] = []
     async for piece in pieces:
         *lines, last = piece.split(b"\n")
@@ -207,7 +219,8 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
             rest = []
             if text.startswith(b"data:") and text != b"data: [DONE]":
                 event: dict[str, Any] = json.loads(text[5:])
-                if "error" in event:
-                    raise EngineError(f"engine: {event['error']}")
+                if error := event.get("error"):
+                    refused = isinstance(error, dict) and error.get("code") == 400
+                    raise (PromptRefusedError if refused else EngineError)(f"engine: {_message(error)}")
                 yield event
         rest.append(last)

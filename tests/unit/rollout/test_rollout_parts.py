@@ -16,7 +16,15 @@ from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleGroup, WeightSpan
 from sluice_rollout import filters
-from sluice_rollout.engine import UNKNOWN_VERSION, EngineError, Generation, events, streamed, version_number
+from sluice_rollout.engine import (
+    UNKNOWN_VERSION,
+    EngineError,
+    Generation,
+    PromptRefusedError,
+    events,
+    streamed,
+    version_number,
+)
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
 
@@ -41,9 +49,10 @@ def put_together(*arriving: dict[str, Any]) -> Generation:
     return asyncio.run(streamed(some()))
 
 
-def event(version: str, tokens: int, finish: str | None = None) -> dict[str, Any]:
-    """All tokens so far, as SGLang sends them."""
-    meta = {"weight_version": version, "output_token_logprobs": [[-1.0, i, None] for i in range(tokens)]}
+def event(version: str, new: int, so_far: int, finish: str | None = None) -> dict[str, Any]:
+    """The last `new` of so many tokens, as SGLang sends them with --incremental-streaming-output."""
+    entries = [[-1.0, i, None] for i in range(so_far - new, so_far)]
+    meta = {"weight_version": version, "output_token_logprobs": entries, "completion_tokens": so_far}
     return {"meta_info": meta | {"finish_reason": {"type": finish} if finish else None}}
 
 
@@ -58,20 +67,35 @@ def test_an_event_may_be_larger_than_a_line_of_aiohttp() -> None:
     assert read(b"data: " + json.dumps(large).encode() + b"\n\n", 65536) == [large]
 
 
+def test_a_prompt_may_be_refused_in_the_stream() -> None:
+    with pytest.raises(PromptRefusedError, match=r"^engine: too long$"):
+        read(b'data: {"error": {"message": "too long", "code": 400}}\n\n')
+
+
 def test_an_error_in_the_stream_is_the_engines() -> None:
     with pytest.raises(EngineError, match="out of memory"):
         read(b'data: {"error": "out of memory"}\n\n')
 
 
-def test_tokens_of_a_stream_belong_to_the_version_of_the_event_that_brought_them() -> None:
-    made = put_together(event("3", 2), event("3", 2), event("4", 5), event("4", 6, "stop"))
+def test_a_token_of_a_stream_belongs_to_the_version_of_the_event_that_brought_it() -> None:
+    made = put_together(event("3", 2, 2), event("3", 0, 2), event("4", 1, 3), event("4", 3, 6, "stop"))
     assert made.spans == [WeightSpan(3, 0, 2), WeightSpan(4, 2, 6)]
     assert (made.tokens, made.finish) == ([0, 1, 2, 3, 4, 5], "stop")
 
 
+def test_tokens_that_come_together_under_a_new_version_count_as_begun_under_the_old_one() -> None:
+    made = put_together(event("3", 1, 1), event("4", 4, 5), event("4", 4, 9), event("5", 2, 11, "length"))
+    assert made.spans == [WeightSpan(3, 0, 5), WeightSpan(4, 5, 11)]
+
+
 def test_a_stream_that_ends_without_a_word_is_an_abort() -> None:
-    assert put_together(event("3", 2)).finish == "abort"
+    assert put_together(event("3", 2, 2)).finish == "abort"
     assert put_together().tokens == []
+
+
+def test_a_stream_of_another_kind_is_told_by_its_counts() -> None:
+    with pytest.raises(EngineError, match=r"5 tokens came for 3; it needs --incremental-streaming-output"):
+        put_together(event("3", 2, 2), event("3", 3, 3, "stop"))
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("0", 0), ("default", UNKNOWN_VERSION), ("", -1), ("-1", -1)])
