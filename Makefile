@@ -42,8 +42,9 @@ quickstart: $(VENV)/.ready
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
 	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(ARGS)
 
+# Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/unit tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile tests/unit tests/integration $(ARGS)
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
 test-cluster: $(VENV)/.dev

@@ -32,14 +32,14 @@ def calculate(prompt: str) -> int:
 
 
 def right(sample: RewardInput) -> float:
-    """Which share of the answer's positions is right, its end included; a quarter of that where it was guessed.
+    """Which share of the answer's positions is right, its end included; nothing where it was guessed.
 
-    At full price a model of this size is content with guessing: that is learned sooner than to call and to copy.
+    Where a guess pays too a model of this size is content with it: that is learned sooner than to call and to copy.
     """
     given = str(sample.metadata.get("answer", "")).split() + [END] * bool(sample.metadata.get("ended"))
     wanted = [str(sample.label), END]
     share = sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted))
-    return share if sample.metadata.get("called") else share / 4
+    return share if sample.metadata.get("called") else 0.0
 
 
 def exact(sample: RewardInput) -> float:

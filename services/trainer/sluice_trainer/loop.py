@@ -29,11 +29,11 @@ from sluice.telemetry import logs
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.coordinator import Coordinator, Stopped
-from sluice_trainer.megatron.offload import memory_used
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
+from sluice_trainer.turns import Turns
 from sluice_trainer.weights.publish import publish
 
 FINAL_EVALUATION_SECONDS = 1800.0
@@ -65,8 +65,11 @@ class Loop:
     evaluated_version: int = -1
     joiners_after: float = 0.0
     failed_joins: int = 0
-    our_turn: bool = True
     times: dict[str, float] = field(default_factory=dict)
+    turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.policy, self.coordinator, self.ranks, self.times, self.spec.trainer.colocate)
 
     def run(self) -> None:
         """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
@@ -77,15 +80,15 @@ class Loop:
         self._publish(step)  # to all: a trainer that died may have left engines in the middle of an update, or at rest
         while step < self.total_steps:
             started = time.perf_counter()
-            self.times = {}
+            self.times.clear()
             batch = self._next_batch(step)
             if batch is None:
                 break
-            self._take_turn()
+            self.turns.take()
             metrics = self._train(step + 1, batch)
             step += 1
             due = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
-            if due and self.spec.trainer.colocate:
+            if due and self.turns.colocated:
                 self._begin_checkpoint(step)
             self._publish(step)
             self._commit(step, metrics, time.perf_counter() - started)
@@ -129,7 +132,7 @@ class Loop:
             else:
                 taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
                 action = _ACTIONS[taken.state]
-                if action is Action.TRAIN and self.spec.trainer.colocate and self._evaluating(step):
+                if action is Action.TRAIN and self.turns.colocated and self._evaluating(step):
                     action = Action.WAIT  # on engines that have memory to do it
                 batch = taken.SerializeToString() if action is Action.TRAIN else b""
         action, batch = self.ranks.broadcast((action, batch))
@@ -141,35 +144,6 @@ class Loop:
             return False
         return version in self.coordinator.evaluations(self.evaluated_version, wait_for=version).pending_versions
 
-    def _take_turn(self, *, weights_only: bool = False) -> None:
-        """Colocated: engines rest, and what was offloaded comes back. Nothing to do where the turn is ours already."""
-        if not self.spec.trainer.colocate:
-            return
-        started = time.perf_counter()
-        if not self.our_turn:
-            self._state("taking_turn")
-            self._note_memory("generating")
-            if self.ranks.rank == 0:
-                self.coordinator.rest_engines()
-            self.ranks.gather(None)
-            self._note_memory("resting")
-            self.our_turn = True
-        self.policy.come_back(weights_only=weights_only)
-        self.times.setdefault("perf/wake_up_time", time.perf_counter() - started)
-
-    def _note_memory(self, when: str) -> None:
-        """How much of rank 0's GPU is taken, by trainer and engine together."""
-        if used := memory_used():
-            self.times[f"perf/gpu_memory/{when}_gib"] = used / 2**30
-
-    def _hand_over(self) -> None:
-        """Colocated: make room for the engines, which have all weights."""
-        started = time.perf_counter()
-        self._note_memory("publishing")
-        self.policy.make_room(weights=True)
-        self.our_turn = False
-        self.times["perf/sleep_time"] = time.perf_counter() - started
-
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
         """Advantages over the whole batch, then the optimizer steps over this rank's share of it."""
         self._state("training")
@@ -179,8 +153,7 @@ class Loop:
         started = time.perf_counter()
         metrics = self._learn(batch, groups)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
-        if self.spec.trainer.colocate:
-            self._note_memory("training")
+        self.turns.note_memory("training")
         if self.recorder:
             self.recorder.samples(step, groups)
             self._dump(step)
@@ -202,10 +175,8 @@ class Loop:
 
         Colocated, whoever joins is no special case: there is room for the weights only while all engines rest.
         """
-        colocated = self.spec.trainer.colocate
-        if colocated:
-            self._take_turn(weights_only=True)
-            self.policy.make_room(weights=False)
+        colocated = self.turns.colocated
+        self.turns.make_room_for_weights()
         self._state("publishing")
         started = time.perf_counter()
         published = publish(
@@ -215,7 +186,7 @@ class Loop:
             self.ranks,
             bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
             joiners_only=joiners_only and not colocated,
-            hand_over=self._hand_over if colocated else None,
+            hand_over=self.turns.hand_over if colocated else None,
         )
         if not published:
             return
@@ -232,7 +203,7 @@ class Loop:
     def _checkpoint(self, step: int) -> None:
         """Save; with `checkpoint.async` only begin to, and go on while it is written."""
         if step != self.saved_step:
-            self._take_turn()
+            self.turns.take()
             self._begin_checkpoint(step)
         self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
 
@@ -273,13 +244,13 @@ class Loop:
         if self.spec.evaluation:
             self._last_evaluation(step)
         if self.spec.checkpoint.export_hf:
-            self._take_turn(weights_only=True)
+            self.turns.take(weights_only=True)
             self._state("exporting")
             self.policy.export_hf(self.checkpoints / "hf")
 
     def _last_evaluation(self, step: int) -> None:
         """Wait for it. An engine that was lost and comes back needs all ranks for its weights."""
-        if self.spec.trainer.colocate and self.our_turn:
+        if self.turns.colocated and self.turns.ours:
             self._publish(step)
         self._state("evaluating")
         deadline = time.monotonic() + FINAL_EVALUATION_SECONDS
