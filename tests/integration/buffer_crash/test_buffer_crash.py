@@ -141,7 +141,7 @@ def seeds() -> list[int]:
     return [int(given)] if given else [random.SystemRandom().randrange(1 << 30)]
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(), ids=["seed"])
 async def test_kill_9_under_load_loses_nothing(server: Callable[..., Server], seed: int) -> None:
     print(f"SLUICE_CRASH_SEED={seed}")
     changes: dict[str, Any] = {
