@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import socket
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
 from sluice.api import RLJobSpec
+from sluice.environment import free_port
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.packing import TrainSequence
 
@@ -184,36 +187,50 @@ def totals(sequences: list[TrainSequence]) -> BatchTotals:
     return BatchTotals(len(sequences), sum(int(s.loss_mask.sum()) for s in sequences))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def start(script: str, *arguments: object, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
-    """A trainer process that runs `script` of this directory; alone, or as one rank of several."""
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A trainer process that runs `script` of this directory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    if world > 1:
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+_FORKS = multiprocessing.get_context("forkserver")
+"""Importing torch and Megatron takes longer than what ranks do: they are forked from a process that has done it."""
+_FORKS.set_forkserver_preload(["sluice_trainer.megatron.policy", "sluice_trainer.preparation", "safetensors.torch"])
+
+
 def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
     """Run `script` on `world` ranks; returns what each printed last, as JSON."""
-    port = free_port()
-    with ExitStack() as cleanup:
-        processes = [start(script, *arguments, rank=rank, world=world, port=port) for rank in range(world)]
-        for process in processes:
+    env = {"OMP_NUM_THREADS": "1"}
+    if world > 1:
+        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with TemporaryDirectory() as name, ExitStack() as cleanup:
+        outputs = [Path(name, str(rank)) for rank in range(world)]
+        words = [str(argument) for argument in arguments]
+        ranks = [
+            _FORKS.Process(target=_rank, args=(script, words, env | {"RANK": str(rank)} if world > 1 else env, output))
+            for rank, output in enumerate(outputs)
+        ]
+        for process in ranks:
+            process.start()
             cleanup.callback(process.kill)
-        return [_result(process) for process in processes]
+        return [_result(process, output) for process, output in zip(ranks, outputs, strict=True)]
 
 
-def _result(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, f"exit code {process.returncode}\n{err[-4000:]}"
-    return json.loads(out.splitlines()[-1])
+def _rank(script: str, arguments: list[str], env: dict[str, str], output: Path) -> None:
+    os.environ.update(env)
+    with output.open("w") as out, output.with_suffix(".err").open("w") as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+    sys.argv = [script, *arguments]
+    runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
+
+
+def _result(process: Any, output: Path) -> Any:
+    process.join(TIMEOUT)
+    err = output.with_suffix(".err")
+    assert process.exitcode == 0, f"exit code {process.exitcode}\n{err.read_text()[-4000:] if err.exists() else ''}"
+    return json.loads(output.read_text().splitlines()[-1])
 
 
 def hf_log_probs(model: Any, sequence: TrainSequence, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
