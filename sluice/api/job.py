@@ -283,6 +283,14 @@ class RLJobSpec(Model):
             return self.trainer.nodes * self.trainer.gpus_per_node // max(self.rollout.gpus_per_replica, 1) or 1
         return self.rollout.replicas
 
+    def transport(self, *, one_machine: bool) -> str:
+        """How weights reach the engines. Pods that share GPUs can share memory too on one machine, not in a cluster."""
+        if self.weight_sync.transport:
+            return self.weight_sync.transport
+        if self.trainer.colocate:
+            return "ipc" if one_machine else "disk"
+        return "nccl" if self.on_gpu else "gloo"
+
     @property
     def on_gpu(self) -> bool:
         return self.trainer.gpus_per_node > 0

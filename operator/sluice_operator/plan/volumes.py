@@ -62,7 +62,7 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     checkpoint = job.spec.checkpoint.volume or {"emptyDir": {}}
     if role == "trainer":
         found |= {"checkpoint": checkpoint, "run": checkpoint}
-    elif job.spec.weight_sync.transport == "disk" or (job.spec.trainer.colocate and not job.spec.weight_sync.transport):
+    elif job.spec.transport(one_machine=False) == "disk":
         found["checkpoint"] = checkpoint  # the trainer leaves the weights there, at the same path
     return found
 

@@ -93,12 +93,7 @@ class Coordinator:
 
     @property
     def _transport_kind(self) -> str:
-        """As the spec says. By default pods that share GPUs share memory too on a laptop, and no more in a cluster."""
-        if self._spec.weight_sync.transport:
-            return self._spec.weight_sync.transport
-        if self._spec.trainer.colocate:
-            return "ipc" if self._env.advertise in _LOOPBACK else "disk"
-        return "nccl" if self._spec.on_gpu else "gloo"
+        return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind

@@ -59,6 +59,19 @@ def player(play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: 
     return Player(play, "mine.py:play", generator, Words(), lambda: engine.version, seconds, None)
 
 
+def drain_after_the_last(engine: Script, made: Player) -> None:
+    """The pod ends while the engine's last answer is on its way."""
+    request = engine.generate
+
+    async def drained(*arguments: Any) -> Generation:
+        answer = await request(*arguments)
+        if not engine.answers:
+            made.generator.draining.set()
+        return answer
+
+    engine.generate = drained  # type: ignore[method-assign]
+
+
 async def run(play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None) -> Sample:
     found = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
     codec.sample_to_message(found)
@@ -151,15 +164,7 @@ async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_
 
     engine = Script([10, 11], "12")
     first = player(play, engine)
-    request = engine.generate
-
-    async def drained(*arguments: Any) -> Generation:
-        made = await request(*arguments)
-        if not engine.answers:
-            first.generator.draining.set()
-        return made
-
-    engine.generate = drained  # type: ignore[method-assign]
+    drain_after_the_last(engine, first)
     sample = await first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert (sample.status, sample.reward) == (SampleStatus.ABORTED, None)
     assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12]

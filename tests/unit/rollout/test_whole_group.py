@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_episode import PARAMS, PROMPT, Script, player, run
+from test_episode import PARAMS, PROMPT, Script, drain_after_the_last, player, run
 
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
@@ -188,15 +188,7 @@ async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
 
     engine = Script([10], "11")
     first = player(play, engine)
-    request = engine.generate
-
-    async def drained(*arguments: Any) -> Generation:
-        made = await request(*arguments)
-        if not engine.answers:
-            first.generator.draining.set()
-        return made
-
-    engine.generate = drained  # type: ignore[method-assign]
+    drain_after_the_last(engine, first)
     samples = [Sample(0), Sample(1)]
     await first.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.status for sample in samples] == [SampleStatus.ABORTED] * 2
@@ -217,15 +209,7 @@ async def test_a_branch_that_a_drain_cut_off_aborts_its_sample_even_where_the_fu
 
     engine = Script([10], "11")
     made = player(play, engine)
-    request = engine.generate
-
-    async def drained(*arguments: Any) -> Generation:
-        answer = await request(*arguments)
-        if not engine.answers:
-            made.generator.draining.set()
-        return answer
-
-    engine.generate = drained  # type: ignore[method-assign]
+    drain_after_the_last(engine, made)
     sample = await made(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
     again = await run(best_of_three, Script([20], [21], [22], [23]), sample)
