@@ -15,7 +15,7 @@ from sluice_trainer.algorithms.objective import value_objective
 from sluice_trainer.megatron.forward import forward_values
 from sluice_trainer.megatron.hf_config import read_shape
 from sluice_trainer.megatron.learner import Learner, model_config, score
-from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.model import build, load_initial
 from sluice_trainer.megatron.packing import Sequence, TrainSequence
 
 
@@ -33,10 +33,8 @@ class Critic:
         shape = replace(read_shape(directory), tied=False, value_head=True)
         config = model_config(spec, shape)
         chunks = build(config, shape)
-        if settings.model_path is None and spec.model.init == "random":
-            load_random(chunks, shape, spec.data.seed)
-        else:
-            load_hf(chunks, shape, directory)
+        drawn = settings.model_path is None and spec.model.init == "random"
+        load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
         rates = spec.trainer.optimizer.model_copy(update={"lr": settings.lr, "min_lr": settings.min_lr})
         self.learner = Learner(chunks, config, spec, rates, total_steps)
 

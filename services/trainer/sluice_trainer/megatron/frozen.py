@@ -14,7 +14,7 @@ from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.forward import forward
 from sluice_trainer.megatron.hf_config import ModelShape, read_shape
 from sluice_trainer.megatron.learner import model_config, score
-from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.model import build, load_initial
 from sluice_trainer.megatron.packing import Sequence
 
 TEACHER = "spec.algorithm.distillation.teacher.path"
@@ -30,10 +30,7 @@ class Frozen:
         """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init: random`."""
         self._spec, self._shape = spec, shape
         self.chunks = [chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)]
-        if weights is None:
-            load_random(self.chunks, shape, spec.data.seed)
-        else:
-            load_hf(self.chunks, shape, weights)
+        load_initial(self.chunks, shape, weights, spec.data.seed)
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token at the job's temperature: per sequence [response] float32, on the CPU."""

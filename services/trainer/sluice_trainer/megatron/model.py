@@ -78,6 +78,14 @@ def distribute(chunks: list[GPTModel], config: TransformerConfig) -> list[Distri
     return [DistributedDataParallel(config, options, chunk) for chunk in chunks]
 
 
+def load_initial(chunks: list[Any], shape: ModelShape, weights: Path | None, seed: int) -> None:
+    """The first weights: of a Hugging Face checkpoint, or, without one, drawn."""
+    if weights is None:
+        load_random(chunks, shape, seed)
+    else:
+        load_hf(chunks, shape, weights)
+
+
 def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
     """Initial weights: normal with the checkpoint's `initializer_range`, norms 1, biases 0.
 

@@ -41,7 +41,7 @@ from sluice_trainer.megatron.forward import Forward, forward
 from sluice_trainer.megatron.hf_config import read_shape
 from sluice_trainer.megatron.hf_files import save_hf
 from sluice_trainer.megatron.learner import Learner, model_config, score
-from sluice_trainer.megatron.model import build, load_hf, load_random
+from sluice_trainer.megatron.model import build, load_initial
 from sluice_trainer.megatron.offload import Offload
 from sluice_trainer.megatron.packing import Sequence, TrainSequence
 from sluice_trainer.ranks import Ranks
@@ -82,10 +82,7 @@ class Policy:
         self.shape = read_shape(model_dir)
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
-        if spec.model.init == "random":
-            load_random(chunks, self.shape, spec.data.seed)
-        else:
-            load_hf(chunks, self.shape, model_dir)
+        load_initial(chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed)
         total_steps = total_steps or spec.trainer.steps
         self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, total_steps)
         self._custom_loss = custom.loss(spec.algorithm)
