@@ -24,6 +24,7 @@ class Wandb:
     def __init__(self, directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> None:
         import wandb
 
+        self._teardown = wandb.teardown
         identity = hashlib.blake2b(f"{name} {directory.resolve()}".encode(), digest_size=8).hexdigest()
         self._run = wandb.init(
             project=variables.get("WANDB_PROJECT", PROJECT),
@@ -42,6 +43,7 @@ class Wandb:
 
     def close(self) -> None:
         self._run.finish()
+        self._teardown()  # finish() returns before the library's own process has written its file; this waits for it
 
 
 def start(directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> Wandb | None:
