@@ -4,8 +4,8 @@ The promise: **when `write` has returned, all of its changes are on disk, and th
 the machine losing power; when it has raised, or was cut off, none of them ever happened.** A write is one LMDB
 transaction with fdatasync before the meta page is switched over; the write map (which could lose or tear pages when a
 sparse file meets a full disk) is not used. One thread writes, any thread reads, and readers see whole transactions
-only. A disk or map that is full raises StorageFullError and changes nothing. tests/integration/buffer_crash kills the
-process to hold us to it. Why LMDB: docs/results/buffer-storage.md.
+only. A disk or map that is full raises StorageFullError and changes nothing. test_buffer_crash.py kills the process to
+hold us to it. Why LMDB: docs/results/buffer-storage.md.
 """
 
 from __future__ import annotations

@@ -125,6 +125,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_p
     assert resumed == {**through, **later, "resumed": 2}
 
 
+@pytest.mark.parametrize("save_at", [1, 3])
+def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
+    qwen3: Path, tmp_path: Path, save_at: int
+) -> None:
+    """Also where the run is resumed, in the warm-up or after it: to the bit."""
+    options: dict[str, Any] = {
+        "model": str(qwen3),
+        "algorithm": {**PPO, "critic": {"lr": 2e-3, "warmupSteps": 2}},
+        "trainer": {"steps": 5, "optimizer": {"lr": 1e-3, "schedule": "linear"}},
+    }
+    through = estimate_steps.train(**options, steps=5)
+    rates = [(metrics.get("train/lr-pg_0"), metrics["critic/lr"]) for metrics in through["history"]]
+    policy, critic = [None, None, 1e-3, 2e-3 / 3, 1e-3 / 3], [2e-3, 1.6e-3, 1.2e-3, 0.8e-3, 0.4e-3]
+    assert rates == [(p and pytest.approx(p), pytest.approx(c)) for p, c in zip(policy, critic, strict=True)]
+    estimate_steps.train(**options, steps=save_at, save_at=save_at, checkpoints=str(tmp_path))
+    (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
+    later = {name: through[name][save_at:] for name in ("history", "advantages")}
+    assert resumed == {**through, **later, "resumed": save_at}
+
+
 def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, tmp_path: Path) -> None:
     options = {"model": str(qwen3), "algorithm": PPO}
     through = estimate_steps.train(**options, steps=4)
