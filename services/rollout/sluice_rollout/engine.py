@@ -18,10 +18,9 @@ from typing import Any
 import aiohttp
 
 from sluice.sample import WeightSpan
+from sluice.wire import http
 from sluice.wire.membership import RESTING, WAKING
 
-KEEP_ALIVE_SECONDS = 2.0
-"""Idle connections are given up before SGLang does it (5 s): a request on one that is just being closed is lost."""
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
 
@@ -57,8 +56,7 @@ class Engine:
         self.info: dict[str, Any] = {}
 
     async def __aenter__(self) -> Engine:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector)
+        self._session = http.session(limit=0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -71,6 +69,12 @@ class Engine:
         if self._session is None:
             raise RuntimeError("the engine is used outside of `async with`")
         return self._session
+
+    def _request(
+        self, method: str, path: str, seconds: float, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        return http.request(self.session, method, self.url + path, timeout=timeout, **options)
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until the server answers, and learn what it can do."""
@@ -90,7 +94,7 @@ class Engine:
         """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
         path = "/health_generate" if generate else "/health"
         try:
-            async with self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=timeout)) as answer:
+            async with self._request("GET", path, timeout) as answer:
                 return answer.status == 200, f"{path} answered {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return False, f"{path}: {type(error).__name__} {error}"
@@ -111,9 +115,8 @@ class Engine:
             "return_logprob": True,
             "stream": not self.has_spans,
         }
-        timeout = aiohttp.ClientTimeout(total=self._request_timeout)
         try:
-            async with self.session.post(self.url + "/generate", json=body, timeout=timeout) as answer:
+            async with self._request("POST", "/generate", self._request_timeout, json=body) as answer:
                 if answer.status != 200:
                     await self._refuse(answer)
                 if self.has_spans:
@@ -133,9 +136,8 @@ class Engine:
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. They answer with what they have."""
         body = {"rid": rid} if rid else {"abort_all": True}
-        timeout = aiohttp.ClientTimeout(total=10.0)
         try:
-            async with self.session.post(self.url + "/abort_request", json=body, timeout=timeout) as answer:
+            async with self._request("POST", "/abort_request", 10.0, json=body) as answer:
                 await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}/abort_request: {type(error).__name__} {error}") from error
@@ -150,9 +152,8 @@ class Engine:
         raise kind(f"engine answered {answer.status}: {message}")
 
     async def _get(self, path: str) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=30.0)
         try:
-            async with self.session.get(self.url + path, timeout=timeout) as answer:
+            async with self._request("GET", path, 30.0) as answer:
                 answer.raise_for_status()
                 body: dict[str, Any] = await answer.json()
                 return body

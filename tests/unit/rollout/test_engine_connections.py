@@ -1,15 +1,17 @@
-"""Connections to the engine: SGLang closes idle ones after 5 s, and a request that meets the closing is lost."""
+"""Connections to the engine: SGLang closes idle ones after 5 s, and a request may meet the closing."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice_rollout import engine as module
-from sluice_rollout.engine import Engine
+from sluice.wire import http
+from sluice_rollout.engine import Engine, EngineError
 
 SGLANG_CLOSES_AFTER = 5.0
 
@@ -18,8 +20,8 @@ SGLANG_CLOSES_AFTER = 5.0
 async def test_a_connection_that_was_idle_for_long_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch, idle: float, connections: int
 ) -> None:
-    assert module.KEEP_ALIVE_SECONDS < SGLANG_CLOSES_AFTER
-    monkeypatch.setattr(module, "KEEP_ALIVE_SECONDS", 0.1)
+    assert http.KEEP_ALIVE_SECONDS < SGLANG_CLOSES_AFTER
+    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.1)
     seen: set[object] = set()
 
     async def health(request: web.Request) -> web.Response:
@@ -33,3 +35,34 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
         await asyncio.sleep(idle)
         assert await engine.health(1.0) == (True, "/health answered 200")
     assert len(seen) == connections
+
+
+@asynccontextmanager
+async def closing(answers: list[bool]) -> AsyncIterator[str]:
+    """A server that answers a request where the list says so, else closes the connection that brought it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (await reader.read(65536)) and answers and answers.pop(0):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_request_that_met_the_closing_of_its_connection_is_sent_again() -> None:
+    answers = [True, False, True]
+    async with closing(answers) as url, Engine(url) as engine:
+        await engine.abort("one")
+        await engine.abort("two")
+    assert not answers, "three requests for two calls"
+
+
+async def test_an_engine_that_closes_every_connection_has_failed() -> None:
+    answers = [False, False, True]
+    async with closing(answers) as url, Engine(url) as engine:
+        with pytest.raises(EngineError, match="ServerDisconnectedError"):
+            await engine.abort("one")
+    assert answers == [True], "asked twice, not more"

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from sluice.wire import http
 from sluice.wire.membership import RESTING, WAKING
 
 _FLUSH_POLL_SECONDS = 0.02
+_WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
+"""What SGLang's loader of single experts says to a tensor of all of them."""
 
 
 class EngineRefusedError(Exception):
@@ -85,9 +89,8 @@ class EngineControl:
         Outside of an update this is safe: a server with running requests refuses, and then old entries stay, as the
         pause mode says. Where nothing is running, as in synchronous training, no old entry may survive an update.
         """
-        url = f"http://{self.address}/flush_cache"
         try:
-            async with self.session.post(url, timeout=aiohttp.ClientTimeout(total=self.timeout)) as answer:
+            async with self._request("POST", "/flush_cache") as answer:
                 await answer.read()
                 return answer.status == 200
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -162,18 +165,30 @@ class EngineControl:
     async def version(self) -> str:
         return str((await self._call("GET", "/model_info"))["weight_version"])
 
+    def _request(self, method: str, path: str, **options: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=self.timeout)
+        return http.request(self.session, method, f"http://{self.address}{path}", timeout=timeout, **options)
+
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
         started = time.monotonic()
         try:
-            async with self.session.request(
-                method, f"http://{self.address}{path}", json=body, timeout=aiohttp.ClientTimeout(total=self.timeout)
-            ) as answer:
+            async with self._request(method, path, json=body) as answer:
                 text = await answer.text()
                 if answer.status != 200:
-                    raise EngineRefusedError(f"{path} answered {answer.status}: {text[:500]}")
+                    raise EngineRefusedError(_explained(f"{path} answered {answer.status}: {text[:500]}"))
                 return await answer.json(content_type=None) if text else None
         except TimeoutError as error:
             waited = time.monotonic() - started
             raise EngineRefusedError(f"{path}: no answer after {waited:.0f} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EngineRefusedError(f"{path}: {type(error).__name__} {error}") from error
+
+
+def _explained(refusal: str) -> str:
+    if _WITHOUT_PLUGIN not in refusal:
+        return refusal
+    return (
+        "the engine has not loaded the plugin sluice_stacked_experts, which takes all experts of a layer as one tensor "
+        "(see its log; rollout.template may give it another command or SGLANG_PLUGINS, or its SGLang has no plugins). "
+        f"Set weightSync.stackedExperts: false to send single experts. {refusal}"
+    )

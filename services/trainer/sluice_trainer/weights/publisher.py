@@ -18,7 +18,7 @@ import aiohttp
 
 from sluice.api import WeightSync
 from sluice.telemetry import logs
-from sluice.wire import rpc
+from sluice.wire import http, rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
@@ -26,8 +26,6 @@ from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.transport import Peer, TransferError, Transport
 
 CALL_SECONDS = 30.0
-KEEP_ALIVE_SECONDS = 2.0
-"""Idle connections are given up before SGLang does it (5 s): a request on one that is just being closed is lost."""
 _FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
 """What one engine may do to us. torch.distributed raises RuntimeError for a broken connection."""
 
@@ -227,7 +225,7 @@ class Publisher:
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
         if self._http is None:
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS))
+            self._http = http.session()
         key = (member.address, member.attempt)
         control = self._controls.setdefault(
             key, EngineControl(member.address, self._http, timeout=self._sync.timeout_seconds)
