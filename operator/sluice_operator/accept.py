@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sluice.api import ManifestError, RLJob
 from sluice.api.changes import MUTABLE, differences
-from sluice.api.load import describe
+from sluice.api.problems import describe
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
 

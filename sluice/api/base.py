@@ -95,6 +95,8 @@ LossFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^sft$")]
 """The word `sft`, or a Python function as in DottedPath."""
 GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$")]
 """The word `none`, or a Python function as in DottedPath."""
+GroupFilter = Annotated[str, Field(pattern=DOTTED_PATH + "|^nonzero_std$")]
+"""The word `nonzero_std`, or a Python function as in DottedPath."""
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]

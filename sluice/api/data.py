@@ -28,7 +28,7 @@ from sluice.api.base import (
 
 MADE_ROWS = "rows"
 """Where the buffer's storage has the files that RowSources made."""
-_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
+_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$")
 
 
 def parse_path(text: str) -> tuple[Path, slice]:

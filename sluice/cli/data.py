@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -211,8 +212,26 @@ def materialise(
     A job does so by itself for `data.prompts[].source`; this is for files that several jobs share, or that take long.
     """
     with _refusing():
-        produced = made_rows(function, _arguments(arguments or []), rows)
+        produced = _own_rows(function, _arguments(arguments or []), rows)
         _write(target, produced, force=force, as_json=as_json)
+
+
+def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Iterator[Row]:
+    """The rows of a user's function. What it raises is told in a line, with the place in its code."""
+    number = 0
+    try:
+        for number, row in enumerate(made_rows(function, arguments, rows), start=1):  # noqa: B007 - told if it raises
+            yield row
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = (
+            f"{function} raised {type(error).__name__} after {number} rows ({place.filename}:{place.lineno}): {error}"
+        )
+        raise ConfigurationError(text) from error
+    if not number:
+        raise ConfigurationError(f"{function} gave no rows")
 
 
 def _arguments(given: list[str]) -> dict[str, Any]:

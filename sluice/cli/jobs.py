@@ -6,6 +6,7 @@ The Kubernetes client is loaded only when a cluster is asked.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,11 +31,13 @@ async def reading(name: str | None, namespace: str | None, run_dir: Path | None)
         raise ReadError("say which job: its NAME, or --run-dir DIR")
     from sluice_operator.cluster.kube.reader import connect
 
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)  # what it warns of is told by the error
     try:
         async with connect(name, namespace) as reader:
             yield reader
     except ConfigurationError as error:
-        raise ReadError(f"{error}; or give --run-dir DIR") from error
+        here = "" if namespace else f"there is no run in {RUNS / name}, and "
+        raise ReadError(f"{here}{error}; or give --run-dir DIR") from error
 
 
 def _run_of(name: str | None, namespace: str | None) -> Path | None:

@@ -42,7 +42,8 @@ class Wanted:
 
     def __str__(self) -> str:
         named = {"role": self.role, "replica": self.replica, "container": self.container, "attempt": self.attempt}
-        return " with " + ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
+        chosen = ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
+        return f" with {chosen}" if chosen else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ from typing import Any
 
 from sluice.api import KIND, ManifestError, RLJob, manifest
 from sluice.api.data import parse_path
+from sluice.cli.functions import problem_of
+from sluice.data.files import files_of
+from sluice.environment import ConfigurationError
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -100,19 +103,20 @@ def _check_data(job: RLJob) -> list[str]:
     named = [(f"spec.data.prompts[{i}].path", s.path) for i, s in enumerate(job.spec.data.prompts)]
     if job.spec.evaluation:
         named += [(f"spec.evaluation.datasets[{i}].path", s.path) for i, s in enumerate(job.spec.evaluation.datasets)]
-    if job.spec.debug.replay:
-        named.append(("spec.debug.replay", job.spec.debug.replay))
-    return [
-        f"{field}: there is no file or directory {parse_path(path)[0]}"
-        for field, path in named
-        if path is not None and not parse_path(path)[0].exists()
-    ]
+    problems = []
+    for field, path in named:
+        try:
+            if path:
+                files_of(parse_path(path)[0])
+        except ConfigurationError as error:
+            problems.append(f"{field}: {error}")
+    replay = job.spec.debug.replay
+    if replay and not Path(replay).exists():
+        problems.append(f"spec.debug.replay: there is no file or directory {replay}")
+    return problems
 
 
 def _check_functions(job: RLJob) -> list[str]:
     functions = [(f"{name}.{field}", group.get(field)) for name, group, field in _functions(manifest(job)["spec"])]
-    return [
-        f"{field}: there is no file {path.rpartition(':')[0]}"
-        for field, path in functions
-        if path and ".py:" in path and not Path(path.rpartition(":")[0]).is_file()
-    ]
+    found = [(field, problem_of(dotted)) for field, dotted in functions if dotted]
+    return [f"{field}: {problem}" for field, problem in found if problem]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +21,63 @@ from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
+from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
+from sluice_operator.cluster import gpus, rundir
 from sluice_operator.cluster.local import LocalCluster
-from sluice_operator.cluster.rundir import RunDirectoryError
 from sluice_operator.plan import Observed, Plan, Progress, names
 from sluice_operator.plan.objects import rendezvous_address
+from sluice_operator.plan.render import render_all
 from sluice_operator.probe import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
 JOB = "job.json"
 REFRESH_SECONDS = 0.5
+LOCK_SECONDS = 5.0
+"""How long to wait for a run that is just ending."""
 
 
 def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool) -> int:
     """Run or continue a job. Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued."""
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
+    check_gpus(job)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
-    prepare(directory, job, fresh=fresh)
+    try:
+        prepare(directory, job, fresh=fresh)
+    except rundir.RunDirectoryError as error:
+        raise ManifestError(str(error)) from error
+    except OSError as error:
+        raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)
     try:
         status = asyncio.run(_run(job, directory, view))
-    except RunDirectoryError as error:
+    except rundir.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
+    except OSError as error:
+        text = f"{directory}: the run cannot go on: {error}; when that is mended, the same command continues it"
+        raise ManifestError(text) from error
     finally:
         view.close()
     return finish(console, directory, job, status)
+
+
+def check_gpus(job: RLJob) -> None:
+    """Raise ManifestError where this machine has not the GPUs that the trainer and one engine need at the same time."""
+    wanted, there = gpus.least(render_all(job)), len(gpus.visible_gpus())
+    if wanted > there:
+        raise ManifestError(
+            f"the trainer and one engine need {wanted} GPU(s), and this machine shows {there} (CUDA_VISIBLE_DEVICES); "
+            "to run on CPUs set spec.trainer.gpusPerNode: 0 and spec.rollout.gpusPerReplica: 0"
+        )
 
 
 def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
     """Make or accept the run directory. A run goes on only with the manifest that it was started with."""
     known = directory / JOB
     if fresh and known.exists():
-        shutil.rmtree(directory)
+        delete(directory)
     if known.exists():
         changes = differences(_read(known)["spec"], manifest(job)["spec"])
         if changes:
@@ -66,17 +92,29 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
     run_directory.write_json(known, manifest(job))
 
 
+def delete(directory: Path) -> None:
+    """Delete a run, unless it is going on. Raises RunDirectoryError then."""
+    lock = asyncio.run(rundir.lock(directory, LOCK_SECONDS))
+    try:
+        shutil.rmtree(directory)
+    finally:
+        os.close(lock)
+
+
 def _read(path: Path) -> Any:
     import json
 
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ManifestError(f"{path}: not valid JSON ({error}); use another --run-dir") from error
 
 
 async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.time()
     monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
-    watch = health.Watch(metrics.read())  # what an earlier run did is not news
+    watch = Warnings(health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size))  # earlier is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     async with LocalCluster(directory, volumes=volumes) as cluster:
@@ -116,12 +154,29 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     return None if stopped else status
 
 
-def show(view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, watch: health.Watch) -> None:
+@dataclass(frozen=True, slots=True)
+class Warnings:
+    """What makes a run look sick, told once."""
+
+    steps: health.Watch
+    harvest: health.Harvest
+
+    def see(self, fresh: list[dict[str, Any]], stats: BufferStats | None) -> Iterator[str]:
+        for finding in (finding for record in fresh for finding in self.steps.see(record)):
+            yield f"step {finding.step}: {finding.text}"
+        if stats:
+            counters = stats.counters
+            found = self.harvest.see(stats.step, int(counters["groups_failed"]), int(counters["groups_filtered"]))
+            if found:
+                yield found.text
+
+
+def show(view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, warnings: Warnings) -> None:
     """The present picture; and a warning where a new step looks sick in a way that was not told before."""
     fresh = metrics.read()
     view.show(status, snapshot, metrics, fresh)
-    for finding in (finding for record in fresh for finding in watch.see(record)):
-        view.event("Warning", f"step {finding.step}: {finding.text}")
+    for text in warnings.see(fresh, snapshot.stats):
+        view.event("Warning", text)
 
 
 def tls_of(job: RLJob, observed: Observed) -> Tls:

@@ -71,7 +71,7 @@ class PlainView:
     ) -> None:
         if status and status.state != self._state:
             self._state = status.state
-            self._print(f"state {status.state}")
+            self._print(f"state {status.state}{f': {waits}' if (waits := waiting(status)) else ''}")
         total = snapshot.stats.total_steps if snapshot.stats else 0
         for record in fresh:
             evaluation = evaluation_text(snapshot)
@@ -110,6 +110,8 @@ class LiveView:
         title = Text.assemble((self._job.metadata.name, "bold"), "  ", (state, _STYLES.get(state, "cyan")))
         parts: list[RenderableType] = [self._progress(snapshot), self._numbers(snapshot, metrics)]
         parts.append(roles(status, snapshot))
+        if status and (waits := waiting(status)):
+            parts.append(Text(waits, style="yellow"))
         parts += [Text(line, style="dim") for line in self._events]
         self._live.update(Panel(Group(*parts), title=title, title_align="left"))
 
@@ -153,6 +155,12 @@ class LiveView:
             f"buffer {stats.depth if stats else 0} ready, {stats.leases if stats else 0} in work",
         )
         return grid
+
+
+def waiting(status: RLJobStatus) -> str:
+    """What a job waits for that does not run yet, or not any more."""
+    running = status.condition("Running")
+    return running.message if running and status.state in ("Pending", "Queued", "Starting", "Restarting") else ""
 
 
 def roles(status: RLJobStatus | None, snapshot: Snapshot) -> Table:

@@ -37,8 +37,8 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
         raise ConfigurationError(f"{directory} has no tokenizer")
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{directory} has no usable tokenizer: {error}") from error
+    except Exception as error:  # whatever transformers and tokenizers stumble over
+        raise ConfigurationError(f"{directory} has no usable tokenizer: {type(error).__name__}: {error}") from error
 
 
 def render(

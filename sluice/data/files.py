@@ -45,6 +45,9 @@ def files_of(path: Path) -> list[Path]:
             raise ConfigurationError(f"{path}: no {', '.join(ENDINGS)} file in this directory")
         return found
     if not path.is_file():
+        before, separator, after = str(path).rpartition("@")
+        if separator and Path(before).exists():
+            raise ConfigurationError(f"{before}: a slice is written @[a:b] with whole numbers, found @{after}")
         raise ConfigurationError(f"{path}: no such prompt file")
     if path.suffix not in ENDINGS:
         raise ConfigurationError(f"{path}: expected a file that ends with {', '.join(ENDINGS)}")

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api import API_VERSION, KIND, RLJob, manifest
-from sluice.api.load import describe, field_path
+from sluice.api.problems import describe, field_path
 from sluice.importing.draft import Draft
 
 _TITLES = {

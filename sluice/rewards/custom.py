@@ -21,6 +21,8 @@ class LoadError(Exception):
 def load(dotted: str) -> Callable[..., Any]:
     """The function behind a dotted path."""
     module_name, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
+    if not module_name or dotted.endswith(".py"):
+        raise LoadError(f"{dotted} names no function; expected package.module.name or path/to/file.py:name")
     try:
         module = _file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything

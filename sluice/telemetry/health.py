@@ -23,6 +23,7 @@ _LOGPROB_LIMIT = 0.1
 _TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
 _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
+_FRUITLESS_BATCHES = 4
 _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
 
@@ -51,6 +52,35 @@ class Watch:
         fresh = [finding for finding in look(self._history) if finding.kind not in self._told]
         self._told |= {finding.kind for finding in fresh}
         return fresh
+
+
+class Harvest:
+    """Between two steps: tells once that groups come to nothing, so that no step is made of them.
+
+    The buffer starts another group for each that fails or is filtered, so such a run would go on in silence.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._bound = _FRUITLESS_BATCHES * batch_size
+        self._step, self._failed, self._filtered = -1, 0, 0
+        self._told = False
+
+    def see(self, step: int, failed: int, filtered: int) -> Finding | None:
+        """step: the last that was made; failed, filtered: groups so far."""
+        if step != self._step:
+            self._step, self._failed, self._filtered = step, failed, filtered
+        failed, filtered = failed - self._failed, filtered - self._filtered
+        if self._told or failed + filtered < self._bound:
+            return None
+        self._told = True
+        parts, advice = list[str](), list[str]()
+        if failed:
+            parts.append(f"{failed} groups failed")
+            advice.append("every sample of theirs failed, and the rollout log says why (sluice logs NAME rollout)")
+        if filtered:
+            parts.append(f"{filtered} groups were filtered")
+            advice.append("rollout.dynamicFilter keeps too few: easier or harder prompts, more samplesPerPrompt")
+        return Finding("fruitless", step, f"{' and '.join(parts)} without a step: {'; '.join(advice)}")
 
 
 def findings(records: Iterable[Record]) -> list[Finding]:

@@ -85,12 +85,15 @@ def _headline(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -
     judged = name == "reward"
     axes.plot(list(steps)[-len(course) :], course, color="#90a4ae", label="training samples" if judged else name)
     axes.set_xlabel("step")
+    axes.set_ylabel(name)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     lines = axes.get_lines()
     if evaluations:
         own = axes if judged else axes.twinx()
         lines += own.plot(*zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="evaluation (held out)")
         own.set_ylim(bottom=min(0.0, own.get_ylim()[0]))
+        if not judged:
+            own.set_ylabel("reward")
     axes.legend(handles=lines, frameon=False, loc="best" if judged else "center right")
 
 
@@ -135,7 +138,9 @@ def _timeline(axes: Any, directory: Path) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("seconds")
     if used:
-        axes.legend(used.values(), used.keys(), frameon=False, ncols=len(used), loc="lower left", bbox_to_anchor=(0, 1))
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+        slim: dict[str, Any] = {"fontsize": "small", "handlelength": 1.2, "columnspacing": 1.2}
+        axes.legend(used.values(), used.keys(), frameon=False, ncols=len(used), **place, **slim)
 
 
 def spans(samples: list[dict[str, Any]], name: str) -> list[tuple[str, float, float]]:

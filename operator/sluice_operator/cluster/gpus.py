@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sluice_operator.plan import names
+from sluice_operator.plan.model import KubeObject
+
 
 def visible_gpus() -> list[str]:
     """CUDA_VISIBLE_DEVICES where it is set, else all devices of the driver."""
@@ -22,6 +25,19 @@ def requested(container: Mapping[str, Any]) -> int:
     return int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
 
 
+def least(objects: Sequence[KubeObject]) -> int:
+    """GPUs without which a job cannot begin: those of the first gang of each role, and of claims, which gangs share."""
+    pods = [
+        each for each in objects if each["kind"] == "Pod" and each["metadata"]["labels"][names.LABEL_REPLICA] == "0"
+    ]
+    own = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
+    return own + sum(claimed_by(each) for each in objects if each["kind"] == "ResourceClaim")
+
+
+def claimed_by(claim: Mapping[str, Any]) -> int:
+    return sum(each["exactly"].get("count", 1) for each in claim["spec"]["devices"]["requests"])
+
+
 def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
     """GPUs for one pod, or why there are none. A name that stands twice in `all_gpus` may be taken twice."""
     free = list(all_gpus)
@@ -35,7 +51,7 @@ def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[s
 def allocate(claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[str]) -> dict[str, list[str]] | str:
     """GPUs for each request of a ResourceClaim, or why there are none."""
     requests = claim["spec"]["devices"]["requests"]
-    found = assign(sum(each["exactly"].get("count", 1) for each in requests), all_gpus, taken)
+    found = assign(claimed_by(claim), all_gpus, taken)
     if isinstance(found, str):
         return found
     left = iter(found)

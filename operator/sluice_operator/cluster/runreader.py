@@ -25,7 +25,10 @@ class RunReader:
 
     async def picture(self) -> Picture:
         state = self._state()
-        job = json.loads((self._directory / JOB).read_text())
+        try:
+            job = json.loads((self._directory / JOB).read_text())
+        except ValueError as error:
+            raise ReadError(f"{self._directory / JOB}: not valid JSON ({error})") from error
         job["status"] = state.status or {}
         events = [
             Happened(datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"])

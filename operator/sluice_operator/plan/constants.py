@@ -49,13 +49,13 @@ STARTING = Reason("Starting", "pods are running; {waiting}")
 UNREACHABLE = Reason("BufferUnreachable", "pods are running; the buffer does not answer yet")
 RUNNING = Reason("Running", "training, with {ready} of {desired} pods running")
 RESTARTING = Reason("Restarting", "waiting for {gangs}{detail}")
-STOPPED = Reason("Stopped", "the job is {state}")
+STOPPED = Reason("Stopped", "the job {state}")
 
 # Admitted
 ADMITTED = Reason("Admitted", "no pod waits for a queue")
 GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue{detail}")
 QUEUED = Reason("WaitingForQueue", "the job waits in a queue until its trainer and an engine are admitted")
-NOT_ADMITTED = Reason("NotRequested", "the job is {state}")
+NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 
 # WeightsInSync
 IN_SYNC = Reason("InSync", "all engines hold the newest weights")

@@ -143,7 +143,7 @@ def _finish(
     steps: Sequence[Step],
 ) -> Plan:
     """The job ends: its terminal condition is written first, then what still runs is stopped."""
-    word = ending.type.lower()
+    word = f"has {ending.type.lower()}"
     findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
     failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
     if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods)):
@@ -173,8 +173,8 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
         return _finish(job, status, observed, now, done, [])
     findings = [
         Finding("Suspended", "True", SUSPENDED.name, SUSPENDED.message),
-        Finding("Running", "False", STOPPED.name, STOPPED.text(state="suspended")),
-        Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="suspended")),
+        Finding("Running", "False", STOPPED.name, STOPPED.text(state="is suspended")),
+        Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="is suspended")),
     ]
     retired = _retired(status, [], observed.pods, now)
     new = assembled(

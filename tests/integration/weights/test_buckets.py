@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_trainer.weights.buckets import buckets
@@ -23,6 +23,7 @@ def tensors(draw: st.DrawFn) -> Tensors:
     return made
 
 
+@settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
 def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> None:
     made = list(buckets(given_, limit))
@@ -33,6 +34,7 @@ def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> 
         assert torch.equal(found, expected)
 
 
+@settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
 def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given_: Tensors, limit: int) -> None:
     made = list(buckets(given_, limit))
@@ -51,3 +53,13 @@ def test_what_the_engine_is_told() -> None:
 def test_a_model_without_tensors_still_ends() -> None:
     [bucket] = buckets([], 100)
     assert (bucket.names, bucket.data.nbytes, bucket.last) == ((), 0, True)
+
+
+def test_what_sglang_joins_comes_in_one_bucket() -> None:
+    """It drops DeepSeek's q_a_proj where a bucket ends before kv_a_proj_with_mqa."""
+    names = ["q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    attention = [[f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)]
+    ends = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(2)]
+    given_ = [(name, torch.ones(10)) for layer in range(2) for name in [*attention[layer], ends[layer]]]
+    found = [list(bucket.names) for bucket in buckets(given_, 100)]
+    assert found == [attention[0], [ends[0]], attention[1], [ends[1]]]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sluice.api import ManifestError, RLJob, load_job, manifest
+from sluice.api import ManifestError, RLJob, load_job, manifest, problems
 from sluice.api.base import quantity_value
 
 MANIFEST = """\
@@ -61,7 +63,8 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
     ("override", "message"),
     [
         ("trainer.stpes=1", ":15: spec.trainer.stpes: unknown field; did you mean steps?"),
-        ("trainer.steps=many", ":16: spec.trainer.steps: Input should be a valid integer"),
+        ("trainer.steps=many", ":16: spec.trainer.steps: expected a whole number, found 'many'"),
+        ("trainer.steps=1.5", "spec.trainer.steps: expected a whole number, found 1.5"),
         ("trainer.stepsPerBatch=5", "spec.trainer.stepsPerBatch: batchSize x samplesPerPrompt sequences (4 x 6 = 24)"),
         ("trainer.epochs=1", "spec.trainer.steps: exactly one of steps and epochs must be set"),
         ("rollout.maxStaleness=1", "spec.rollout.maxStaleness: maxStaleness > 0 needs mode: async"),
@@ -71,15 +74,23 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             "reward.model={url: http://judge}",
             ":10: spec.reward: exactly one of type, function, url and model must be set",
         ),
-        ("reward.type=maths", "spec.reward.type: Input should be 'boxed_exact_match'"),
+        ("reward.type=maths", "'random', found 'maths'; did you mean math?"),
+        ("reward.type=", "spec.reward.type: expected 'boxed_exact_match'"),
+        ("reward={function: judge}", "spec.reward.function: expected a Python function as package.module.name or"),
+        ("rollout.dynamicFilter=nonzero", "dynamicFilter: expected nonzero_std, or a Python function as"),
+        ("reward=math", ":10: spec.reward: expected an object, found 'math'"),
+        ("rollout.sampling.stop=x", "spec.rollout.sampling.stop: expected a list, found 'x'"),
         ("algorithm.kl={coef: 0.1, lossCoef: 0.1}", "spec.algorithm.kl.lossCoef: coef (in the reward) and lossCoef"),
         ("trainer.parallelism.tensor=3", "spec.trainer.parallelism: nodes x processes a node (1)"),
         ("trainer.parallelism.expert=2", "parallelism.expert: nodes x processes a node / pipeline (1) must"),
         ("trainer.parallelism.virtualPipeline=2", "parallelism.virtualPipeline: virtualPipeline needs pipeline of at"),
-        ("trainer.parallelism.virtualPipeline=1", "parallelism.virtualPipeline: Input should be greater than or equal"),
-        ("rollout.sampling.temperature=0", "spec.rollout.sampling.temperature: Input should be greater than 0"),
-        ("metadata.name=Tiny", ":4: metadata.name: String should match pattern"),
-        ("buffer.storage.size=20Gigs", "spec.buffer.storage.size"),
+        ("trainer.parallelism.virtualPipeline=1", "parallelism.virtualPipeline: expected at least 2, found 1"),
+        ("rollout.sampling.temperature=0", "spec.rollout.sampling.temperature: expected more than 0"),
+        ("metadata.name=Tiny", ":4: metadata.name: expected small letters, digits and '-'; "),
+        ("buffer.storage.size=20Gigs", "spec.buffer.storage.size: '20Gigs' is not a quantity such as 500m, 2, 512Mi"),
+        ("buffer.storage.size=[1]", "spec.buffer.storage.size: expected a text or expected a whole number"),
+        ("trainer.steps.more=1", "--set trainer.steps.more=1: spec.trainer.steps is 10, which has no fields"),
+        ("trainer.steps.more.still=1", "spec.trainer.steps is 10, which has no fields"),
         ("kind=Job", "expected apiVersion sluice.dev/v1alpha1, kind RLJob; found"),
         ("data.prompts[5].path=x", "'5' is not an index into a list of 1"),
         ("trainer", "expected path=value"),
@@ -102,6 +113,42 @@ def test_malformed_yaml_names_line_and_column(tmp_path: Path) -> None:
     path.write_text("kind: RLJob\nspec: {a: [1, 2}\n")
     with pytest.raises(ManifestError, match=r"job\.yaml:2:\d+: not valid YAML"):
         load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: \x01\n", "not valid YAML: unacceptable character"),
+        ("kind: RLJob\nmetadata:\n---\nkind: RLJob\n", "2 RLJobs in one file"),
+        ("- kind: RLJob\n", "expected an object with apiVersion"),
+        ("# nothing\n", "the file is empty"),
+    ],
+)
+def test_what_is_no_manifest_is_told_in_a_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ManifestError) as raised:
+        load_job(path)
+    assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def patterns(node: Any) -> Iterator[str]:
+    """Every `pattern` of a JSON schema."""
+    if isinstance(node, dict):
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        for child in node.values():
+            yield from patterns(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from patterns(child)
+
+
+def test_every_pattern_of_a_field_is_told_in_words() -> None:
+    schema = RLJob.model_json_schema()
+    del schema["$defs"]["Condition"]  # nobody writes a status by hand
+    assert set(patterns(schema)) == set(problems.PATTERNS)
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

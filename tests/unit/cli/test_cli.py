@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from sluice.cli.main import app
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.run import prepare
 from sluice.cli.view import duration, sparkline
+from sluice_operator.cluster import rundir
 
 JOB = """\
 apiVersion: sluice.dev/v1alpha1
@@ -52,7 +56,7 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
     [
         ("model/config.json", "has no config.json"),
         ("model/tokenizer.json", "has no tokenizer"),
-        ("rows.jsonl", "spec.data.prompts[0].path: there is no file"),
+        ("rows.jsonl", "rows.jsonl: no such prompt file"),
         ("judge.py", "spec.reward.function: there is no file"),
     ],
 )
@@ -60,6 +64,48 @@ def test_what_is_missing_is_said_before_anything_starts(job: Path, missing: str,
     (job.parent / missing).unlink()
     with pytest.raises(ManifestError) as raised:
         check_files(resolve(load_job(job), job.parent))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("judge.py:scroe", "judge.py has no function 'scroe'; did you mean score?"),
+        ("judge.py", "names no function; expected judge.py:name"),
+        ("broken.py:f", "broken.py:2: not valid Python: "),
+        ("partial.py:graded", None),
+        ("star.py:anything", None),
+        ("package.of.mine.f", None),
+    ],
+)
+def test_a_function_is_looked_for_in_its_file(job: Path, function: str, message: str | None) -> None:
+    (job.parent / "broken.py").write_text("\ndef f(:\n")
+    (job.parent / "partial.py").write_text("if True:\n    graded, other = print, print\nraise SystemExit\n")
+    (job.parent / "star.py").write_text("from elsewhere import *\n")
+    found = resolve(load_job(job, [f"reward.function={function}"]), job.parent)
+    if message is None:
+        return check_files(found)
+    with pytest.raises(ManifestError) as raised:
+        check_files(found)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("spec.reward.function: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("rows.jsonl@[0:x]", "rows.jsonl: a slice is written @[a:b] with whole numbers, found @[0:x]"),
+        ("rows.jsonl@[-:1]", "found @[-:1]"),
+        ("rows.jsonl@0:1", "found @0:1"),
+        ("judge.py", "judge.py: expected a file that ends with .jsonl, .json, .parquet"),
+        ("empty", "no .jsonl, .json, .parquet file in this directory"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_told_before_anything_starts(job: Path, path: str, message: str) -> None:
+    (job.parent / "empty").mkdir()
+    with pytest.raises(ManifestError) as raised:
+        check_files(resolve(load_job(job, [f"data.prompts[0].path={path}"]), job.parent))
+    assert str(raised.value).startswith("spec.data.prompts[0].path: ")
     assert message in str(raised.value)
 
 
@@ -122,6 +168,73 @@ def test_a_run_goes_on_only_with_its_own_manifest(job: Path, tmp_path: Path) -> 
         prepare(run, load_job(job, ["trainer.steps=4"]), fresh=False)
     prepare(run, load_job(job, ["trainer.steps=4"]), fresh=True)
     assert json.loads((run / "job.json").read_text())["spec"]["trainer"]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("file", "Not a directory"), ("/proc/no/run", "No such file or directory")]
+)
+def test_a_run_directory_that_cannot_be_made_is_told_in_a_line(job: Path, place: str, message: str) -> None:
+    (job.parent / "file").touch()
+    result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(job.parent / place)])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "--run-dir" in result.output
+
+
+def test_a_job_that_wants_more_gpus_than_there_are_does_not_start(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    changes = ["--set", "trainer.gpusPerNode=1", "--set", "rollout.gpusPerReplica=1"]
+    result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run"), *changes])
+    assert (result.exit_code, (tmp_path / "run").exists()) == (2, False)
+    assert "need 2 GPU(s), and this machine shows 1" in result.output
+
+
+def test_where_there_is_neither_run_nor_cluster_both_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    result = CliRunner().invoke(app, ["status", "mine"])
+    assert result.exit_code == 1
+    assert "error: there is no run in runs/mine, and no API server is known" in result.output
+    assert "Config not found" not in result.output
+
+
+async def test_fresh_never_deletes_a_run_that_goes_on(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.cli.run.LOCK_SECONDS", 0.1)
+    directory = tmp_path / "run"
+    await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
+    held = await rundir.lock(directory, 0)
+    try:
+        with pytest.raises(rundir.RunDirectoryError, match=f"{directory} is in use by process {os.getpid()}"):
+            await asyncio.to_thread(prepare, directory, load_job(job), fresh=True)
+    finally:
+        os.close(held)
+    assert (directory / "job.json").exists()
+    await asyncio.to_thread(prepare, directory, load_job(job), fresh=True)
+    assert sorted(path.name for path in directory.iterdir()) == ["job.json"]
+
+
+def test_a_full_disk_is_told_in_a_line(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sluice.cli.run._run", full)
+    result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "the run cannot go on: [Errno 28] No space left on device; when that is mended, the same" in result.output
+
+
+def test_a_run_whose_manifest_is_broken_is_told_in_a_line(job: Path, tmp_path: Path) -> None:
+    prepare(tmp_path / "run", load_job(job), fresh=False)
+    (tmp_path / "run/job.json").write_text("{")
+    for command in (["run", str(job)], ["status"]):
+        result = CliRunner().invoke(app, [*command, "--run-dir", str(tmp_path / "run")])
+        assert result.exit_code in (1, 2), result.output
+        assert "job.json: not valid JSON" in result.output
 
 
 def test_fresh_never_deletes_what_is_no_run(job: Path, tmp_path: Path) -> None:

@@ -195,6 +195,13 @@ def counting(start=0, word="n"):
 class Fixed:
     def __iter__(self):
         return iter([{"prompt": "a"}, ["b"]])
+
+def raising():
+    yield {"prompt": "a"}
+    raise KeyError("b")
+
+def nobody():
+    return []
 """
 
 
@@ -209,10 +216,12 @@ def test_own_code_becomes_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("nothing", [], "has no function 'nothing'; it has counting, Fixed"),
+        ("nothing", [], "has no function 'nothing'; it has counting, Fixed, "),
         ("counting", ["--arg", "end=1"], "unexpected keyword argument 'end'"),
         ("counting", ["--arg", "end"], "--arg end: expected name=value"),
         ("Fixed", [], "row 1: a row must be a dict, found list"),
+        ("raising", [], "raising raised KeyError after 1 rows ("),
+        ("nobody", [], "nobody gave no rows"),
     ],
 )
 def test_own_code_that_gives_no_rows_is_refused(tmp_path: Path, name: str, arguments: list[str], message: str) -> None:

@@ -134,6 +134,9 @@ async def test_where_nothing_is_chosen_that_is_an_error() -> None:
     reader.logs = {TRAINER: []}
     with pytest.raises(ReadError, match="there are no logs with role buffer, replica 3"):
         await printer(reader, role="buffer", replica=3)[0].once()
+    reader.logs = {}
+    with pytest.raises(ReadError, match="there are no logs: no such pod"):
+        await printer(reader)[0].once()
 
 
 async def test_followed_logs_take_in_pods_that_appear_later(monkeypatch: pytest.MonkeyPatch) -> None:

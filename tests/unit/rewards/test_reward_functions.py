@@ -57,6 +57,8 @@ def test_parameters(user: Path, name: str, expected: Any) -> None:
         ("{file}:nothing", "has no function 'nothing'; it has sluice, "),
         ("/no/such.py:f", "there is no file"),
         ("a.b.c", "No module"),
+        ("nonzero", "nonzero names no function; expected package.module.name or path/to/file.py:name"),
+        ("judge.py", "judge.py names no function"),
     ],
 )
 def test_a_wrong_path_says_what_there_is(user: Path, path: str, message: str) -> None:

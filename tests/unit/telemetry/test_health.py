@@ -81,3 +81,24 @@ def test_each_kind_is_told_once() -> None:
 def test_what_an_earlier_run_showed_is_not_told_again() -> None:
     sick = steps(6, **{"train/ppo_kl": 1.0})
     assert health.Watch(sick[:3]).see(sick[3]) == []
+
+
+def test_groups_that_come_to_nothing_are_told_of_once() -> None:
+    harvest = health.Harvest(batch_size=8)
+    assert harvest.see(0, 0, 0) is None
+    assert harvest.see(0, 31, 0) is None
+    finding = harvest.see(0, 32, 0)
+    assert finding is not None
+    assert finding.text.startswith("32 groups failed without a step: ")
+    assert "rollout log" in finding.text
+    assert harvest.see(0, 64, 0) is None
+
+
+def test_groups_are_counted_from_the_last_step_on() -> None:
+    harvest = health.Harvest(batch_size=8)
+    assert harvest.see(3, 500, 500) is None
+    assert harvest.see(4, 510, 520) is None
+    finding = harvest.see(4, 512, 550)
+    assert finding is not None
+    assert finding.text.startswith("2 groups failed and 30 groups were filtered without a step: ")
+    assert "rollout.dynamicFilter" in finding.text

@@ -1,0 +1,167 @@
+"""What pages and examples name exists: links, anchors, files, commands; and every manifest in them is valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+from ruamel.yaml.comments import CommentedMap
+
+from sluice.api import load_job
+from sluice.api.load import parse_documents, parse_job
+from sluice.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "charts/sluice/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+SKELETON = """\
+apiVersion: sluice.dev/v1alpha1
+kind: RLJob
+metadata: {name: skeleton}
+spec:
+  model: {path: model}
+  data: {prompts: [{path: rows.jsonl}]}
+  reward: {type: math}
+  trainer: {steps: 10}
+"""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each fenced block of a page in one of the languages."""
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        if match[1] in languages:
+            yield page.read_text()[: match.start()].count("\n") + 2, match[2]
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchor(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            continue
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (fragment and fragment not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
+    rooms = "benchmarks|charts|crds|docker|docs|examples|operator|protos|services|sluice|tests"
+    named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def completed(document: CommentedMap) -> CommentedMap:
+    """A part of a spec as a whole job: what is missing is the skeleton's."""
+    whole: CommentedMap = parse_documents(SKELETON, "skeleton")[0]
+    for group, fields in document.items():
+        known = whole["spec"].get(group)
+        alone = group in ("reward", "data") or not isinstance(known, dict)
+        whole["spec"][group] = fields if alone else known | fields
+    if "epochs" in whole["spec"]["trainer"]:
+        whole["spec"]["trainer"].pop("steps")
+    if whole["spec"].get("algorithm", {}).get("lossFunction") == "sft":
+        whole["spec"].pop("reward")
+    whole["spec"]["data"].setdefault("prompts", [{"path": "rows.jsonl"}])
+    return whole
+
+
+MANIFESTS = [(page, line, text) for page in PAGES for line, text in blocks(page, "yaml")]
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "text"), MANIFESTS, ids=[f"{name_of(page)}:{line}" for page, line, _ in MANIFESTS]
+)
+def test_every_manifest_of_a_page_is_valid(page: Path, line: int, text: str) -> None:
+    document = parse_documents(text, f"{name_of(page)}:{line}")[0]
+    parse_job(document if "kind" in document else completed(document), f"{name_of(page)}:{line}")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_every_example_is_valid(path: Path) -> None:
+    load_job(path)
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Commands of a shell block, `$ ` and comments taken off, continued lines joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        yield re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(where, command line) of every call of sluice in a page or in the head of an example."""
+    for page in PAGES:
+        for _, text in blocks(page, "", "sh", "bash", "console"):
+            yield from ((name_of(page), line) for line in shell_lines(text) if line.startswith("sluice "))
+        spans = re.findall(r"`(sluice [^`]+)`", prose(page).replace("\n", " "))
+        yield from ((name_of(page), span.replace("\\|", "|")) for span in spans)
+    for path in EXAMPLES:
+        heads = re.findall(r"^#\s+((?:\.venv/bin/)?sluice .*)$", path.read_text(), re.MULTILINE)
+        yield from ((name_of(path), head.removeprefix(".venv/bin/")) for head in heads)
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts} | {"--help"}
+
+
+COMMANDS = sorted(set(commands()))
+
+
+@pytest.mark.parametrize(("where", "line"), COMMANDS, ids=[f"{where}: {line}" for where, line in COMMANDS])
+def test_every_command_exists_with_its_options(where: str, line: str) -> None:
+    found: Any = typer.main.get_command(app)
+    words = shlex.split(line.replace("[", " ").replace("]", " "))[1:]
+    while hasattr(found, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
+        assert words[0] in found.commands, f"{where}: sluice has no {words[0]}"
+        found = found.commands[words.pop(0)]
+    unknown = [w for w in words if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(found)]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_make_target_of_a_page_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"`make ([\w-]+)", page.read_text())
+    named += [word for _, text in blocks(page, "") for word in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)]
+    assert [name for name in named if name not in targets] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_of_a_page_compiles(page: Path) -> None:
+    for line, text in blocks(page, "python"):
+        compile("\n" * (line - 1) + text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_pages_are_read() -> None:
+    """What the other tests go through is there."""
+    assert len(MANIFESTS) > 10
+    assert len(COMMANDS) > 20
+    assert len(EXAMPLES) > 8
