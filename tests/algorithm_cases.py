@@ -23,6 +23,28 @@ def manifest(algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any
 ALONE = [
     ({"distillation": {"teacher": {}}}, "", "exactly one of path"),
     ({"distillation": {"teacher": {"path": "t", "url": "http://t"}}}, "", "exactly one of path"),
+    (
+        {"distillation": {"divergence": "jsd", "teacher": {"url": "http://t"}}},
+        "divergence",
+        "needs a teacher that the trainer scores with",
+    ),
+    ({"distillation": {"divergence": "forward_kl", "beta": 0.5, "teacher": {"path": "t"}}}, "beta", "only the div"),
+    ({"distillation": {"beta": 0.5, "teacher": {"path": "t"}}}, "beta", "only the divergence jsd has a beta"),
+    (
+        {"distillation": {"teacher": {"path": "t"}, "teachers": [{"dataSource": "a", "url": "http://a"}]}},
+        "teachers",
+        "the one for all other rows",
+    ),
+    (
+        {
+            "distillation": {
+                "teacher": {"url": "http://t"},
+                "teachers": [{"dataSource": "a", "url": "http://a"}, {"dataSource": "a", "url": "http://b"}],
+            }
+        },
+        "teachers",
+        "has one teacher",
+    ),
     ({"estimator": "custom"}, "function", "belong together"),
     ({"function": "a.b"}, "function", "belong together"),
     ({"critic": CRITIC}, "critic", "only estimator: ppo has a critic"),
@@ -38,6 +60,12 @@ ALONE = [
     ({"offPolicy": {"level": "sequence"}}, "level", "no effect without method"),
     ({"offPolicy": {"method": "tis", "low": 3.0}}, "low", "low must not exceed high"),
     ({"gate": {"positive": 2.0}}, "gate", "only the loss sapo has a gate"),
+    ({"offPolicy": {"normalize": True}}, "normalize", "no effect without method"),
+    ({"clipCov": {"ratio": 0.1}}, "clipCov", "only the loss clip_cov looks at it"),
+    ({"loss": "clip_cov", "klCov": {}}, "klCov", "only the loss kl_cov looks at it"),
+    ({"loss": "clip_cov", "clipCov": {"lower": 5.0}}, "lower", "no token lies between"),
+    ({"loss": "clip_cov", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
+    ({"lossFunction": "sft", "clipCov": {}}, "lossFunction", "leave out what belongs to these"),
     ({"offPolicy": {"reject": [{"measure": "k3", "low": 0.5, "high": 2.0}]}}, "low", "only k1 has a lower bound"),
     ({"offPolicy": {"reject": [{"low": 3.0, "high": 2.0}]}}, "high", "low must not exceed high"),
     ({"offPolicy": {"reject": [{"high": 0.5}]}}, "high", "high must be at least 1"),
@@ -57,6 +85,7 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"estimator": "remax"}, {"reward": {"function": "a.b", "group": True}}, "reward.group", "greedy response alone"),
     ({"estimator": "ppo", "critic": {"warmupSteps": 4}}, {}, "algorithm.critic.warmupSteps", "never be trained"),
     ({"offPolicy": {"opsmDelta": 0.1}}, {}, "algorithm.offPolicy.opsmDelta", "no sequence is ever masked"),
+    ({"loss": "kl_cov"}, {}, "algorithm.loss", "holds nothing back"),
     ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
     ({}, {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay", "exclude each"),
     ({}, {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly", "on disk"),
@@ -108,6 +137,11 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "cispo", "clip": {"dual": 3.0}, "loss": "clip"}, {}),
     ({"loss": "dppo_tv", "clip": {"dual": 20.0, "low": 0.15}}, {}),
     ({"loss": "sapo", "gate": {"negative": 2.0}}, {}),
+    ({"loss": "clip_cov", "clipCov": {"ratio": 0.02, "lower": 6.0, "upper": 7.0}}, {}),
+    ({"loss": "kl_cov", "klCov": {"ppoKlCoef": 2.0}}, {"trainer": {"steps": 4, "stepsPerBatch": 2}}),
+    ({"loss": "kl_cov", "offPolicy": {"oldLogProbs": "rollout"}}, {}),
+    ({"clipCov": {}, "lossFunction": "a.b"}, {}),
+    ({"offPolicy": {"method": "icepop", "normalize": True}}, {}),
     (
         {
             "offPolicy": {
@@ -126,6 +160,17 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (TAUGHT, {"reward": None, "rollout": {"samplesPerPrompt": 1, "sampling": {"temperature": 0.7}}}),
     (TAUGHT, {"rollout": {"dynamicFilter": "nonzero_std"}}),
     ({**TAUGHT, "estimator": "ppo"}, {}),
+    ({"distillation": {"divergence": "jsd", "beta": 0.1, "teacher": {"path": "t"}}}, {"reward": None}),
+    ({"distillation": {"divergence": "token", "teacher": {"url": "http://t"}}}, {"reward": None}),
+    (
+        {
+            "distillation": {
+                "teacher": {"url": "http://t"},
+                "teachers": [{"dataSource": "a", "url": "http://a"}, {"dataSource": "b", "url": "http://a"}],
+            }
+        },
+        {"reward": None},
+    ),
     (BY_URL, {"reward": None, "rollout": {"sampling": {"temperature": 1.0}, "dynamicFilter": "mine.py:keep"}}),
     (BY_URL, {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}}),
     (SFT, {"reward": None}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ from sluice.api.base import (
 )
 from sluice.api.base import Path as PathField
 from sluice.api.distillation import Distillation
+from sluice.api.losses import BY_COVARIANCE, DUAL_CLIPPED, Clip, ClipCov, Gate, KLCov
+from sluice.api.losses import PolicyLoss as PolicyLoss
 from sluice.api.off_policy import OffPolicy
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
 
@@ -27,6 +29,9 @@ Estimator = Literal[
     "gspo",
     "cispo",
     "rloo",
+    "opo",
+    "gpg",
+    "grpo_passk",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
@@ -34,25 +39,10 @@ Estimator = Literal[
     "custom",
 ]
 Aggregation = Literal["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
-PolicyLoss = Literal["clip", "gspo", "cispo", "reinforce", "geo_mean", "sapo", "dppo_tv", "dppo_kl"]
-DUAL_CLIPPED = ("clip", "gspo", "dppo_tv", "dppo_kl")
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators whose advantages are whitened by definition."""
 DISCOUNTED = ("ppo", "reinforce_plus_plus", "custom")
 """Estimators that look at single tokens' returns, and so at gamma."""
-
-
-class Clip(Model):
-    low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
-    high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
-    dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")
-
-
-class Gate(Model):
-    """Steepness of sapo's gate; the larger, the sooner a token that moves away from ratio 1 stops to count."""
-
-    positive: PositiveFloat = Field(1.0, description="For positive advantages.")
-    negative: PositiveFloat = Field(1.05, description="For negative advantages.")
 
 
 class KL(Model):
@@ -105,7 +95,7 @@ class Algorithm(Model):
     estimator: Estimator = Field("grpo", description="How rewards become advantages.")
     function: DottedPath | None = Field(None, description="Own estimator; with `estimator: custom`.")
     normalize_std: bool = Field(
-        True, description="grpo, gspo, cispo: divide advantages by the group's standard deviation."
+        True, description="grpo, gspo, cispo, grpo_passk: divide advantages by the group's standard deviation."
     )
     normalize_advantages: bool | None = Field(
         None,
@@ -127,7 +117,8 @@ class Algorithm(Model):
         None,
         description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; reinforce: "
         "-A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, dppo_kl: tokens whose probability "
-        "moved less than clip.low and clip.high, by total variation or KL. "
+        "moved less than clip.low and clip.high, by total variation or KL; clip_cov, kl_cov: tokens of large "
+        "covariance of log-prob and advantage are left out, or held back. "
         "Default: gspo and cispo for the estimators of that name, else clip.",
     )
     loss_function: LossFunction | None = Field(
@@ -136,6 +127,8 @@ class Algorithm(Model):
         "policy loss by dotted path, in place of `loss`.",
     )
     gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
+    clip_cov: ClipCov | None = Field(None, description="Of the loss clip_cov.")
+    kl_cov: KLCov | None = Field(None, description="Of the loss kl_cov.")
     off_policy: OffPolicy = Field(default_factory=OffPolicy)
     critic: Critic | None = Field(None, description="Value model; ppo has one also where this is left out.")
     distillation: Distillation | None = None
@@ -192,6 +185,7 @@ class Algorithm(Model):
             "only the loss sapo has a gate",
             "gate",
         ),
+        *BY_COVARIANCE,
         *WITHOUT_ADVANTAGES,
     )
 
@@ -215,6 +209,11 @@ class Algorithm(Model):
         if self.loss is not None:
             return self.loss
         return self.estimator if self.estimator in ("gspo", "cispo") else "clip"
+
+    @property
+    def by_covariance(self) -> bool:
+        """Whether the loss picks tokens out of all of an optimizer step."""
+        return self.loss_function is None and self.policy_loss in ("clip_cov", "kl_cov")
 
     @property
     def value_model(self) -> Critic | None:
@@ -266,6 +265,20 @@ ACROSS_GROUPS = (
         "with one optimizer step a batch the old policy is the present one and no sequence is ever masked; set "
         "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.offPolicy.opsmDelta",
+    ),
+    Rule(
+        "!(has(self.algorithm) && has(self.algorithm.loss) && self.algorithm.loss == 'kl_cov') || "
+        f"({_OFF_POLICY} && has(self.algorithm.offPolicy.oldLogProbs) && "
+        "self.algorithm.offPolicy.oldLogProbs == 'rollout') || "
+        "(has(self.trainer.stepsPerBatch) && self.trainer.stepsPerBatch > 1)",
+        lambda s: (
+            s.algorithm.loss != "kl_cov"
+            or s.algorithm.off_policy.old_log_probs == "rollout"
+            or s.trainer.steps_per_batch > 1
+        ),
+        "with one optimizer step a batch the old policy is the present one and kl_cov holds nothing back; set "
+        "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "algorithm.loss",
     ),
 )
 """Rules of the job's spec that are about its algorithm."""

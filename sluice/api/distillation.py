@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sluice.api.base import Model, PositiveFloat, Rule
 from sluice.api.base import Path as PathField
+
+WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
+
+
+Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 
 
 class Teacher(Model):
@@ -18,7 +23,7 @@ class Teacher(Model):
         description="Hugging Face checkpoint that the trainer scores with, beside the policy and under its parallel "
         "layout; of any shape. With model.volume: relative to that volume's root.",
     )
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
+    url: Url | None = Field(
         None,
         description="SGLang server of your own, without path, that rollout workers ask once a response is finished.",
     )
@@ -37,13 +42,73 @@ class Teacher(Model):
     )
 
 
+class SourceTeacher(Model):
+    """A teacher for rows of one data source."""
+
+    data_source: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="The rows' `data_source`.")
+    url: Url = Field(description="Its SGLang server, as in teacher.url.")
+
+
 class Distillation(Model):
-    """On-policy distillation: coef * (log pi_teacher - log pi_old) is added to the advantage of each token."""
+    """On-policy distillation: coef * (log pi_teacher - log pi_old) is added to the advantage of each token.
+
+    Or, with another divergence than token, coef * the divergence of student and teacher at each token to the loss.
+    """
 
     coef: PositiveFloat = Field(
         1.0, description="Weight beside the estimator's advantage, which without a reward is 0."
     )
+    divergence: Literal["token", "reverse_kl", "forward_kl", "jsd"] = Field(
+        "token",
+        description="token: reverse KL by the sampled token, as an advantage. The others are losses over the whole "
+        "vocabulary, with teacher.path: reverse_kl: KL(student || teacher); forward_kl: KL(teacher || student); jsd: "
+        "generalized Jensen-Shannon (GKD).",
+    )
+    beta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5."
+    )
     teacher: Teacher
+    teachers: Annotated[list[SourceTeacher], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Teachers for rows of some data sources, each in place of `teacher`, which has all others.",
+    )
+
+    rules = (
+        Rule(
+            "!has(self.divergence) || self.divergence == 'token' || has(self.teacher.path)",
+            lambda d: d.divergence == "token" or d.teacher.path is not None,
+            "a divergence over the whole vocabulary needs a teacher that the trainer scores with: teacher.path",
+            "divergence",
+        ),
+        Rule(
+            "!has(self.beta) || (has(self.divergence) && self.divergence == 'jsd')",
+            lambda d: d.beta is None or d.divergence == "jsd",
+            "only the divergence jsd has a beta",
+            "beta",
+        ),
+        Rule(
+            "!has(self.teachers) || size(self.teachers) == 0 || has(self.teacher.url)",
+            lambda d: not d.teachers or d.teacher.url is not None,
+            "teachers are SGLang servers, and so must be the one for all other rows: teacher.url",
+            "teachers",
+        ),
+        Rule(
+            "!has(self.teachers) || self.teachers.all(t, self.teachers.exists_one(u, u.dataSource == t.dataSource))",
+            lambda d: len({t.data_source for t in d.teachers}) == len(d.teachers),
+            "a data source has one teacher",
+            "teachers",
+        ),
+    )
+
+    @property
+    def whole(self) -> WholeVocabulary | None:
+        """The divergence over the whole vocabulary; None: that of the sampled token."""
+        return None if self.divergence == "token" else self.divergence
+
+    @property
+    def mixture(self) -> float:
+        """The teacher's part in jsd's mixture."""
+        return 0.5 if self.beta is None else self.beta
 
 
 _DISTILLS = "(has(self.algorithm) && has(self.algorithm.distillation))"

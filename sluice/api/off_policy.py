@@ -72,6 +72,11 @@ class OffPolicy(Model):
         "trainer",
         description="Denominator of the policy ratio: log-probs of the trainer before the step, or the engine's own.",
     )
+    normalize: bool = Field(
+        False,
+        description="Divide the weights of `method` by their mean over the optimizer step, so that they weigh 1 on "
+        "average: over trained tokens; with level sequence or geometric over sequences.",
+    )
     opsm_delta: NonNegativeFloat | None = Field(
         None,
         description="Off-policy sequence masking: a sequence of negative advantage is dropped where the mean of "
@@ -97,6 +102,12 @@ class OffPolicy(Model):
             lambda o: o.level == "token" or o.method != "none",
             "level has no effect without method: tis or icepop",
             "level",
+        ),
+        Rule(
+            "!(has(self.normalize) && self.normalize) || (has(self.method) && self.method != 'none')",
+            lambda o: not o.normalize or o.method != "none",
+            "normalize has no effect without method: tis or icepop",
+            "normalize",
         ),
         Rule(
             "(has(self.low) ? self.low : 0.0) <= (has(self.high) ? self.high : 2.0)",

@@ -18,6 +18,7 @@ IS_SFT = f"(has(self.algorithm) && has(self.algorithm.lossFunction) && self.algo
 OF_ADVANTAGES: dict[str, Any] = {
     "estimator": "grpo", "function": None, "normalizeStd": True, "normalizeAdvantages": None, "gamma": 1.0,
     "lambda": 1.0, "clip": None, "offPolicy": None, "critic": None, "distillation": None, "gate": None,
+    "clipCov": None, "klCov": None,
 }  # fmt: skip
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {

@@ -18,7 +18,9 @@ _PROFILER = Lost("no profiler is built in; trainer.template may start one around
 _REPLAY = Lost("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
 _CHECKS = Same("the first step's checks are made in every run: train/train_rollout_logprob_abs_diff")
 _OPTIMIZER = Lost("the optimizer's state is kept from step to step")
-_CENTERING = Lost("the engine's other tokens at a place are not known to the loss")
+_CENTERING = Lost(
+    "needs the engine's probabilities of words that were not sampled; of a place only the sampled one is kept"
+)
 
 
 def _all(entry: Entry, names: str) -> dict[str, Entry]:

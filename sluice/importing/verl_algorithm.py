@@ -12,14 +12,23 @@ _ACTOR = "actor_rollout_ref.actor"
 _CORRECTION = "algorithm.rollout_correction"
 _ESTIMATORS = {
     "gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo",
-    "remax": "remax",
+    "remax": "remax", "opo": "opo", "gpg": "gpg", "grpo_passk": "grpo_passk",
     "reinforce_plus_plus": "reinforce_plus_plus", "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }  # fmt: skip
 _LOSSES = {
     "gspo": "gspo", "cispo": "cispo", "gpg": "reinforce", "geo_mean": "geo_mean", "sapo": "sapo",
-    "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl",
+    "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "clip-cov": "clip_cov",
+    "kl-cov": "kl_cov",
 }  # fmt: skip
-_COVARIANCE = ("clip_cov", "kl_cov", "clip-cov", "kl-cov")
+_OF_LOSSES = {
+    "sapo": {"tau_pos": "gate.positive", "tau_neg": "gate.negative"},
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "clipCov.ratio", "policy_loss.clip_cov_lb": "clipCov.lower",
+        "policy_loss.clip_cov_ub": "clipCov.upper",
+    },
+    "kl_cov": {"policy_loss.kl_cov_ratio": "klCov.ratio", "policy_loss.ppo_kl_coef": "klCov.ppoKlCoef"},
+}  # fmt: skip
+"""Keys that only one loss looks at."""
 _SCOPES = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
 _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 
@@ -39,9 +48,9 @@ def policy(draft: Draft, settings: Settings) -> None:
     else:
         draft.set("algorithm.estimator", estimator, given.name if given else "default of algorithm.adv_estimator")
         _loss(draft, mode, loss)
-    if draft.get("algorithm.loss") == "sapo":
-        for key, field in (("tau_pos", "positive"), ("tau_neg", "negative")):
-            put(draft, f"algorithm.gate.{field}", settings.take(f"{_ACTOR}.{key}"), real)
+    for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
+        setting = settings.take(f"{_ACTOR}.{key}")
+        put(draft, f"algorithm.{field}", None if setting is None or setting.value is None else setting, real)
     settings.seen |= {name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))}
     _clip(draft, settings, bounded=loss in ("vanilla", "dppo_tv", "dppo_kl"))
     betas = settings.take(f"{_ACTOR}.optim.betas")
@@ -59,9 +68,6 @@ def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
         return
     if loss in _LOSSES:
         draft.set("algorithm.loss", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
-    elif loss in _COVARIANCE:
-        why = "the tokens that it picks depend on the micro-batch they are in; a lossFunction may do that"
-        draft.note("not translated", mode.shown, why, mode.line)
     else:
         why = f"algorithm.loss is {', '.join(get_args(PolicyLoss))}; another one is a lossFunction"
         draft.note("not translated", mode.shown, why, mode.line)
@@ -113,10 +119,9 @@ def corrections(draft: Draft, settings: Settings) -> None:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
     _rejection(draft, settings)
     put(draft, "algorithm.offPolicy.veto", settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"), real)
-    normal = settings.take(f"{_CORRECTION}.rollout_is_batch_normalize")
-    if normal and normal.value is True:
-        why = "weights are not divided by their mean: it is not known before the whole batch was seen"
-        draft.note("not translated", normal.shown, why, normal.line)
+    normal = f"{_CORRECTION}.rollout_is_batch_normalize"
+    if settings.on(normal) and draft.get("algorithm.offPolicy.method"):
+        draft.set("algorithm.offPolicy.normalize", True, normal)
 
 
 def _rejection(draft: Draft, settings: Settings) -> None:
@@ -165,7 +170,8 @@ def critic(draft: Draft, settings: Settings) -> None:
         return
     put(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), location)
     put(draft, "algorithm.critic.lr", settings.get("critic.optim.lr"), real)
-    put(draft, "algorithm.critic.warmupSteps", settings.get("trainer.critic_warmup"), integer)
+    # verl counts steps from 1, and trains the policy from step `critic_warmup` on.
+    put(draft, "algorithm.critic.warmupSteps", settings.get("trainer.critic_warmup"), lambda n: max(0, integer(n) - 1))
     if not put(draft, "algorithm.critic.clip", settings.get("critic.cliprange_value"), real):
         draft.set("algorithm.critic.clip", 0.5, "default of critic.cliprange_value")
         draft.note("other default", "algorithm.critic.clip", "0.5 (verl, critic.cliprange_value)")

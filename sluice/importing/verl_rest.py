@@ -111,6 +111,6 @@ PREFIXES: tuple[tuple[str, Entry], ...] = (
     ("reward_manager.", Same("of a reward manager; rewards are functions")),
     ("algorithm.f_grpo_", Same("of the estimator f_grpo")),
     ("algorithm.pf_ppo.", Same("of PF-PPO")),
-    ("algorithm.mopd.", _off("algorithm.distillation has one teacher")),
+    ("algorithm.mopd.", _off("algorithm.distillation.teachers are chosen by data source, and none is weighed")),
 )
 """Groups of keys, the first that fits."""

@@ -20,7 +20,7 @@ from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.teacher import Teacher, TeacherError, teacher_of
+from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
 from sluice_rollout.worker import Worker, WorkerError
 
 START_SECONDS = 1800.0
@@ -49,7 +49,7 @@ async def serve() -> None:
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     code = Code.of(spec)
-    teacher: Teacher | None = None
+    teacher: Teachers | None = None
     try:
         async with pulse.beating(), Engine(url) as engine:
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
@@ -70,7 +70,7 @@ async def serve() -> None:
             await teacher.close()
 
 
-async def _ready(server: Engine | Teacher, stop: asyncio.Event) -> bool:
+async def _ready(server: Engine | Teachers, stop: asyncio.Event) -> bool:
     """Wait for it. False where SIGTERM came first."""
     starting = asyncio.create_task(server.wait_ready(START_SECONDS))
     stopping = asyncio.create_task(stop.wait())
@@ -90,7 +90,7 @@ async def _work(
     encoder: PromptEncoder,
     code: Code,
     readiness: Readiness,
-    teacher: Teacher | None,
+    teacher: Teachers | None,
 ) -> None:
     member = rendezvous_pb2.Member(
         role="rollout",

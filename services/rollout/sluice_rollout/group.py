@@ -22,7 +22,7 @@ from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
-from sluice_rollout.teacher import Teacher
+from sluice_rollout.teacher import Teachers
 
 SHOWN_REFUSALS = 10
 """Prompts of a source that one worker's log names; all are counted by the buffer."""
@@ -43,7 +43,7 @@ class GroupMaker:
     """Judges of the evaluation data sets that have a reward of their own, by name."""
     players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
     """Of prompts whose source names a function of its own."""
-    teacher: Teacher | None = None
+    teacher: Teachers | None = None
     last_progress: float = field(default_factory=time.monotonic)
     finished_samples: int = 0
     generated_tokens: int = 0
@@ -96,7 +96,7 @@ class GroupMaker:
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
-            await asyncio.gather(*(self.teacher(s) for s in finished if s.status is not SampleStatus.FAILED))
+            await asyncio.gather(*(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED))
         if not self._judges_groups(prompt):
             await self._score(finished, prompt)
 
@@ -201,7 +201,7 @@ def group_maker(
     generator: Generator,
     membership: Membership,
     code: Code,
-    teacher: Teacher | None = None,
+    teacher: Teachers | None = None,
 ) -> GroupMaker:
     """The maker of a job's groups, with the user's code in its places."""
 

@@ -17,11 +17,10 @@ import aiohttp
 import numpy as np
 
 from sluice.api import RLJobSpec
-from sluice.api.distillation import Teacher as Settings
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
 from sluice.rewards.remote import Endpoint
-from sluice.sample import Sample
+from sluice.sample import Prompt, Sample
 from sluice.telemetry import logs
 from sluice_rollout import metrics
 
@@ -38,13 +37,12 @@ class TeacherError(Exception):
 
 
 class Teacher:
-    """One teacher. tokenizer: the student's."""
+    """One teacher. tokenizer: the student's. field: which of the job's, for messages."""
 
-    def __init__(self, settings: Settings, tokenizer: Any) -> None:
-        if settings.url is None:
-            raise ValueError(f"{FIELD} is not set")
-        url, seconds = settings.url.rstrip("/"), settings.timeout_seconds
-        self.url = url
+    def __init__(self, url: str, seconds: float, tokenizer: Any, field: str = FIELD) -> None:
+        """seconds: of one request."""
+        self.url = url = url.rstrip("/")
+        self._field = field
         self._tokenizer, self._words = tokenizer, len(tokenizer)
         self._generate = Endpoint(f"{url}/generate", seconds, connections=CONNECTIONS, largest_answer=LARGEST_ANSWER)
         self._detokenize = Endpoint(f"{url}/detokenize", seconds)
@@ -69,7 +67,7 @@ class Teacher:
                 self._compare(ids, answer)
                 return
             if time.monotonic() > end:
-                raise TeacherError(f"{FIELD}: {failure}; given up after {seconds:.0f} s")
+                raise TeacherError(f"{self._field}: {failure}; given up after {seconds:.0f} s")
             if time.monotonic() - told > LOG_SECONDS:
                 told = time.monotonic()
                 logs.get().warning("waiting for the teacher", error=failure)
@@ -78,14 +76,14 @@ class Teacher:
     def _compare(self, ids: list[int], answer: Any) -> None:
         theirs = answer.get("text") if isinstance(answer, dict) else None
         if not isinstance(theirs, list) or len(theirs) != len(ids):
-            raise ConfigurationError(f"{FIELD}: {self.url}/detokenize does not answer as SGLang does")
+            raise ConfigurationError(f"{self._field}: {self.url}/detokenize does not answer as SGLang does")
         ours = [self._tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         others = [(i, a, b) for i, a, b in zip(ids, ours, theirs, strict=True) if a != b]
         if others:
             number, our, their = others[0]
             raise ConfigurationError(
-                f"{FIELD}: the teacher's tokens are not the student's: {len(others)} of {len(ids)} that were compared "
-                f"differ, such as {number}, which is {our!r} here and {their!r} there"
+                f"{self._field}: the teacher's tokens are not the student's: {len(others)} of {len(ids)} that were "
+                f"compared differ, such as {number}, which is {our!r} here and {their!r} there"
             )
 
     async def __call__(self, sample: Sample) -> None:
@@ -123,10 +121,44 @@ class Teacher:
         return read_answer(await self._generate.post(body), tokens[-count:])
 
 
-def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teacher | None:
-    """The teacher that workers of this job ask; None where there is none, or the trainer has it."""
+class Teachers:
+    """All teachers of a job: one for each data source that has its own, and one for all other rows."""
+
+    def __init__(self, others: Teacher, by_source: dict[str, Teacher]) -> None:
+        self._others, self._by_source = others, by_source
+
+    @property
+    def url(self) -> str:
+        return ", ".join(teacher.url for teacher in self._all)
+
+    @property
+    def _all(self) -> list[Teacher]:
+        return [self._others, *self._by_source.values()]
+
+    async def close(self) -> None:
+        for teacher in self._all:
+            await teacher.close()
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait until each answers, and means the same tokens. TeacherError, ConfigurationError."""
+        await asyncio.gather(*(teacher.wait_ready(seconds) for teacher in self._all))
+
+    async def __call__(self, prompt: Prompt, sample: Sample) -> None:
+        """Ask the one for the prompt's row; see `Teacher`."""
+        await self._by_source.get(str(prompt.metadata.get("data_source")), self._others)(sample)
+
+
+def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
+    """The teachers that workers of this job ask; None where there is none, or the trainer has it."""
     distillation = spec.algorithm.distillation
-    return Teacher(distillation.teacher, tokenizer) if distillation and distillation.teacher.url else None
+    if distillation is None or distillation.teacher.url is None:
+        return None
+    seconds = distillation.teacher.timeout_seconds
+    by_source = {
+        one.data_source: Teacher(one.url, seconds, tokenizer, f"spec.algorithm.distillation.teachers[{number}].url")
+        for number, one in enumerate(distillation.teachers)
+    }
+    return Teachers(Teacher(distillation.teacher.url, seconds, tokenizer), by_source)
 
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:

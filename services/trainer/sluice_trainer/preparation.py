@@ -57,6 +57,7 @@ def prepare(
     responses = Responses(
         rewards=rewards(sound, _penalties(own, kl, algorithm, policy.ranks)),
         groups=torch.tensor([s.group_id for s in sound]),
+        lengths=torch.tensor([s.trainable_tokens for s in sound]),
         own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],

@@ -19,6 +19,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gspo": {"estimator": "gspo", "clip": {"low": 1e-3, "high": 2e-3}},
     "cispo": {"estimator": "cispo", "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"}},
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
+    "opo": {"estimator": "opo", **KL},
+    "gpg": {"estimator": "gpg", "loss": "reinforce"},
+    "grpo_passk": {"estimator": "grpo_passk"},
     "reinforce_plus_plus": {"estimator": "reinforce_plus_plus", "gamma": 0.95, **KL},
     "reinforce_plus_plus_baseline": {"estimator": "reinforce_plus_plus_baseline", **KL},
     "remax": {"estimator": "remax", **KL},
@@ -29,6 +32,17 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "critic": {"lr": 1e-3},
         "aggregation": "token_mean",
         **KL,
+    },
+    "clip_cov": {
+        "loss": "clip_cov",
+        "clipCov": {"ratio": 0.2, "lower": 0.05, "upper": 2.0},
+        "clip": {"low": 1e-3, "high": 2e-3},
+        "offPolicy": {"method": "tis", "high": 1.5, "level": "sequence", "normalize": True},
+    },
+    "kl_cov": {
+        "loss": "kl_cov",
+        "klCov": {"ratio": 0.1, "ppoKlCoef": 0.5},
+        "offPolicy": {"method": "icepop", "low": 0.4, "high": 3.0, "normalize": True},
     },
     "sft": {"lossFunction": "sft", "kl": {"lossCoef": 0.1}},
 }
@@ -68,7 +82,7 @@ def test_two_ranks_equal_one(qwen3: Path, name: str, on_two_ranks: dict[str, dic
 def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
     jobs = [
         {"model": str(qwen3), "algorithm": ALGORITHMS[name], "trainer": {"maxTokensPerGpu": 50}}
-        for name in ("reinforce_plus_plus", "gspo", "ppo")
+        for name in ("reinforce_plus_plus", "gspo", "ppo", "clip_cov")
     ]
     for job, spread in zip(jobs, elsewhere(4, *jobs), strict=True):
         same(spread, estimate_steps.train(**job))
@@ -92,7 +106,10 @@ def test_a_critic_spread_like_the_policy_equals_one_rank(
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
     job = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
-    alone, together = (estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap}) for cap in (1, 10_000))
+    several = 2 if name == "kl_cov" else 1  # on policy it would do nothing
+    alone, together = (
+        estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap, "stepsPerBatch": several}) for cap in (1, 10_000)
+    )
     same(alone, together)
 
 
@@ -118,3 +135,15 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
     mean = sum(tokens) / len(tokens)
     assert mean == pytest.approx(0, abs=1e-5)
     assert sum((value - mean) ** 2 for value in tokens) / (len(tokens) - 1) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_tokens_are_picked_and_the_same_under_every_layout(models: dict[str, Path], name: str) -> None:
+    """Four ranks: two shares of the sequences, each on a model that is split."""
+    job = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
+    alone = estimate_steps.train(**job, trainer={"stepsPerBatch": 2})
+    assert all(0.02 < step["train/cov_frac"] < 0.5 for step in alone["history"])
+    for layout in ({"tensor": 2}, {"pipeline": 2}, {"context": 2}):
+        trainer = {"stepsPerBatch": 2, "parallelism": layout, "processesPerNode": 4}
+        (spread,) = elsewhere(4, {**job, "trainer": trainer})
+        same(spread, alone)

@@ -97,6 +97,22 @@ def test_all_of_an_expert_comes_before_the_next(models: dict[str, Path], name: s
     ]
 
 
+@pytest.mark.parametrize("name", tiny.MIXTURES)
+def test_stacked_experts_are_the_experts_of_the_checkpoint(models: dict[str, Path], name: str) -> None:
+    model, shape = megatron_model(models[name])
+    single, stacked = dict(mapping.hf_tensors(model, shape)), dict(mapping.hf_tensors(model, shape, stacked=True))
+    mixtures = {name.partition(".experts.")[0] for name in single if ".experts." in name}
+    for layer in mixtures:
+        for number, up in enumerate(stacked.pop(f"{layer}.experts.w13_weight")):
+            parts = [single.pop(f"{layer}.experts.{number}.{kind}_proj.weight") for kind in ("gate", "up")]
+            assert torch.equal(up, torch.cat(parts))
+        for number, down in enumerate(stacked.pop(f"{layer}.experts.w2_weight")):
+            assert torch.equal(down, single.pop(f"{layer}.experts.{number}.down_proj.weight"))
+    assert mixtures
+    assert stacked.keys() == single.keys()
+    assert all(torch.equal(stacked[name], single[name]) for name in single)
+
+
 def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(qwen3: Path, tmp_path: Path) -> None:
     model, shape = megatron_model(qwen3)
     save_hf(mapping.hf_tensors(model, shape), tmp_path / "out", qwen3, shard_bytes=100_000)

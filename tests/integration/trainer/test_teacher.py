@@ -9,19 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import estimate_steps
+import numpy as np
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from test_estimators import elsewhere, same
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sluice.environment import ConfigurationError
+from sluice_trainer.megatron import forward
 from sluice_trainer.megatron.packing import TrainSequence
 from sluice_trainer.megatron.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9
+WRITTEN: dict[str, Any] = {
+    "reverse_kl": lambda q, p, beta: (q * (q / p).log()).sum(-1),
+    "forward_kl": lambda q, p, beta: (p * (p / q).log()).sum(-1),
+    "jsd": lambda q, p, beta: (
+        beta * (p * (p / (beta * p + (1 - beta) * q)).log()).sum(-1)
+        + (1 - beta) * (q * (q / (beta * p + (1 - beta) * q)).log()).sum(-1)
+    ),
+}
+"""Divergences of probabilities, as they are written."""
 Plain = Any
 """A model of transformers."""
 
@@ -47,8 +59,36 @@ def teacher(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return checkpoint(models["qwen3-tied"], tmp_path_factory.mktemp("teacher") / "model")
 
 
-def make(student: Path, teacher: dict[str, Any], coef: float = 1.0) -> Policy:
-    algorithm = {"distillation": {"coef": coef, "teacher": teacher}}
+@pytest.fixture(scope="module")
+def wide_student(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers, so that they can be shared among stages; what it has learned is not what the teacher has."""
+    directory = checkpoint(models["qwen3-tied"], tmp_path_factory.mktemp("wide") / "model")
+    torch.manual_seed(8)
+    tensors = load_file(directory / "model.safetensors")
+    moved = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in tensors.items()}
+    save_file(moved, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def larger(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The teacher with 29 more words, which the student does not have,."""
+    directory = tmp_path_factory.mktemp("larger") / "model"
+    shutil.copytree(teacher, directory)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    torch.manual_seed(7)
+    tensors[name] = torch.cat([tensors[name], torch.randn(29, tensors[name].shape[1]) * 0.2])
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = (directory / "config.json").read_text()
+    (directory / "config.json").write_text(
+        config.replace(f'"vocab_size": {tiny.VOCAB}', f'"vocab_size": {tiny.VOCAB + 29}')
+    )
+    return directory
+
+
+def make(student: Path, teacher: dict[str, Any], coef: float = 1.0, **distillation: Any) -> Policy:
+    algorithm = {"distillation": {"coef": coef, "teacher": teacher, **distillation}}
     temperature = TEMPERATURE if "path" in teacher else 1.0
     spec = tiny.spec(student, algorithm=algorithm, reward=None, rollout={"sampling": {"temperature": temperature}})
     return Policy(spec, model_dir=student, timeout=timedelta(seconds=tiny.TIMEOUT))
@@ -136,6 +176,104 @@ def test_a_teacher_spread_like_the_policy_equals_one_rank(
     alone = estimate_steps.train(**job, trainer=steps)
     same(spread, alone)
     assert abs(alone["history"][0]["train/opd_reverse_kl"]) > 0.1
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "reverse_kl": {"divergence": "reverse_kl"},
+    "forward_kl": {"divergence": "forward_kl"},
+    "jsd": {"divergence": "jsd", "beta": 0.3},
+}
+
+
+def word_log_probs(model: Plain, sequence: TrainSequence, words: int) -> torch.Tensor:
+    """Of all words at each place of the response, by transformers: [response, words]."""
+    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+    logits = model(input_ids=tokens[None]).logits[0, :-1, :words].float() / TEMPERATURE
+    return torch.log_softmax(logits, -1)[-sequence.response_length :]
+
+
+def plain_divergences(
+    student: Path, teacher: Path, batches: list[list[TrainSequence]], kind: dict[str, Any], coef: float
+) -> list[float]:
+    """GRPO's loss and the divergence over all words, in transformers with AdamW; the divergence before each step."""
+    model, taught = tiny.hf_model(student), tiny.hf_model(teacher)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    found = []
+    for shard in batches:
+        loss, total = torch.zeros(()), torch.zeros(())
+        for sequence in shard:
+            ours = word_log_probs(model, sequence, tiny.VOCAB)
+            with torch.no_grad():
+                theirs = word_log_probs(taught, sequence, tiny.VOCAB)
+            distance = WRITTEN[kind["divergence"]](ours.exp(), theirs.exp(), kind.get("beta", 0.5))
+            chosen = torch.from_numpy(sequence.tokens[-sequence.response_length :].astype(np.int64))
+            log_probs = ours.gather(-1, chosen[:, None]).squeeze(-1)
+            mask = torch.from_numpy(sequence.loss_mask).float()
+            share = mask / mask.sum().clamp(min=1) / len(shard)
+            total = total + (distance * share).sum()
+            loss = loss - ((log_probs - log_probs.detach()).exp() * sequence.advantage * share).sum()
+        loss = loss + coef * total
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        found.append(float(total.detach()))
+    return found
+
+
+@pytest.mark.parametrize("chunk", [2**27, 20 * tiny.VOCAB], ids=["whole", "chunks"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_divergence_over_all_words_equals_transformers(
+    student: Path, teacher: Path, kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk)
+    policy = make(student, {"path": str(teacher)}, coef=0.5, **KINDS[kind])
+    batches = [tiny.batch(8, seed=step) for step in range(3)]
+    expected = plain_divergences(student, teacher, batches, KINDS[kind], 0.5)
+    for shard, divergence in zip(batches, expected, strict=True):
+        metrics = policy.train([shard], [tiny.totals(shard)])
+        assert metrics["train/opd_loss"] == pytest.approx(divergence, rel=2e-4)
+        if kind == "reverse_kl":
+            assert metrics["train/opd_reverse_kl"] == metrics["train/opd_loss"]
+    assert abs(expected[0] - expected[-1]) > 1e-3
+
+
+def test_words_that_only_the_teacher_has_are_left_out(student: Path, teacher: Path, larger: Path) -> None:
+    """Its first 131 words are those of the other teacher: as if there were no more."""
+    shard = tiny.batch(8, seed=3)
+    first, second = (
+        make(student, {"path": str(each)}, **KINDS["jsd"]).train([shard], [tiny.totals(shard)])
+        for each in (teacher, larger)
+    )
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "kind"),
+    [
+        ({}, 2, "jsd"),
+        ({"tensor": 2}, 2, "forward_kl"),
+        ({"tensor": 2}, 2, "jsd"),
+        ({"context": 2}, 2, "reverse_kl"),
+        ({"pipeline": 2}, 2, "jsd"),
+        ({"tensor": 2}, 4, "reverse_kl"),
+        pytest.param({"pipeline": 2, "virtualPipeline": 2}, 2, "forward_kl", marks=pytest.mark.slow),
+        pytest.param({"tensor": 2, "pipeline": 2}, 4, "jsd", marks=pytest.mark.slow),
+        pytest.param({"tensor": 2, "context": 2}, 4, "jsd", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_divergence_over_words_of_several_ranks_equals_one_rank(
+    wide_student: Path, larger: Path, layout: dict[str, int], world: int, kind: str
+) -> None:
+    """131 words are not shared evenly, and the teacher's 160 are cut elsewhere."""
+    distillation = {"coef": 0.5, "teacher": {"path": str(larger)}, **KINDS[kind]}
+    job = {"model": str(wide_student), "algorithm": {"estimator": "rloo", "distillation": distillation}}
+    steps = {"stepsPerBatch": 2}
+    (spread,) = elsewhere(world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}})
+    alone = estimate_steps.train(**job, trainer=steps)
+    same(spread, alone)
+    assert alone["history"][0]["train/opd_loss"] > 0.05
 
 
 def test_another_tokenizer_is_refused(student: Path, models: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from sluice.api import Algorithm, Model, RLJobSpec, Rollout
 from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic
 from sluice.api.colocation import COLOCATION
-from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Teacher
+from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, Teacher
+from sluice.api.losses import ClipCov
 from sluice.api.off_policy import OffPolicy, Rejection
 from sluice.api.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
@@ -104,7 +105,15 @@ def test_what_makes_sense_is_accepted(algorithm: dict[str, Any], groups: dict[st
 
 def test_every_rule_has_a_case_above() -> None:
     messages = [reason for *_, reason in (*ALONE, *TOGETHER)]
-    rules = [*Algorithm.rules, *KL.rules[1:], *OffPolicy.rules, *Rejection.rules, *ACROSS_GROUPS, *SFT_ACROSS_GROUPS]
-    rules += [*Teacher.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
+    rules = [
+        *Algorithm.rules,
+        *KL.rules[1:],
+        *OffPolicy.rules,
+        *Rejection.rules,
+        *ClipCov.rules,
+        *ACROSS_GROUPS,
+        *SFT_ACROSS_GROUPS,
+    ]
+    rules += [*Teacher.rules, *Distillation.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
     for rule in rules:
         assert any(message in rule.message for message in messages), rule.message

@@ -50,9 +50,26 @@ def test_rloo() -> None:
     assert advantages(estimator="rloo") == approximately([[0], [2 - 0.5] * 4, [0, 0]])
 
 
+def test_opo_weighs_the_groups_mean_by_length() -> None:
+    given = responses(lengths=torch.tensor([1, 3, 4, 5, 2, 2]))
+    mean = (1 * 1 + 3 * 0 + 4 * 2) / 8
+    assert advantages(given, estimator="opo") == approximately([[0], [2 - mean] * 4, [1 - mean] * 2])
+    with pytest.raises(EstimatorError, match="lengths of all responses"):
+        advantages(estimator="opo")
+
+
+def test_gpg_scales_with_the_share_of_rewards_that_are_not_zero() -> None:
+    assert advantages(estimator="gpg") == approximately([[0], [6 / 5] * 4, [0, 0]])
+
+
+def test_grpo_passk_pays_the_best_alone() -> None:
+    assert advantages(estimator="grpo_passk", normalizeStd=False) == approximately([[0], [1] * 4, [0, 0]])
+    assert advantages(estimator="grpo_passk") == approximately([[0], [1 / (1 + 1e-6)] * 4, [0, 0]])
+
+
 def test_group_estimators_leave_the_kl_to_the_reward() -> None:
     assert advantages(estimator="rloo", kl={"coef": 0.5}) == advantages(estimator="rloo")
-    assert not {"grpo", "dr_grpo", "gspo", "cispo", "rloo"} & set(TOKEN_KL)
+    assert not {"grpo", "dr_grpo", "gspo", "cispo", "rloo", "opo", "gpg", "grpo_passk"} & set(TOKEN_KL)
 
 
 def test_reinforce_plus_plus() -> None:

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_trainer.algorithms.advantages import Moments, group_advantages, leave_one_out, moments, whiten
+from sluice_trainer.algorithms.advantages import (
+    Moments,
+    best_of_group,
+    group_advantages,
+    leave_one_out,
+    length_weighted,
+    moments,
+    nonzero_scaled,
+    whiten,
+)
 
 
 def advantages(rewards: list[float], groups: list[int], *, normalize_std: bool = True) -> list[float]:
@@ -114,3 +123,38 @@ def test_moments_of_nothing_are_zero() -> None:
     one = moments(torch.tensor([3.0]), torch.ones(1))
     assert isinstance(one, Moments)
     assert (float(one.mean), float(one.variance)) == (3, 0)
+
+
+# Group 4: 1, 3, 0; group 8: 2; group 6: 5, 5, 1.
+REWARDS, GROUPS = torch.tensor([1.0, 2.0, 5.0, 3.0, 0.0, 5.0, 1.0]), torch.tensor([4, 8, 6, 4, 4, 6, 6])
+
+
+def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
+    lengths = torch.tensor([2, 9, 1, 1, 5, 3, 0])
+    four, six = (2 * 1 + 1 * 3) / 8, 20 / 4
+    found = length_weighted(REWARDS, GROUPS, lengths)
+    assert found.tolist() == pytest.approx([1 - four, 0, 5 - six, 3 - four, 0 - four, 5 - six, 1 - six])
+    equal = length_weighted(REWARDS, GROUPS, torch.full_like(lengths, 7))
+    assert torch.allclose(equal, group_advantages(REWARDS, GROUPS, normalize_std=False), atol=1e-6)
+    assert torch.isfinite(length_weighted(REWARDS, GROUPS, torch.zeros_like(lengths))).all()
+
+
+def test_only_a_best_that_leads_is_paid_in_pass_at_k() -> None:
+    assert best_of_group(REWARDS, GROUPS, normalize_std=False).tolist() == [0, 0, 0, 2, 0, 0, 0]
+    std = float(torch.tensor([1.0, 3.0, 0.0]).std())
+    assert best_of_group(REWARDS, GROUPS, normalize_std=True).tolist() == pytest.approx([0, 0, 0, 2 / std, 0, 0, 0])
+    negative = best_of_group(torch.tensor([-3.0, -1.0]), torch.tensor([0, 0]), normalize_std=False)
+    assert negative.tolist() == [0, 2]
+
+
+def test_gpg_weighs_more_the_fewer_rewards_there_are() -> None:
+    found = nonzero_scaled(REWARDS, GROUPS)
+    assert torch.allclose(found, group_advantages(REWARDS, GROUPS, normalize_std=False) * 7 / 6)
+    assert nonzero_scaled(torch.zeros(4), torch.tensor([0, 0, 1, 1])).tolist() == [0] * 4
+
+
+def test_of_no_response_there_is_no_advantage() -> None:
+    none, no_groups = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    assert length_weighted(none, no_groups, no_groups).shape == (0,)
+    assert best_of_group(none, no_groups, normalize_std=True).shape == (0,)
+    assert nonzero_scaled(none, no_groups).shape == (0,)

@@ -25,6 +25,7 @@ def objective(
     log_probs: torch.Tensor = LOG_PROBS,
     sequence: torch.Tensor = SEQUENCE,
     custom: CustomLoss | None = None,
+    mean_weight: float = 1.0,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
@@ -35,6 +36,7 @@ def objective(
         sequence=sequence,
         old_log_probs=None if old is None else torch.tensor(old),
         ref_log_probs=None if ref is None else torch.tensor(ref),
+        mean_weight=mean_weight,
     )
     return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec), custom)
 
@@ -320,3 +322,13 @@ def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  #
         gap = logp - ref
         tokens = tokens + a.kl.loss_coef * (token_ratio * ((-gap).exp() - 1 + gap)).clamp(-10, 10)
     return (tokens * mask).sum()
+
+
+def test_the_weights_of_a_correction_are_divided_by_their_mean_where_that_is_asked_for() -> None:
+    options = {"method": "tis", "high": 1.0}
+    plain = objective(offPolicy=options)
+    halved = objective(mean_weight=2.0, offPolicy={**options, "normalize": True})
+    assert float(plain.sums["pg_loss"]) != 0
+    assert float(halved.sums["pg_loss"]) == pytest.approx(float(plain.sums["pg_loss"]) / 2)
+    assert halved.sums["tis"] == plain.sums["tis"], "the metrics are those before"
+    assert objective(mean_weight=2.0, offPolicy=options).sums["pg_loss"] == plain.sums["pg_loss"]

@@ -14,10 +14,12 @@ from sluice_trainer.algorithms.policy_loss import (
     dppo_loss,
     geo_mean_loss,
     masked_sequences,
+    normalized,
     off_policy_correction,
     reinforce_loss,
     sapo_loss,
     sequence_log_ratio,
+    weight_sums,
 )
 
 
@@ -247,3 +249,33 @@ def test_the_correction_has_no_gradient() -> None:
     log_probs = torch.tensor([-1.0], requires_grad=True)
     ratio = correction_ratio(log_probs - math.log(0.5), "token", torch.ones(1), torch.zeros(1, dtype=torch.int64))
     assert not off_policy_correction(ratio, "tis", low=0, high=2).weight.requires_grad
+
+
+SHARED = torch.tensor([0, 0, 0, 1, 2])
+TRAINED = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("level", "total", "count"),
+    [("token", 2.0 + 2.0 + 0.5, 3), ("sequence", 2.0 + 0.5, 2), ("geometric", 2.0 + 0.5, 2)],
+)
+def test_weights_have_their_mean_over_tokens_or_over_sequences(level: str, total: float, count: int) -> None:
+    """Masked tokens, and a sequence without a trained one, do not count."""
+    weight = torch.tensor([2.0, 2.0, 2.0, 0.5, 9.0])
+    found = weight_sums(weight, level, TRAINED, SHARED)  # type: ignore[arg-type]
+    assert [float(value) for value in found] == pytest.approx([total, count])
+
+
+def test_sums_of_weights_of_nothing_are_nothing() -> None:
+    empty = torch.empty(0)
+    assert [float(v) for v in weight_sums(empty, "sequence", empty, empty.long())] == [0, 0]
+    assert [float(v) for v in weight_sums(torch.ones(2), "token", torch.zeros(2), torch.zeros(2).long())] == [0, 0]
+
+
+def test_normalized_weights_are_one_on_average() -> None:
+    """verl's example: weights 2, 0.5, 1 and 0.25 have the mean 0.9375."""
+    weight = torch.tensor([2.0, 0.5, 1.0, 0.25])
+    found = normalized(weight, 0.9375)
+    assert found.tolist() == pytest.approx([2.1333333, 0.5333333, 1.0666667, 0.2666667])
+    assert float(found.mean()) == pytest.approx(1)
+    assert normalized(torch.zeros(2), 0.0).tolist() == [0, 0], "icepop may have dropped everything"

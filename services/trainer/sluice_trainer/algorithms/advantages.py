@@ -28,12 +28,9 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
         return torch.zeros_like(rewards)
     member, count = _membership(groups)
     # In double precision: the rounding of a mean of equal rewards, divided by a std near 0, would be an advantage.
-    values = rewards.double()
-    centred = values - (_group_sum(values, member, count) / count)[member]
-    centred = torch.where(count[member] > 1, centred, 0.0)
+    centred = _centred(rewards, member, count)
     if normalize_std:
-        variance = _group_sum(centred.square(), member, count) / (count - 1).clamp(min=1)
-        centred = centred / (variance.sqrt()[member] + STD_EPS)
+        centred = centred / (_group_std(rewards, member, count)[member] + STD_EPS)
     return centred.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
 
@@ -50,10 +47,65 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return centred * (count / (count - 1).clamp(min=1))[member].to(centred.dtype)
 
 
+def length_weighted(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
+    """A reward minus its group's mean by length, sum(l * r) / sum(l) (OPO, Hao et al. 2025; verl `opo`).
+
+    The baseline of least variance where a response's gradient grows with its length. rewards: [samples] float; groups,
+    lengths (trained tokens): [samples] int. Returns [samples]. A group of one gets 0 (verl gives it its reward).
+    """
+    if rewards.numel() == 0:
+        return torch.zeros_like(rewards)
+    member, count = _membership(groups)
+    long = lengths.double()
+    baseline = _group_sum(long * rewards, member, count) / _group_sum(long, member, count).clamp(min=1)
+    return torch.where(count[member] > 1, rewards.double() - baseline[member], 0.0).float()
+
+
+def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
+    """The best of a group gets its lead, r - the second best, the others 0 (Tang et al. 2025; verl `grpo_passk`).
+
+    What the best adds to the largest of k rewards, so that the group is paid for its best try. Where two are best there
+    is no lead. normalize_std: divide by the group's (unbiased std + 1e-6). rewards: [samples] float; groups: [samples]
+    int, any order, any size. Returns [samples]. A group of one gets 0.
+    """
+    if rewards.numel() == 0:
+        return torch.zeros_like(rewards)
+    member, count = _membership(groups)
+    least = rewards.new_full((len(count),), float("-inf"))
+    best = least.scatter_reduce(0, member, rewards, "amax")[member]
+    leads = rewards == best
+    alone = _group_sum(leads.double(), member, count)[member] == 1
+    second = least.scatter_reduce(0, member, torch.where(leads, float("-inf"), rewards), "amax")[member]
+    lead = torch.where(leads & alone & (count[member] > 1), rewards - second, 0.0)
+    return lead / (_group_std(rewards, member, count)[member] + STD_EPS).float() if normalize_std else lead
+
+
+def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
+    """(r - mean(group)) * samples / rewards that are not 0, of the whole batch (GPG, Chu et al. 2025; verl `gpg`).
+
+    Responses without a reward have little to teach: the others weigh the more, the fewer they are. rewards: [samples]
+    float; groups: [samples] int. Returns [samples]. A group of one gets 0 (verl gives it its reward).
+    """
+    found = int(torch.count_nonzero(rewards))
+    return group_advantages(rewards, groups, normalize_std=False) * (rewards.numel() / max(found, 1))
+
+
 def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Which group each sample is in, numbered from 0: [samples]; and the size of each group: [groups]."""
     _, member, count = torch.unique(groups, return_inverse=True, return_counts=True)
     return member, count
+
+
+def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
+    """Rewards less the mean of their group; 0 in a group of one. [samples] float64"""
+    values = rewards.double()
+    return torch.where(count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0)
+
+
+def _group_std(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
+    """Unbiased, 0 for a group of one. [groups] float64"""
+    squares = _group_sum(_centred(rewards, member, count).square(), member, count)
+    return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
 def _group_sum(values: Tensor, member: Tensor, count: Tensor) -> Tensor:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice_trainer.algorithms.advantages import group_advantages, leave_one_out
+from sluice_trainer.algorithms.advantages import (
+    best_of_group,
+    group_advantages,
+    leave_one_out,
+    length_weighted,
+    nonzero_scaled,
+)
 from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
 
 TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")
@@ -29,9 +35,10 @@ class EstimatorError(ValueError):
 class Responses:
     """What an estimator sees. Failed responses are left out.
 
-    rewards [samples] float32, groups [samples] int: of the whole batch, equal on all ranks. own [own] int: places in
-    them of the responses that this rank trains. masks, kl: of those, each [response]; kl is 0 where `kl.coef` is.
-    values: of those, each [response], from the critic; baselines [own]: reward of the greedy response to the prompt.
+    rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch, equal on all ranks.
+    own [own] int: places in them of the responses that this rank trains. masks, kl: of those, each [response]; kl is 0
+    where `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward of the greedy
+    response to the prompt.
     """
 
     rewards: Tensor
@@ -41,6 +48,7 @@ class Responses:
     kl: Sequence[Tensor]
     values: Sequence[Tensor] | None = None
     baselines: Tensor | None = None
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,25 @@ def _rloo(responses: Responses, algorithm: Algorithm) -> Estimate:
     return _everywhere(leave_one_out(responses.rewards, responses.groups)[responses.own], responses)
 
 
+def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token r - the group's mean by length."""
+    if responses.lengths is None:
+        raise EstimatorError("opo needs the lengths of all responses")
+    found = length_weighted(responses.rewards, responses.groups, responses.lengths)
+    return _everywhere(found[responses.own], responses)
+
+
+def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token of the group's best response its lead over the second; 0 elsewhere."""
+    found = best_of_group(responses.rewards, responses.groups, normalize_std=algorithm.normalize_std)
+    return _everywhere(found[responses.own], responses)
+
+
+def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token r - mean(group), times samples / rewards that are not 0."""
+    return _everywhere(nonzero_scaled(responses.rewards, responses.groups)[responses.own], responses)
+
+
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
     """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are whitened afterwards."""
     return Estimate(_floats(discounted_returns(_token_rewards(responses, algorithm), algorithm.gamma)))
@@ -114,6 +141,9 @@ _ESTIMATORS: dict[str, Estimator] = {
     "cispo": _grpo,
     "dr_grpo": _dr_grpo,
     "rloo": _rloo,
+    "opo": _opo,
+    "gpg": _gpg,
+    "grpo_passk": _grpo_passk,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
     "remax": _remax,

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
+from sluice.api.losses import KLCov
+from sluice.api.off_policy import OffPolicy
 from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.distillation import distilled_advantages, reverse_kl
 from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.policy_loss import (
+    Correction,
     PolicyLoss,
     cispo_loss,
+    clip_cov_loss,
     clipped_surrogate,
     correction_ratio,
     dppo_loss,
     geo_mean_loss,
+    kl_cov_loss,
     masked_sequences,
+    normalized,
     off_policy_correction,
     reinforce_loss,
     sapo_loss,
@@ -36,7 +43,8 @@ class LossInputs:
     loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
     micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the
     ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. teacher_log_probs:
-    only in a distillation. values, returns: only for a critic.
+    only in a distillation. values, returns: only for a critic. picked: 1.0 at tokens that a loss by covariance has
+    picked out of the whole optimizer step; mean_weight: of the step's off-policy weights, where they are normalized.
     """
 
     advantages: Tensor
@@ -49,6 +57,8 @@ class LossInputs:
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    picked: Tensor | None = None
+    mean_weight: float = 1.0
 
     @property
     def mask(self) -> Tensor:
@@ -68,18 +78,31 @@ class Objective:
     maxima: dict[str, Tensor] = field(default_factory=dict)
 
 
+class Divergence(NamedTuple):
+    """Of student and teacher over the whole vocabulary, [tokens]: what is minimised, with gradient; and reverse KL."""
+
+    of_words: Tensor
+    reverse_kl: Tensor
+
+
 def policy_objective(
-    log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm, custom: CustomLoss | None = None
+    log_probs: Tensor,
+    entropy: Tensor,
+    inputs: LossInputs,
+    algorithm: Algorithm,
+    custom: CustomLoss | None = None,
+    divergence: Divergence | None = None,
 ) -> Objective:
     """Return pg_loss - entropyCoef * entropy + kl.lossCoef * kl (slime `policy_loss_function`).
+
+    And + distillation.coef * divergence, where that is one over the whole vocabulary.
 
     log_probs, entropy: [tokens], of the current weights, already at the sampling temperature. The sums of all
     micro-batches of an optimizer step are its means, because the weights hold the denominators. Names are slime's.
     custom: stands in for the policy-gradient term.
     """
-    present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
-    old = inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present
-    inputs, taught = _distilled(inputs, old, algorithm)
+    present, old = before(log_probs, inputs, algorithm)
+    inputs, taught = distilled(inputs, old, algorithm)
     log_ratio = log_probs - old
     if algorithm.policy_loss == "gspo" and custom is None:
         log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
@@ -100,15 +123,26 @@ def policy_objective(
 
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
     loss, terms = with_terms(pg_loss, log_probs, log_probs - old, entropy, inputs, algorithm)
+    if algorithm.distillation and algorithm.distillation.whole:
+        assert divergence is not None, "a divergence over the whole vocabulary comes with the log-probs"
+        terms["opd_loss"] = reduce_tokens(divergence.of_words, inputs.loss_weights)
+        loss = loss + algorithm.distillation.coef * terms["opd_loss"]
+        metrics["opd_reverse_kl"] = divergence.reverse_kl
     sums = {name: term.detach().clone() for name, term in {"loss": loss, "pg_loss": pg_loss, **terms}.items()}
     sums |= {name: reduce_tokens(values.detach(), inputs.metric_weights) for name, values in metrics.items()}
     largest = difference.max() if difference.numel() else difference.new_zeros(())
     return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
 
 
-def _distilled(inputs: LossInputs, old: Tensor, algorithm: Algorithm) -> tuple[LossInputs, dict[str, Tensor]]:
+def before(log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    """(log pi_train, log pi_old), [tokens] each: of the trainer at the start of the batch, and of the ratio."""
+    present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
+    return present, inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present
+
+
+def distilled(inputs: LossInputs, old: Tensor, algorithm: Algorithm) -> tuple[LossInputs, dict[str, Tensor]]:
     """The inputs with what the teacher adds to their advantages, and its metric (slime's name)."""
-    if algorithm.distillation is None:
+    if algorithm.distillation is None or algorithm.distillation.whole:
         return inputs, {}
     if inputs.teacher_log_probs is None:
         raise ValueError("algorithm.distillation needs the teacher's log-probs")
@@ -122,7 +156,7 @@ def _policy_gradient(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the sequence's."""
     clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
-    high = clip.low if clip.high is None else clip.high
+    high = clip.highest
     ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
         case "clip" | "gspo":
@@ -138,7 +172,18 @@ def _policy_gradient(
         case "dppo_tv" | "dppo_kl" as loss:
             moved = probability_distance(log_probs, log_probs - log_ratio, loss)
             pg = dppo_loss(log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual)
-    return pg.loss, _clip_metrics(pg)
+        case "clip_cov":
+            pg = clip_cov_loss(ratio, advantages, _picked(inputs), low=clip.low, high=high)
+        case "kl_cov":
+            coef = (algorithm.kl_cov or KLCov()).ppo_kl_coef
+            pg = kl_cov_loss(log_ratio, advantages, _picked(inputs), coef=coef)
+    return pg.loss, _clip_metrics(pg) | ({} if inputs.picked is None else {"cov_frac": inputs.picked})
+
+
+def _picked(inputs: LossInputs) -> Tensor:
+    if inputs.picked is None:
+        raise ValueError("a loss by covariance needs to know which tokens of the step are picked")
+    return inputs.picked
 
 
 def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
@@ -160,9 +205,8 @@ def _corrected(
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
     if off_policy.method != "none":
-        ratio = correction_ratio(present - rollout, off_policy.level, mask, sequence)
-        correction = off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
-        loss = loss * correction.weight
+        correction = correction_of(present, inputs, off_policy)
+        loss = loss * (normalized(correction.weight, inputs.mean_weight) if off_policy.normalize else correction.weight)
         metrics |= {
             "ois": torch.exp(log_ratio),
             "tis": correction.ratio,
@@ -176,6 +220,13 @@ def _corrected(
         metrics["veto_clipfrac"] = vetoed(present, rollout, mask, sequence, off_policy.veto)
         loss = loss * (1 - metrics["veto_clipfrac"])
     return loss, metrics
+
+
+def correction_of(present: Tensor, inputs: LossInputs, off_policy: OffPolicy) -> Correction:
+    """The weights of tis or icepop, not normalized. present: log pi_train, [tokens]."""
+    assert off_policy.method != "none"
+    ratio = correction_ratio(present - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence)
+    return off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
 
 
 def with_terms(

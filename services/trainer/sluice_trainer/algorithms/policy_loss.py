@@ -12,6 +12,9 @@ from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
 LOG_RATIO_LIMIT = 20.0
 """Logarithms of correction ratios are kept within +-20 before exp (verl): the product over a sequence may overflow."""
 
+LEAST_MEAN = 1e-8
+"""Weights of a smaller mean are not divided by it (verl)."""
+
 
 class PolicyLoss(NamedTuple):
     """loss, clipped: [tokens]. clipped is 1.0 where the clip decided; bounded: where the dual clip did."""
@@ -94,6 +97,25 @@ def dppo_loss(
     return PolicyLoss(torch.where(outside, 0.0, -weight * advantages * log_probs), outside.float())
 
 
+def clip_cov_loss(ratio: Tensor, advantages: Tensor, picked: Tensor, *, low: float, high: float) -> PolicyLoss:
+    """PPO's clipped surrogate, but 0, and so without gradient, at picked tokens (Clip-Cov, Cui et al. 2025).
+
+    picked: 1.0 at tokens that were drawn from those of large covariance (`covariance`), else 0. All [tokens].
+    """
+    loss, clipped, _ = clipped_surrogate(ratio, advantages, low=low, high=high)
+    return PolicyLoss(loss * (1 - picked), clipped)
+
+
+def kl_cov_loss(log_ratio: Tensor, advantages: Tensor, picked: Tensor, *, coef: float) -> PolicyLoss:
+    """-r A, and at picked tokens + coef * |log pi - log pi_old| (KL-Cov, Cui et al. 2025; verl `kl_cov`).
+
+    Nothing is clipped. picked: 1.0 at the tokens of largest covariance (`covariance`), else 0. log_ratio: log pi -
+    log pi_old. All [tokens]. The penalty's gradient jumps at log ratio 0, and is 0 there.
+    """
+    loss = -torch.exp(log_ratio) * advantages + coef * picked * log_ratio.abs()
+    return PolicyLoss(loss, torch.zeros_like(loss))
+
+
 def sequence_log_ratio(log_ratio: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
     """Logarithm of GSPO's ratio (Zheng et al. 2025, eq. 7): the mean of a sequence's log ratios, at each of its tokens.
 
@@ -147,6 +169,25 @@ def off_policy_correction(ratio: Tensor, method: Literal["tis", "icepop"], *, lo
         case _:
             raise ValueError(f"unknown off-policy method {method!r}")
     return Correction(weight, ratio, (weight != ratio).float())
+
+
+def weight_sums(
+    weight: Tensor, level: Literal["token", "sequence", "geometric"], mask: Tensor, sequence: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sum and count of correction weights, float64, whose quotient over all of a step is their mean (`normalized`).
+
+    token: over unmasked tokens. sequence, geometric: over sequences that have an unmasked token, all of whose tokens
+    have the same weight. weight, mask, sequence: [tokens]; all tokens of a sequence must be in the same call.
+    """
+    one = (mask > 0).double()
+    if level != "token":
+        one = one / sequence_sum(one, mask, sequence).clamp(min=1)
+    return (weight.double() * one).sum(), one.sum()
+
+
+def normalized(weight: Tensor, mean: float) -> Tensor:
+    """Weights that are 1 on average (verl `rollout_is_batch_normalize`); as they are where all of them are 0."""
+    return weight / mean if mean > LEAST_MEAN else weight
 
 
 def masked_sequences(log_ratio: Tensor, advantages: Tensor, mask: Tensor, sequence: Tensor, delta: float) -> Tensor:

@@ -7,6 +7,7 @@ whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.compiled import compiled
+from sluice_trainer.megatron.divergence import Teaching
 from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage
 
@@ -110,46 +112,61 @@ def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.Process
     return values
 
 
-def log_probs_and_entropy(logits: Tensor, targets: Tensor, *, temperature: float, vocab: int) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature).
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the output hook must know of the micro-batch that is under way. teaching: to compare it with a teacher."""
 
-    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets: [n] int64.
+    batch: MicroBatch
+    temperature: float
+    vocab: int
+    teaching: Teaching | None = None
+
+
+def statistics(logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request) -> tuple[Tensor, ...]:
+    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature); and what `teaching` says of it.
+
+    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets: [n] int64; taught:
+    the teacher's hidden states at the same places, [n, 1, h].
     """
     group = parallel_state.get_tensor_model_parallel_group()
-    start = group.rank() * logits.shape[-1]
-    held = max(min(logits.shape[-1], vocab - start), 1)
-    local = logits if held == logits.shape[-1] else logits[:, :held]
-    return _apply(local, targets, start, 1.0 / temperature, group if group.size() > 1 else None)
+    shared = group if group.size() > 1 else None
+    columns, scale = logits.shape[-1], 1.0 / request.temperature
+    start = group.rank() * columns
+    held = max(min(columns, request.vocab - start), 1)
+    local = logits if held == columns else logits[:, :held]
+    found = _apply(local, targets, start, scale, shared)
+    if request.teaching is None or taught is None:
+        return found
+    return *found, *request.teaching(local, taught, columns=columns, scale=scale, group=shared)
 
 
 def _score(
-    hidden: Tensor, targets: Tensor, output_layer: Any, weight: Tensor | None, temperature: float, vocab: int
+    hidden: Tensor, targets: Tensor, taught: Tensor | None, output_layer: Any, weight: Tensor | None, request: Request
 ) -> Tensor:
-    """[2, n]: log-probs and entropies of one chunk. hidden: [n, 1, h]."""
+    """[k, n]: the statistics of one chunk. hidden: [n, 1, h]."""
     logits, _ = output_layer(hidden, weight=weight)
-    return torch.stack(log_probs_and_entropy(logits.squeeze(1), targets, temperature=temperature, vocab=vocab))
+    return torch.stack(statistics(logits.squeeze(1), targets, taught, request))
 
 
 def _output_processor(
-    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: _Request, **_: Any
+    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: Request, **_: Any
 ) -> Tensor:
-    """GPTModel's hook after the last layer: [2, r] log-probs and entropies instead of logits."""
+    """GPTModel's hook after the last layer: [k, r] statistics instead of logits."""
     hidden = _predicting(hidden_states, output_layer.sequence_parallel, context.batch)
-    score = partial(
-        _score,
-        output_layer=partial(_without_sequence_parallel, output_layer),
-        weight=output_weight,
-        temperature=context.temperature,
-        vocab=context.vocab,
-    )
-    targets = context.batch.targets
+    layer = partial(_without_sequence_parallel, output_layer)
+    score = partial(_score, output_layer=layer, weight=output_weight, request=context)
+    targets, taught = context.batch.targets, context.batch.taught
+    if taught is not None:
+        taught = taught.to(hidden.device)
     spread = partial(_from_all_shares, batch=context.batch)
     columns = (output_weight if output_weight is not None else output_layer.weight).shape[0]
     chunk = max(CHUNK_ELEMENTS // columns, 1)
     if len(targets) <= chunk:
-        return spread(score(hidden, targets))
-    pieces = zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
-    return spread(torch.cat([checkpoint(score, h, t, use_reentrant=False) for h, t in pieces], dim=1))
+        return spread(score(hidden, targets, taught))
+    hiddens, wanted = torch.split(hidden, chunk), torch.split(targets, chunk)
+    teachers = [None] * len(wanted) if taught is None else torch.split(taught, chunk)
+    pieces = zip(hiddens, wanted, teachers, strict=True)
+    return spread(torch.cat([checkpoint(score, *piece, use_reentrant=False) for piece in pieces], dim=1))
 
 
 def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
@@ -190,24 +207,15 @@ def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor
         output_layer.sequence_parallel = before
 
 
-class _Request:
-    """What the output hook must know of the micro-batch that is under way."""
+def forward(
+    model: Any, batch: MicroBatch, *, temperature: float, vocab: int, teaching: Teaching | None = None
+) -> Tensor:
+    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden states before it.
 
-    def __init__(self, batch: MicroBatch, temperature: float, vocab: int) -> None:
-        self.batch, self.temperature, self.vocab = batch, temperature, vocab
-
-
-def forward(model: Any, batch: MicroBatch, *, temperature: float, vocab: int) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden states before it."""
-    result: Tensor = model(
-        batch.tokens[None],
-        batch.packing.positions[None],
-        None,
-        packed_seq_params=batch.packing,
-        output_processor=_output_processor,
-        output_processor_context=_Request(batch, temperature, vocab),
-    )
-    return result
+    With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse KL as well.
+    """
+    request = Request(batch, temperature, vocab, teaching)
+    return _forward(model, batch, _output_processor, request)
 
 
 def forward_values(model: Any, batch: MicroBatch) -> Tensor:
@@ -215,15 +223,31 @@ def forward_values(model: Any, batch: MicroBatch) -> Tensor:
 
     A token's value is that of the state in which it was chosen: it comes from the place that predicts the token.
     """
+    return _forward(model, batch, _value_processor, batch)
+
+
+def _forward(model: Any, batch: MicroBatch, processor: Any, context: Any) -> Tensor:
     result: Tensor = model(
         batch.tokens[None],
         batch.packing.positions[None],
         None,
         packed_seq_params=batch.packing,
-        output_processor=_value_processor,
-        output_processor_context=batch,
+        output_processor=processor,
+        output_processor_context=context,
     )
     return result
+
+
+def _hidden_processor(*, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any) -> Tensor:
+    """GPTModel's hook after the last layer of a teacher: [own, 1, h] hidden states."""
+    return _predicting(hidden_states, output_layer.sequence_parallel, context)
+
+
+def head(model: Any, hidden: Tensor) -> Tensor:
+    """The last layer of a model, [n, 1, h] -> [n, local vocab] logits. Only on the last pipeline stage."""
+    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    logits: Tensor = _without_sequence_parallel(model.output_layer, hidden, weight)[0].squeeze(1)
+    return logits
 
 
 @megatron_device()
@@ -240,6 +264,22 @@ def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> l
 
     results: list[list[Tensor]] = from_last_stage(run_schedule(step, chunks, batches, forward_only=True))
     return results
+
+
+@megatron_device()
+@torch.no_grad()
+def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
+    """What a model's last layer sees at the places that predict response tokens: [own, 1, h], on the CPU.
+
+    With context parallelism of this rank's share. Only on the last pipeline stage; before it, none. Collective.
+    """
+
+    def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
+        batch = next(data)
+        return _forward(module, batch, _hidden_processor, batch), lambda output, non_loss_data=False: output.cpu()
+
+    found: list[Tensor] = run_schedule(step, chunks, batches, forward_only=True)
+    return found
 
 
 def run_schedule(step: Any, chunks: list[Any], batches: Iterable[MicroBatch], *, forward_only: bool) -> Any:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from sluice.api import RLJobSpec
+from sluice.api.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron.forward import forward
+from sluice_trainer.megatron.divergence import Teaching
+from sluice_trainer.megatron.forward import forward, head, hidden_states
 from sluice_trainer.megatron.hf_config import ModelShape, read_shape
 from sluice_trainer.megatron.learner import model_config, score
 from sluice_trainer.megatron.model import build, load_initial
-from sluice_trainer.megatron.packing import Sequence
+from sluice_trainer.megatron.packing import MicroBatch, Sequence
 
 TEACHER = "spec.algorithm.distillation.teacher.path"
 
@@ -36,6 +39,19 @@ class Frozen:
         """Log-probs of each response token at the job's temperature: per sequence [response] float32, on the CPU."""
         scorer = partial(forward, temperature=self._spec.temperature, vocab=self._shape.vocab)
         return score(self.chunks, shard, self._spec, scorer)
+
+    def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches with what the last layer sees of them, where there is one: on the last pipeline stage."""
+        found = hidden_states(self.chunks, batches)
+        if not found:
+            return batches
+        return [replace(batch, taught=hidden) for batch, hidden in zip(batches, found, strict=True)]
+
+    def teaching(self, distillation: Distillation) -> Teaching | None:
+        """How a training forward pass compares its model with this one; None: only by the sampled token."""
+        if distillation.whole is None:
+            return None
+        return Teaching(partial(head, self.chunks[-1]), distillation.whole, distillation.mixture)
 
 
 def reference(spec: RLJobSpec, model_dir: Path, directory: Path | None) -> Frozen | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -28,6 +29,9 @@ from sluice_trainer.megatron.packing import (
     train_micro_batch,
 )
 from sluice_trainer.megatron.step import Loss, StepResult, train_step
+
+Survey = Callable[[int, list[MicroBatch], Seq[TrainSequence]], list[MicroBatch]]
+"""(number of the optimizer step in its batch, micro-batches, their sequences) -> the micro-batches. Collective."""
 
 
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
@@ -74,7 +78,7 @@ class Learner:
         optimizer: Optimizer,
         total_steps: int | None,
     ) -> None:
-        """total_steps: training steps of the run, for the learning-rate schedule; None: not known."""
+        """total_steps: training steps that this model learns in, for the learning-rate schedule; None: not known."""
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(self.chunks, config, optimizer)
         self.optimizer_steps = 0
@@ -83,17 +87,23 @@ class Learner:
         self._total = total_steps and total_steps * spec.trainer.steps_per_batch
 
     def train(
-        self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals], forward: Forward, loss: Loss
+        self,
+        parts: Seq[Seq[TrainSequence]],
+        totals: Seq[BatchTotals],
+        forward: Forward,
+        loss: Loss,
+        survey: Survey = lambda number, batches, shard: batches,
     ) -> dict[str, float]:
         """An optimizer step on each part of this rank's shard; means over the steps (the largest for `_max`).
 
-        parts: equally many on every rank, empty ones allowed. totals: of each part over all ranks.
+        parts: equally many on every rank, empty ones allowed. totals: of each part over all ranks. survey: adds to the
+        micro-batches what their losses must know of the whole optimizer step.
         """
         results = []
-        for shard, total in zip(parts, totals, strict=True):
+        for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
             rate = learning_rate(self.optimizer_steps, self._rates, self._total)
             set_learning_rate(self.optimizer, rate)
-            batches = self._micro_batches(shard, total)
+            batches = survey(number, self._micro_batches(shard, total), shard)
             results.append(train_step(self.chunks, self.optimizer, batches, forward, loss))
             self.optimizer_steps += 1
         return {**_means(results), "lr": rate}

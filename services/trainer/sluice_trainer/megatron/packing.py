@@ -132,6 +132,7 @@ class MicroBatch:
     loss: what the objective needs besides, [r]; None outside training.
     own: [s] int64, which of the r response tokens this rank's share predicts; None: all. With it, `tokens`,
     `predicting` and `targets` are the share's; everything that is [r] still is of the whole row.
+    taught: a teacher's hidden states at `predicting`, in host memory; None: no divergence over the whole vocabulary.
     """
 
     tokens: Tensor
@@ -143,6 +144,7 @@ class MicroBatch:
     response_lengths: tuple[int, ...]
     loss: LossInputs | None = None
     own: Tensor | None = None
+    taught: Tensor | None = None
 
     def split(self, values: Tensor) -> list[Tensor]:
         """[r] values per member."""

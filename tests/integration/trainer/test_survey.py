@@ -1,0 +1,134 @@
+"""What a loss knows of the whole optimizer step is what the log-probs of all of its tokens say, by transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from sluice_trainer.algorithms.covariance import lots
+from sluice_trainer.megatron.packing import MicroBatch, TrainSequence
+from sluice_trainer.megatron.policy import Policy
+
+pytestmark = pytest.mark.usefixtures("process_group")
+Token = tuple[int, int, int]
+
+
+def make(model: Path, **algorithm: Any) -> Policy:
+    spec = tiny.spec(model, algorithm=algorithm, trainer={"stepsPerBatch": 2})
+    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+
+
+def surveyed(policy: Policy, shard: list[TrainSequence]) -> list[MicroBatch]:
+    """The micro-batches of a batch's second optimizer step: the weights have moved on from those at its start."""
+    batches = policy._learner._micro_batches(shard, tiny.totals(shard))
+    assert len(batches) > 2
+    return policy._survey(1, batches, shard)
+
+
+def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
+    """With old log-probs, which are not those of the model."""
+    plain, random = tiny.hf_model(model), np.random.default_rng(5)
+    with torch.no_grad():
+        current = [tiny.hf_log_probs(plain, s)[0] for s in shard]
+    return [
+        replace(s, old_log_probs=(v + torch.from_numpy(random.normal(0, 0.3, len(v)))).float())
+        for s, v in zip(shard, current, strict=True)
+    ]
+
+
+def tokens(model: Path, shard: list[TrainSequence]) -> dict[Token, tuple[float, float, float]]:
+    """(log-prob, advantage, log ratio) of each trained token by its identity."""
+    plain, found = tiny.hf_model(model), {}
+    for s in shard:
+        with torch.no_grad():
+            current = tiny.hf_log_probs(plain, s)[0]
+        assert s.old_log_probs is not None
+        for place, trained in enumerate(s.loss_mask):
+            if trained:
+                gap = float(current[place] - s.old_log_probs[place])
+                found[s.group_id, s.index, place] = (float(current[place]), float(s.advantage), gap)
+    return found
+
+
+def covariance(found: dict[Token, tuple[float, float, float]]) -> dict[Token, float]:
+    log_prob, advantage = (float(np.mean([values[i] for values in found.values()])) for i in (0, 1))
+    return {token: (value - log_prob) * (a - advantage) for token, (value, a, _) in found.items()}
+
+
+def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
+    result = set()
+    for batch in batches:
+        assert batch.loss is not None
+        assert batch.loss.picked is not None
+        for member, row in zip(batch.members, batch.split(batch.loss.picked), strict=True):
+            result |= {(shard[member].group_id, shard[member].index, int(place)) for place in row.nonzero()}
+    return result
+
+
+def test_kl_cov_picks_the_largest_covariances_of_the_step(qwen3: Path) -> None:
+    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    found = covariance(tokens(qwen3, shard))
+    count = int(len(found) * 0.1)
+    assert count == 5
+    expected = sorted(found, key=lambda token: -found[token])[:count]
+    policy = make(qwen3, loss="kl_cov", klCov={"ratio": 0.1})
+    assert picked(surveyed(policy, shard), shard) == set(expected)
+
+
+def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: Path) -> None:
+    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    seen = tokens(qwen3, shard)
+    found = covariance(seen)
+
+    def held(token: Token) -> bool:
+        _, advantage, gap = seen[token]
+        return bool(np.exp(gap) > 1.2) if advantage > 0 else bool(np.exp(gap) < 0.8)
+
+    candidates = [token for token, value in found.items() if 0.1 < value < 3.0 and not held(token)]
+    drawn = dict(zip(candidates, lots(1, 0, np.array(candidates)), strict=True))
+    count = int(len(found) * 0.1)
+    assert count < len(candidates) < len(found)
+    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 0.1, "lower": 0.1, "upper": 3.0})
+    assert picked(surveyed(policy, shard), shard) == set(sorted(candidates, key=lambda t: drawn[t])[:count])
+    policy._learner.optimizer_steps = 1
+    assert picked(surveyed(policy, shard), shard) != set(sorted(candidates, key=lambda t: drawn[t])[:count])
+
+
+def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
+    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    found = covariance(tokens(qwen3, shard))
+    highest = sorted(found.values())[-3]
+    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 1.0, "lower": highest, "upper": 99.0}, clip={"high": 99})
+    assert 1 <= len(picked(surveyed(policy, shard), shard)) <= 2
+
+
+def test_of_a_step_without_a_trained_token_none_is_picked(qwen3: Path) -> None:
+    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    masked = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in shard]
+    for loss in ("kl_cov", "clip_cov"):
+        assert picked(surveyed(make(qwen3, loss=loss), masked), masked) == set()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str) -> None:
+    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    weights = []
+    for s in shard:
+        assert s.old_log_probs is not None
+        trained = s.loss_mask > 0
+        gaps = (s.old_log_probs.numpy() - s.rollout_log_probs)[trained].astype(float)
+        if not len(gaps):
+            continue
+        of_level = {"token": gaps, "sequence": [np.clip(gaps.sum(), -20, 20)], "geometric": [gaps.mean()]}[level]
+        weights += [min(np.exp(gap), 1.5) for gap in of_level]
+    policy = make(qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True})
+    (found,) = {batch.loss.mean_weight for batch in surveyed(policy, shard) if batch.loss}
+    assert found == pytest.approx(np.mean(weights), rel=1e-4)
+    assert abs(np.mean(weights) - 1) > 0.05
