@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +36,7 @@ from sluice.environment import Environment, free_port, read
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_rollout.engine import Engine
+from sluice_rollout.sglang_plugin.__main__ import PATH
 from sluice_trainer.launch import NCCL_ENV
 
 GPUS = torch.cuda.device_count()
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each")
     parser.add_argument("--pause-mode", default="retract")
     parser.add_argument("--load", type=int, default=0, help="requests that each engine is working on all the while")
+    parser.add_argument("--single-experts", action="store_true", help="each of a mixture's experts by itself")
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS)
@@ -91,12 +93,13 @@ def measure(options: argparse.Namespace) -> None:
         "machine": machine(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "shape": options.shape,
         "sources": options.sources, "tensor": options.tensor, "expert": options.expert, "engines": options.engines,
         "engine_gpus": options.engine_gpus, "pause_mode": options.pause_mode, "load": options.load,
+        "single_experts": options.single_experts,
     }  # fmt: skip
     table(result)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"weight-sync-{options.shape}-{options.sources}-to-{options.engines}x{options.engine_gpus}"
-        name += f"-{options.pause_mode}-{options.load}.json"
+        name += f"-{options.pause_mode}-{options.load}{'-single-experts' if options.single_experts else ''}.json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -133,7 +136,7 @@ def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
     """An SGLang server; its address once its weights may be updated."""
     port = free_port()
     command = (
-        f"{sys.executable} -m sglang.launch_server --model-path {options.directory} --load-format dummy --port {port}"
+        f"{sys.executable} {PATH}/launch_server.py --model-path {options.directory} --load-format dummy --port {port}"
     )
     command += " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
@@ -227,11 +230,13 @@ def source(options: argparse.Namespace) -> None:
 
     coordinator = Coordinator(env, spec, threading.Event(), rank=ranks.rank)
 
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        return mapping.hf_tensors(net, shape, stacked=not options.single_experts)
+
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
         synchronise()
         started = time.perf_counter()
-        tensors = mapping.hf_tensors(net, shape)
-        published = publish(tensors, version, coordinator, ranks, bucket_bytes=bucket << 20)
+        published = publish(weights(), version, coordinator, ranks, bucket_bytes=bucket << 20)
         seconds = time.perf_counter() - started
         failed = [reason for one in published for reason in one.failed.values()]
         if failed or not published:
@@ -249,23 +254,24 @@ def source(options: argparse.Namespace) -> None:
             made.append(phases | {"update": seconds})
         rows.append({"bucket": size} | {key: statistics.median(m[key] for m in made) for key in made[0]})
     if ranks.rank == 0:
-        convert, total = conversion(mapping, net, shape, sizes[-1])
+        convert, total = conversion(weights, sizes[-1])
         found = {"first": first, "rows": rows, "convert": convert, "bytes": total}
         (options.directory / "updates.json").write_text(json.dumps(found))
     else:
-        conversion(mapping, net, shape, sizes[-1])
+        conversion(weights, sizes[-1])
     coordinator.close()
 
 
-def conversion(mapping: Any, net: Any, shape: Any, bucket: int) -> tuple[float, int]:
+def conversion(weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int) -> tuple[float, int]:
     """Seconds of gathering and laying out all weights, with nobody to send them to; and their bytes."""
     from sluice_trainer.weights.buckets import buckets
+    from sluice_trainer.weights.stacks import in_parts
 
     seconds = []
     for _ in range(5):
         synchronise()
         started = time.perf_counter()
-        total = sum(made.data.nbytes for made in buckets(mapping.hf_tensors(net, shape), bucket << 20))
+        total = sum(made.data.nbytes for made in buckets(in_parts(weights(), bucket << 20), bucket << 20))
         synchronise()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds), total

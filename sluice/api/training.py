@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from sluice.api.base import (
     DottedPath,
     FreeForm,
+    GroupFilter,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
@@ -71,7 +72,7 @@ class Rollout(Model):
         0, description="Steps that a sample's weights may be behind. 0 with mode sync."
     )
     partial: Partial = Field(default_factory=Partial)
-    dynamic_filter: str | None = Field(
+    dynamic_filter: GroupFilter | None = Field(
         None, description="`nonzero_std` drops groups whose rewards are all equal; or an own function by dotted path."
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
@@ -231,6 +232,12 @@ class WeightSync(Model):
     )
     timeout_seconds: PositiveFloat = Field(300.0, description="Deadline of each phase of an update.")
     verify: bool = Field(True, description="Check after each update that the engine serves the new version.")
+    stacked_experts: bool = Field(
+        True,
+        description="Send all experts of a mixture's layer as one tensor, not each by itself, and start SGLang with "
+        "the plugin that loads it. false: for an engine image whose SGLang has no plugins. A directory (disk) always "
+        "holds single experts.",
+    )
 
 
 class Storage(Model):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.environment import free_port
+from sluice_rollout.sglang_plugin.__main__ import PATH
 
 WORDS = 2040
 CONTEXT = 4096
@@ -68,11 +69,15 @@ _GPU_ARGUMENTS = (
 )
 
 
-def save_model(directory: Path, seed: int) -> Path:
-    """Qwen3-shaped, float32, random weights, and a tokenizer of 2048 words (`w0000` ...). No word ends a response."""
+def save_model(directory: Path, seed: int, family: str = "Qwen3", **changes: Any) -> Path:
+    """Qwen3-shaped, float32, random weights, and a tokenizer of 2048 words (`w0000` ...). No word ends a response.
+
+    family: of transformers' classes; changes: of its config.
+    """
     import torch
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     words = ["<pad>", "<bos>", "<c>", "<user>", "<assistant>", "<unused>", "<a>", "<b>"]
     vocabulary = {word: i for i, word in enumerate([*words, *(f"w{i:04d}" for i in range(WORDS))])}
@@ -81,22 +86,23 @@ def save_model(directory: Path, seed: int) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(directory)
-    config = Qwen3Config(
-        architectures=["Qwen3ForCausalLM"], vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, dtype="float32",
-        max_position_embeddings=CONTEXT, initializer_range=0.1, tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    settings = {
+        "architectures": [f"{family}ForCausalLM"], "vocab_size": len(vocabulary), "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "dtype": "float32", "max_position_embeddings": CONTEXT, "initializer_range": 0.1,
+        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
     torch.manual_seed(seed)
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(directory)
     return directory
 
 
 @cache
 def _load(directory: Path) -> Any:
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    return Qwen3ForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
 
 
 def log_probs(directory: Path, tokens: Iterable[int], response: int, temperature: float = 1.0) -> list[float]:
@@ -151,22 +157,22 @@ def dies_with_us() -> None:
 
 
 class Sglang:
-    """`python -m sglang.launch_server`, with all its processes in a session of their own."""
+    """SGLang with our plugin, as a rollout pod starts it, with all its processes in a session of their own."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, *arguments: str, **variables: str) -> None:
         self.model, self.log, self.port = model, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.address = f"127.0.0.1:{self.port}"
         environment = engine_environment() | {
-            "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", **variables,
         }  # fmt: skip
         command = (
-            f"{sys.executable} -m sglang.launch_server --model-path {model} --host 127.0.0.1 --port {self.port} "
+            f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port {self.port} "
             f"--skip-server-warmup {_GPU_ARGUMENTS if gpus() else _CPU_ARGUMENTS}"
         )
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command.split(), env=environment, stdout=output, stderr=output,
+                [*command.split(), *arguments], env=environment, stdout=output, stderr=output,
                 start_new_session=True, preexec_fn=dies_with_us,
             )  # fmt: skip
 

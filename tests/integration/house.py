@@ -70,9 +70,11 @@ class Rendezvous:
 
 
 def engine_member(
-    name: str = "rollout-0", address: str = "127.0.0.1:1", attempt: int = 1, version: int = -1
+    name: str = "rollout-0", address: str = "127.0.0.1:1", attempt: int = 1, version: int = -1, world_size: int = 1
 ) -> pb.Member:
-    return pb.Member(role="rollout", name=name, attempt=attempt, address=address, world_size=1, version=version)
+    return pb.Member(
+        role="rollout", name=name, attempt=attempt, address=address, world_size=world_size, version=version
+    )
 
 
 async def eventually(member: Membership, condition: Callable[[], Any], seconds: float = DEADLINE) -> None:

@@ -9,7 +9,8 @@ from sluice.api import RLJob, Rollout
 from sluice_operator.plan import names
 from sluice_operator.plan.objects import model_path
 
-COMMAND = ["python3", "-m", "sglang.launch_server"]
+_COMMAND = ["python3", "-m", "sglang.launch_server"]
+_COMMAND_WITH_PLUGIN = ["python3", f"{names.SGLANG_DIR}/launch_server.py"]
 ENV = {
     # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
@@ -38,6 +39,11 @@ _ALIASES = {
     "tensor-parallel-size": "tp-size",
     "dist-init-address": "dist-init-addr",
 }
+
+
+def engine_command(job: RLJob) -> list[str]:
+    """SGLang as it is; with the plugin for stacked experts, by a script that adds a directory to its path."""
+    return _COMMAND_WITH_PLUGIN if job.spec.weight_sync.stacked_experts else _COMMAND
 
 
 def engine_args(job: RLJob, head: str | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
-from sluice.api.job import FailurePolicy
+from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE
 from sluice_operator.plan.facts import gang_facts

@@ -24,6 +24,7 @@ RUN_DIR = f"{ROOT}/run"
 STORAGE_DIR = f"{ROOT}/storage"
 ROWS_DIR = f"{ROOT}/rows"
 TLS_DIR = f"{ROOT}/tls"
+SGLANG_DIR = f"{ROOT}/sglang"
 JOB_FILE = "rljob.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
 TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"

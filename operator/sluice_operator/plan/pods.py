@@ -9,14 +9,14 @@ from sluice.api import RLJob
 from sluice_operator.plan import claims, names, placement, queueing, volumes
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.credentials import with_credentials
-from sluice_operator.plan.engine import COMMAND, CPU_ENV, ENV, engine_args
+from sluice_operator.plan.engine import CPU_ENV, ENV, engine_args, engine_command
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Images, KubeObject
 from sluice_operator.plan.probes import probes
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
-_RESTRICTED = ("buffer", "rendezvous", "rows")
+_RESTRICTED = ("buffer", "rendezvous", "rows", "plugin")
 ACCOUNT = 65532
 """User and group in our images (docker/Dockerfile)."""
 
@@ -49,6 +49,8 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     }
     if gang.role == "buffer" and job.spec.row_sources:
         ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
+    if gang.role == "rollout" and job.spec.weight_sync.stacked_experts:
+        ours["spec"]["initContainers"] = [_plugin(images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
     for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
@@ -106,6 +108,12 @@ def _rows(job: RLJob, common: Env, images: Images) -> Container:
     return _container("rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
 
 
+def _plugin(images: Images) -> Container:
+    """Brings what the engine's image does not have: our plugin for SGLang, out of the worker's image."""
+    command = ["python", "-m", "sluice_rollout.sglang_plugin", names.SGLANG_DIR]
+    return _container("plugin", images.rollout, command, [], {}, [volumes.sglang_mount()])
+
+
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
     settings = {"SLUICE_CHECKPOINT_DIR": names.CHECKPOINT_DIR, "SLUICE_RUN_DIR": names.RUN_DIR}
     if not job.spec.on_gpu:
@@ -124,7 +132,8 @@ def _rollout(
     settings = ENV | (CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {})
     env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(settings)
     mounts = volumes.mounts(job, "rollout")
-    engine = _container("engine", images.engine, COMMAND, env, ports, mounts)
+    plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.stacked_experts else []
+    engine = _container("engine", images.engine, engine_command(job), env, ports, mounts + plugin)
     engine["args"] = engine_args(job, head)
     engine |= claims.gpus(job, gang)
     if index > 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import GangStatus, LastFailure
-from sluice.api.job import FailurePolicy
+from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan.constants import (
     DISRUPTION_DELAY,
     INVALID_CONFIGURATION,

@@ -20,6 +20,8 @@ _SERVERS = ("buffer", "rendezvous")
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
     found = [{"name": name, **_shared(sources, name)} for name in sources if _holder(sources, name) == name]
+    if role == "rollout" and job.spec.weight_sync.stacked_experts:
+        found.append({"name": "sglang", "emptyDir": {}})
     return [*found, _tls(job, role)] if job.spec.tls.enabled else found
 
 
@@ -31,6 +33,11 @@ def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
 def rows_mount() -> dict[str, Any]:
     """Where the buffer's storage has the files that the job's own code makes."""
     return {"name": "storage", "mountPath": names.ROWS_DIR, "subPath": MADE_ROWS}
+
+
+def sglang_mount() -> dict[str, Any]:
+    """Where an init container leaves what the engine adds to its Python path."""
+    return {"name": "sglang", "mountPath": names.SGLANG_DIR}
 
 
 def tls_mount(job: RLJob) -> list[dict[str, Any]]:

@@ -95,6 +95,11 @@ class Coordinator:
     def _transport_kind(self) -> str:
         return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
 
+    @property
+    def stacked_experts(self) -> bool:
+        """Whether engines get all experts of a layer as one tensor. Files keep the names of Hugging Face."""
+        return self._spec.weight_sync.stacked_experts and self._transport_kind != "disk"
+
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
         if self._spec.debug.rollout_only:

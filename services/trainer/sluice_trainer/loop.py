@@ -180,7 +180,7 @@ class Loop:
         self._state("publishing")
         started = time.perf_counter()
         published = publish(
-            self.policy.hf_tensors(),
+            self.policy.hf_tensors(stacked=self.coordinator.stacked_experts),
             version,
             self.coordinator,
             self.ranks,

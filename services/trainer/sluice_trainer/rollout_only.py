@@ -35,7 +35,7 @@ class Unchanged:
     step: int
     _durable: int | None = None
 
-    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, *, stacked: bool) -> Iterator[tuple[str, Tensor]]:
         """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
         yield "unchanged", torch.zeros(1)
 

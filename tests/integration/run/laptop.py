@@ -19,13 +19,13 @@ from sluice.telemetry import run_directory
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples/quickstart"
 PROGRAMS = {
-    "engine": "sglang.launch_server",
+    "engine": "sglang/launch_server.py",
     "worker": "sluice_rollout",
     "buffer": "sluice_buffer",
     "rendezvous": "sluice_rendezvous",
     "trainer": "sluice_trainer",
 }
-"""Role -> the module that its process runs."""
+"""Role -> the module, or file, that its process runs."""
 
 
 class Laptop:
@@ -114,8 +114,7 @@ def _find(root: psutil.Process, program: str) -> int | None:
             command = process.cmdline()
         except psutil.Error:
             continue
-        runs = "-m" in command and command[command.index("-m") + 1].startswith(program)
-        if runs and "supervisor.py" not in command[1]:
+        if any(program in word for word in command[1:3]):  # python FILE, or python -m MODULE
             return int(process.pid)
     return None
 

@@ -119,9 +119,10 @@ def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None
         ("row", "train.jsonl:3"),
         ("no-prompt", "train.jsonl:2"),
         ("reward", "has no function 'nothing'"),
+        ("import", "reward.py: ModuleNotFoundError: No module named 'no_such_package'"),
         ("architecture", "model_type 'mamba'"),
         ("weights", "has no weights (*.safetensors)"),
-        ("missing", "there is no file or directory"),
+        ("missing", "no such prompt file"),
     ],
 )
 def test_bad_input_fails_at_once_with_one_message(
@@ -139,6 +140,8 @@ def test_bad_input_fails_at_once_with_one_message(
         lines[1] = '{"question": "max 1 2 3 =", "label": "3"}'
     elif change == "reward":
         overrides = ["reward.function=reward.py:nothing"]
+    elif change == "import":
+        (broken / "reward.py").write_text("import no_such_package\n" + (broken / "reward.py").read_text())
     elif change == "architecture":
         config = json.loads((broken / "model/config.json").read_text())
         (broken / "model/config.json").write_text(json.dumps(config | {"model_type": "mamba"}))

@@ -61,8 +61,9 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
     """Joins an engine at the rendezvous, as the worker beside it does."""
     async with AsyncExitStack() as stack:
 
-        async def make(name: str, address: str) -> Joined:
-            membership = Membership(rendezvous.address, lambda: engine_member(name, address))
+        async def make(name: str, address: str, world_size: int = 1) -> Joined:
+            member = engine_member(name, address, world_size=world_size)
+            membership = Membership(rendezvous.address, lambda: member)
             await stack.enter_async_context(membership)
             await membership.connected.wait()
             return Joined(name, membership)

@@ -11,10 +11,12 @@ from sluice.wire.membership import Membership
 from sluice_rollout.engine import Engine
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.publisher import Published, Publisher
+from sluice_trainer.weights.stacks import in_parts
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000
 PROMPT = [20, 21, 22]
+Tensors = list[tuple[str, Tensor]]
 
 
 @dataclass
@@ -32,20 +34,23 @@ async def begin(publisher: Publisher, version: int, *, joiners_only: bool) -> in
     return len(publisher.current.peers)
 
 
-async def publish(publisher: Publisher, version: int, weights: Path, *, joiners_only: bool = False) -> Published:
+async def publish(
+    publisher: Publisher, version: int, weights: Path | Tensors, *, joiners_only: bool = False
+) -> Published:
     """What the training loop does after a step."""
     await begin(publisher, version, joiners_only=joiners_only)
     return await send(publisher, weights)
 
 
-def on_device(weights: Path) -> list[tuple[str, Tensor]]:
+def on_device(weights: Path) -> Tensors:
     """The checkpoint's tensors, where a trainer holds them."""
     return [(name, tensor.to(device())) for name, tensor in tensors(weights)]
 
 
-async def send(publisher: Publisher, weights: Path) -> Published:
+async def send(publisher: Publisher, weights: Path | Tensors) -> Published:
     sent = 0
-    for bucket in buckets(on_device(weights), BUCKET):
+    tensors = on_device(weights) if isinstance(weights, Path) else weights
+    for bucket in buckets(in_parts(tensors, BUCKET), BUCKET):
         await publisher.send(bucket)
         sent += 1
     assert sent > 2

@@ -4,7 +4,7 @@ import pytest
 from world import START, make_job, make_pod
 
 from sluice.api import GangStatus, RLJobStatus
-from sluice.api.job import FailurePolicy
+from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import BROKEN_GRACE
 from sluice_operator.plan.gangs import advance, deletions, desired_gangs, retire, rollout_replicas

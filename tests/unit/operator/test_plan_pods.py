@@ -207,3 +207,21 @@ def test_code_that_makes_rows_has_no_token_and_sees_its_own_directory_alone() ->
 
 def test_a_job_of_files_has_no_container_that_makes_rows() -> None:
     assert "initContainers" not in pod(JOBS["laptop"], Gang("buffer", 0, 1), 1, 0, "", Images())["spec"]
+
+
+def test_the_engine_starts_with_our_plugin_from_the_workers_image() -> None:
+    found = pod(make_job(), Gang("rollout", 0, 1), 1, 0, "", Images(rollout="worker:1"))
+    (init,) = found["spec"]["initContainers"]
+    assert (init["image"], init["env"]) == ("worker:1", [])
+    assert init["command"][-1] == "/sluice/sglang"
+    assert containers(found)["engine"]["command"] == ["python3", "/sluice/sglang/launch_server.py"]
+    mounts = containers(found)["engine"]["volumeMounts"]
+    assert {"name": "sglang", "mountPath": "/sluice/sglang", "readOnly": True} in mounts
+    assert {"name": "sglang", "emptyDir": {}} in found["spec"]["volumes"]
+
+
+def test_without_stacked_experts_sglang_is_started_as_it_is() -> None:
+    found = render(make_job(weightSync={"stackedExperts": False}), "rollout")
+    assert containers(found)["engine"]["command"] == ["python3", "-m", "sglang.launch_server"]
+    assert "initContainers" not in found["spec"]
+    assert "sglang" not in [volume["name"] for volume in found["spec"]["volumes"]]

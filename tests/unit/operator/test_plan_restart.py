@@ -5,7 +5,7 @@ import pytest
 from world import START
 
 from sluice.api import GangStatus, LastFailure
-from sluice.api.job import FailurePolicy
+from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan.model import Gang, GangFacts
 from sluice_operator.plan.restart import GiveUp, Restart, delay, restart
 

@@ -30,7 +30,8 @@ class Entry:
     parameter: its name, layers numbered over the whole model, `*` for the number of an expert. hf: its Hugging Face
     tensors; those of experts expert by expert. full: shape of their arrangement. split: the dimension of it that the
     ranks of `group` share; None: every rank holds all of it. arrange: tensors -> `full` (of experts: any number of
-    them); take_apart: back again. dtype: where it is not the model's.
+    them); take_apart: back again. dtype: where it is not the model's. stacked: SGLang's name for its parameter of all
+    experts.
     """
 
     parameter: str
@@ -41,6 +42,7 @@ class Entry:
     take_apart: Callable[[Tensor], list[Tensor]]
     group: Literal["tensor", "expert"] = "tensor"
     dtype: torch.dtype | None = None
+    stacked: str | None = None
 
     def sources(self, rank: int, size: int) -> tuple[Source, ...]:
         """What one rank must read: its experts' tensors, else all."""
@@ -207,12 +209,22 @@ def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
 
 
 def _all_experts(parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple[int, ...], count: int) -> Entry:
-    """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts."""
+    """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts.
+
+    SGLang's parameters of a mixture are called w13 (gate above up) and w2 (down), in every family that we train.
+    """
     hf = tuple((f"{prefix}.{expert}.{kind}.weight", one) for expert in range(count) for kind in kinds)
 
     def arrange(tensors: list[Tensor]) -> Tensor:
         return torch.stack(tensors).view(-1, len(kinds), *one)
 
     return Entry(
-        parameter, hf, (count, len(kinds), *one), 0, arrange, lambda full: list(full.flatten(0, 1).unbind(0)), "expert"
+        parameter,
+        hf,
+        (count, len(kinds), *one),
+        0,
+        arrange,
+        lambda full: list(full.flatten(0, 1).unbind(0)),
+        "expert",
+        stacked=f"{prefix}.{'w13' if len(kinds) == 2 else 'w2'}_weight",
     )

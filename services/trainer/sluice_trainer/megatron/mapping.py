@@ -110,8 +110,10 @@ def _module(name: str) -> str:
 
 
 @torch.no_grad()
-def hf_tensors(chunks: list[Any], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+def hf_tensors(chunks: list[Any], shape: ModelShape, *, stacked: bool = False) -> Iterator[tuple[str, Tensor]]:
     """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the parameters' dtype.
+
+    stacked: all experts of a layer as one tensor, under SGLang's name (`with_stacks`).
 
     Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end, and all get all tensors.
     One all-gather and one broadcast for each entry: all experts of a layer travel together. Tensors may share memory
@@ -128,7 +130,17 @@ def hf_tensors(chunks: list[Any], shape: ModelShape) -> Iterator[tuple[str, Tens
         return _over_pipeline(entry, full, owners, like)
 
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
-    yield from in_order(shape, ((entry, whole(entry)) for entry in table))
+    arranged = ((entry, whole(entry)) for entry in table)
+    yield from with_stacks(arranged) if stacked else in_order(shape, arranged)
+
+
+def with_stacks(arranged: Iterable[tuple[Entry, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face tensors, but experts as SGLang has them: [experts, 2 * width, hidden], [experts, hidden, width]."""
+    for entry, full in arranged:
+        if entry.stacked:
+            yield entry.stacked, full.flatten(1, 2)
+        else:
+            yield from zip((name for name, _ in entry.hf), entry.take_apart(full), strict=True)
 
 
 def in_order(shape: ModelShape, arranged: Iterable[tuple[Entry, Tensor]]) -> Iterator[tuple[str, Tensor]]:

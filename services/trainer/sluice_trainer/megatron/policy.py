@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,18 +33,20 @@ from sluice.api import RLJobSpec
 from sluice_trainer import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
-from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
+from sluice_trainer.algorithms.objective import Divergence, LossInputs, Objective, policy_objective
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.megatron import checkpoint, frozen, mapping, parallel
 from sluice_trainer.megatron.checkpoint_directory import latest, prune
 from sluice_trainer.megatron.critic import Critic
-from sluice_trainer.megatron.forward import Forward, forward
+from sluice_trainer.megatron.forward import Forward, compute, forward
 from sluice_trainer.megatron.hf_config import read_shape
 from sluice_trainer.megatron.hf_files import save_hf
 from sluice_trainer.megatron.learner import Learner, model_config, score
 from sluice_trainer.megatron.model import build, load_initial
 from sluice_trainer.megatron.offload import Offload
-from sluice_trainer.megatron.packing import Sequence, TrainSequence
+from sluice_trainer.megatron.optimizer import steps_of_policy
+from sluice_trainer.megatron.packing import MicroBatch, Sequence, TrainSequence
+from sluice_trainer.megatron.survey import OptimizerStep, survey
 from sluice_trainer.ranks import Ranks
 
 _LARGEST_LOG = 700.0
@@ -67,7 +70,7 @@ class Policy:
 
         model_dir: Hugging Face checkpoint; with `model.init: random` only its config is used. reference_dir: the
         reference policy's (default: `model.referencePath`, else the model at version 0). timeout: of every collective.
-        total_steps: training steps of the run, for the learning-rate schedule (default: `trainer.steps`).
+        total_steps: training steps of the run, for the learning-rate schedules (default: `trainer.steps`).
         """
         self.spec = spec
         self.model_dir = model_dir
@@ -83,12 +86,13 @@ class Policy:
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
         load_initial(chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed)
-        total_steps = total_steps or spec.trainer.steps
-        self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, total_steps)
+        total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
+        own_steps = steps_of_policy(total_steps, critic)
+        self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, own_steps)
         self._custom_loss = custom.loss(spec.algorithm)
         self._reference = frozen.reference(spec, model_dir, reference_dir)
-        self._teacher = frozen.teacher(spec, self.shape, model_dir)
-        critic = spec.algorithm.value_model
+        self._teacher, distillation = frozen.teacher(spec, self.shape, model_dir), spec.algorithm.distillation
+        self._teaching = self._teacher.teaching(distillation) if self._teacher and distillation else None
         self.critic = Critic(spec, critic, model_dir, total_steps) if critic else None
         asked = [each.chunks for each in (self._reference, self._teacher) if each]
         self._offload = Offload(
@@ -122,7 +126,7 @@ class Policy:
 
     @property
     def _forward(self) -> Forward:
-        return partial(forward, temperature=self.spec.temperature, vocab=self.shape.vocab)
+        return partial(forward, temperature=self.spec.temperature, vocab=self.shape.vocab, teaching=self._teaching)
 
     def train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         """One training step: an optimizer step on each part of this rank's shard. Collective. `step` is then one up.
@@ -142,16 +146,31 @@ class Policy:
 
     def _train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         parts = self._with_log_probs(shard_by_optimizer_step)
-        metrics = self._learner.train(parts, totals, self._forward, self._objective)
+        metrics = self._learner.train(parts, totals, self._forward, self._objective, self._survey)
         if "nll" in metrics:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
         return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
 
+    def _survey(self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]) -> list[MicroBatch]:
+        """With what their losses must know of the whole optimizer step."""
+
+        def score(batches: list[MicroBatch]) -> list[Tensor]:
+            return [
+                torch.cat([torch.empty(0), *parts]) for parts in compute(self._learner.chunks, batches, self._forward)
+            ]
+
+        step = OptimizerStep(number, self._learner.optimizer_steps, shard)
+        batches = survey(batches, step, self.spec, self.ranks, score)
+        if self._teacher and self._teaching:
+            batches = self._teacher.with_hidden_states(batches)
+        return batches
+
     def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
-        log_probs, entropy = output
+        log_probs, entropy, *taught = output
         if self.spec.algorithm.sft:
             return sft_objective(log_probs, entropy, inputs, self.spec.algorithm)
-        return policy_objective(log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss)
+        divergence = Divergence(*taught) if taught else None
+        return policy_objective(log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss, divergence)
 
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
         """Add old log-probs where there are several optimizer steps, the reference's for a KL loss, the teacher's.
@@ -167,15 +186,15 @@ class Policy:
         if in_loss and parallel.any_rank(any(sequence.ref_log_probs is None for sequence in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
-        if self._teacher:
+        if self._teacher and not self._teaching:
             taught = self._teacher.log_probs(shard)
             shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
-    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, *, stacked: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all weights as a Hugging Face checkpoint holds them; see `mapping.hf_tensors`."""
-        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape)
+        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape, stacked=stacked)
 
     def make_room(self, *, weights: bool) -> None:
         """Move to host memory what `trainer.offload` says, or only what the next steps need but hf_tensors does not."""

@@ -35,16 +35,33 @@ class Bucket:
 
 
 def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[Bucket]:
-    """Fill buckets of at most `max_bytes`, in order; a larger tensor has one of its own. The last one is marked."""
+    """Fill buckets of at most `max_bytes`, in order; what is larger has one of its own. The last one is marked."""
     pending: list[tuple[str, Tensor]] = []
     size = 0
-    for name, tensor in tensors:
-        if pending and size + tensor.nbytes > max_bytes:
+    for together in _inseparable(tensors):
+        more = sum(tensor.nbytes for _, tensor in together)
+        if pending and size + more > max_bytes:
             yield _flatten(pending, last=False)
             pending, size = [], 0
-        pending.append((name, tensor))
-        size += tensor.nbytes
+        pending += together
+        size += more
     yield _flatten(pending, last=True)
+
+
+def _inseparable(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors of an attention layer together, all others each by itself.
+
+    SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and forgets the one whose other comes in another bucket.
+    """
+    together: list[tuple[str, Tensor]] = []
+    for name, tensor in tensors:
+        layer, attention, _ = name.partition(".self_attn.")
+        if together and not (attention and together[0][0].startswith(layer + attention)):
+            yield together
+            together = []
+        together.append((name, tensor))
+    if together:
+        yield together
 
 
 def _flatten(tensors: list[tuple[str, Tensor]], *, last: bool) -> Bucket:

@@ -1,0 +1,102 @@
+"""How a job's pods are run: restarts, queueing, networks, tokens, templates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import FreeForm, Model, NonNegativeInt, PositiveInt, Rule
+
+
+class RolloutBackoff(Model):
+    base_seconds: PositiveInt = 10
+    max_seconds: PositiveInt = 300
+
+    rules = (
+        Rule(
+            "(has(self.baseSeconds) ? self.baseSeconds : 10) <= (has(self.maxSeconds) ? self.maxSeconds : 300)",
+            lambda b: b.base_seconds <= b.max_seconds,
+            "baseSeconds must not exceed maxSeconds",
+            "baseSeconds",
+        ),
+    )
+
+
+class FailurePolicy(Model):
+    max_restarts: NonNegativeInt = Field(3, description="Restarts of the trainer gang before the job fails.")
+    rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
+
+
+class Kueue(Model):
+    queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="A LocalQueue.")
+    priority_class: Annotated[str, Field(max_length=63)] | None = Field(None, description="A WorkloadPriorityClass.")
+
+
+class Volcano(Model):
+    queue: str | None = Field(None, description="Default: Volcano's queue `default`.")
+    priority_class_name: str | None = None
+
+
+class NativePodGroup(Model):
+    """PodGroups of scheduling.k8s.io/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)."""
+
+
+class PodGroupPolicy(Model):
+    """Gang admission by a scheduler that the cluster has. Exactly one."""
+
+    kueue: Kueue | None = None
+    volcano: Volcano | None = None
+    native: NativePodGroup | None = None
+
+    rules = (
+        Rule(
+            "[has(self.kueue), has(self.volcano), has(self.native)].filter(x, x).size() == 1",
+            lambda p: sum(x is not None for x in (p.kueue, p.volcano, p.native)) == 1,
+            "exactly one of kueue, volcano and native must be set",
+        ),
+    )
+
+
+class NetworkPolicy(Model):
+    enabled: bool = Field(
+        True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
+    )
+    metrics_from: Annotated[list[FreeForm], Field(max_length=16)] = Field(
+        default_factory=list, description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster."
+    )
+
+
+class PodDisruptionBudget(Model):
+    enabled: bool = Field(True, description="A drain of nodes never takes the last engine before another is ready.")
+
+
+class SecretKey(Model):
+    """One key of a Secret of the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    key: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class Secrets(Model):
+    """Tokens by reference; their texts never stand in a manifest."""
+
+    hugging_face: SecretKey | None = Field(
+        None, description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the hub."
+    )
+    wandb: SecretKey | None = Field(None, description="WANDB_API_KEY for the trainer.")
+
+
+class Tls(Model):
+    enabled: bool = Field(
+        False,
+        description="Calls between the job's pods are encrypted; servers prove themselves by a certificate authority "
+        "of the job's own. Cannot be changed once pods were started.",
+    )
+
+
+class PodTemplateOverride(Model):
+    """A pod template that is merged into the pods of some roles, over everything else."""
+
+    roles: Annotated[list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)]
+    template: FreeForm

@@ -1,0 +1,123 @@
+"""A layer of SGLang's experts on this machine's CPU, as one rank of some has it.
+
+    python -m tests.integration.weights.fused_layer MODEL RANK RANKS EXPERT_RANKS PORT
+
+Loads the same weights stacked and expert by expert, in several layouts, and prints for each of them whether both came
+to the same, and whether the stack was copied at once. MODEL: a directory with a mixture's config. EXPERT_RANKS: among
+how many of the ranks the experts are divided. PORT: where the ranks meet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.plugins import load_plugins
+
+from sluice_rollout.sglang_plugin.__main__ import PATH
+
+EXPERTS, HIDDEN, WIDTH = 8, 32, 64
+
+
+def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> None:
+    """What a layer asks SGLang's process for when it is made."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.server_args import ServerArgs
+
+    sys.path.append(str(PATH))
+    load_plugins()
+    args = ServerArgs(
+        model_path=model, device="cpu", dtype="float32", attention_backend="torch_native", skip_tokenizer_init=True,
+        tp_size=ranks, ep_size=expert_ranks,
+    )  # fmt: skip
+    args.resolve_once()
+    place = one_batch.spawn_world_rank(args, tp_rank=rank, pp_rank=0)
+    one_batch.publish(args, role="scheduler", ranks=one_batch.SpawnRanks(world_rank=place, gpu_id=rank))
+    one_batch.initialize_moe_config()
+    bootstrap.init_parallel_runtime(server_args=args, device="cpu", dist_port=port)
+
+
+def layer() -> Any:
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    made = FusedMoE(EXPERTS, HIDDEN, WIDTH, layer_id=0, top_k=2, prefix="model.layers.0.mlp.experts")
+    for parameter in made.parameters():
+        parameter.data.zero_()
+    return made
+
+
+def up_first(made: Any) -> None:
+    """As FlashInfer's CUTLASS kernels want it."""
+    made.quant_method.use_flashinfer_cutlass = True
+
+
+def moved(made: Any) -> None:
+    """Two experts have changed places, as SGLang's load balancer lets them."""
+    from sglang.srt.eplb.expert_location import ExpertLocationMetadata, set_global_expert_location_metadata
+
+    experts = torch.arange(EXPERTS)
+    experts[[0, 5]] = experts[[5, 0]]
+    places = torch.full((1, EXPERTS, EXPERTS), -1)
+    places[0, :, 0] = experts.argsort()
+    row, counts = experts[None], torch.ones(1, EXPERTS, dtype=torch.long)
+    metadata = ExpertLocationMetadata(row, row, places, places, counts, 1, None)
+    set_global_expert_location_metadata(metadata, allow_overwrite=True)
+
+
+LAYOUTS: dict[str, Callable[[Any], None]] = {
+    "as in the checkpoint": lambda made: None,
+    "up above gate": up_first,
+    "moved": moved,
+}
+
+
+def load_single(made: Any, kind: str, stack: torch.Tensor) -> None:
+    """As a model's `load_weights` does with the tensors of a checkpoint."""
+    parameter, name = getattr(made, kind), f"model.layers.0.mlp.experts.{kind}"
+    for expert, tensor in enumerate(stack):
+        shards = {"w2": tensor} if kind == "w2_weight" else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
+        for shard, one in shards.items():
+            parameter.weight_loader(parameter, one, name, shard_id=shard, expert_id=expert)
+
+
+def load_stack(made: Any, kind: str, stack: torch.Tensor) -> None:
+    parameter = getattr(made, kind)
+    parameter.weight_loader(parameter, stack)
+
+
+def load_parts(made: Any, kind: str, stack: torch.Tensor) -> None:
+    for number, part in enumerate(stack.chunk(4)):
+        load_stack(made, kind, part.reshape((1,) * number + part.shape))
+
+
+def compare(change: Callable[[Any], None]) -> dict[str, bool]:
+    import sluice_stacked_experts as plugin
+
+    copies: list[str] = []
+    copy = plugin._copy
+    plugin._copy = lambda made, kind, *rest: (copies.append(kind), copy(made, kind, *rest))
+    torch.manual_seed(1)
+    stacks = {"w13_weight": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), "w2_weight": torch.randn(EXPERTS, HIDDEN, WIDTH)}
+    found = []
+    for load in (load_single, load_stack, load_parts):
+        made = layer()
+        change(made)
+        for kind, stack in stacks.items():
+            load(made, kind, stack)
+        found.append([getattr(made, kind).data for kind in stacks])
+    plugin._copy = copy
+    single, *others = found
+    filled = all(bool(parameter.any()) for parameter in single)
+    same = all(torch.equal(a, b) for other in others for a, b in zip(single, other, strict=True))
+    return {"same": same and filled, "at once": bool(copies)}
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], *map(int, sys.argv[2:]))
+    print(json.dumps({name: compare(change) for name, change in LAYOUTS.items()}))
+    os._exit(0)  # without the waiting of process groups that nobody else is in

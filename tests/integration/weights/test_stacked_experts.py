@@ -1,0 +1,142 @@
+"""All experts of a layer as one tensor: SGLang with our plugin loads it as it loads single experts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+import torch
+
+from sluice.environment import free_port
+from sluice_rollout.engine import Engine
+from sluice_trainer.weights.publisher import Publisher
+from tests.integration.engines import Sglang, dies_with_us, engine_environment, gpus, save_model
+from tests.integration.weights.conftest import ROOT
+from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
+
+Make = Callable[..., Publisher]
+Join = Callable[..., Any]
+EXPERTS = 8
+SHAPE = {
+    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+one_gpu = pytest.mark.skipif(gpus() > 0, reason="the engine has one GPU")
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("mixture") / "model", 1, "Qwen3Moe", **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def other_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("other") / "model", 2, "Qwen3Moe", **SHAPE)
+
+
+@contextmanager
+def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Sglang]:
+    server = Sglang(model, log, *arguments, **variables)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+def stacked(weights: Path) -> Tensors:
+    """The checkpoint's tensors, experts as the trainer sends them."""
+    singles = dict(on_device(weights))
+    found = []
+    for layer in sorted({name.partition(".experts.")[0] for name in singles if ".experts." in name}):
+        gate, up, down = (
+            torch.stack([singles.pop(f"{layer}.experts.{i}.{kind}_proj.weight") for i in range(EXPERTS)])
+            for kind in ("gate", "up", "down")
+        )
+        found += [(f"{layer}.experts.w13_weight", torch.cat([gate, up], 1)), (f"{layer}.experts.w2_weight", down)]
+    assert found
+    assert not [name for name in singles if ".experts." in name]
+    return [*singles.items(), *found]
+
+
+def cores(ranks: int) -> dict[str, str]:
+    """Without this SGLang wants a NUMA node for each rank."""
+    return {} if gpus() else {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
+
+
+async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
+    """The likeliest response to a prompt, and its log-probs."""
+    async with Engine(engine.url) as client:
+        await client.wait_ready(30.0)
+        made = await client.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0})
+    return list(made.tokens), list(made.log_probs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=one_gpu)])
+async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
+    mixture: Path, other_mixture: Path, join: Join, publisher: Make, tmp_path: Path, ranks: int
+) -> None:
+    """Ranks that divide the experts are tested with layers alone (below): on a CPU SGLang cannot generate with them."""
+    with serving(mixture, tmp_path / "log", "--tp-size", str(ranks), **cores(ranks)) as engine:
+        await join("rollout-0", engine.address, ranks)
+        one = publisher(timeoutSeconds=60)
+        await publish(one, 1, other_mixture)
+        expected = await answer(engine)
+        await publish(one, 2, mixture)
+        assert await answer(engine) != expected
+        update = await publish(one, 3, stacked(other_mixture))
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        assert await answer(engine) == expected
+        assert await serves(engine.url, other_mixture, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
+    mixture: Path, other_mixture: Path, join: Join, publisher: Make, tmp_path: Path
+) -> None:
+    with serving(mixture, tmp_path / "log", SGLANG_PLUGINS="none-of-ours") as engine:
+        await join("rollout-0", engine.address)
+        one = publisher(timeoutSeconds=60)
+        update = await publish(one, 1, stacked(other_mixture))
+        assert update.engines == ()
+        assert "Set weightSync.stackedExperts: false" in update.failed["rollout-0"]
+        update = await publish(one, 1, other_mixture, joiners_only=True)
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        assert await serves(engine.url, other_mixture, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(gpus() > 0, reason="its set-up is SGLang 0.5.21's")
+@pytest.mark.parametrize(("ranks", "expert_ranks"), [(1, 1), (2, 1), (2, 2)])
+def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
+    mixture: Path, ranks: int, expert_ranks: int
+) -> None:
+    """A layer that holds its weights otherwise than a checkpoint does is filled by SGLang, expert by expert."""
+    command = [sys.executable, "-m", "tests.integration.weights.fused_layer", str(mixture)]
+    port, environment = free_port(), engine_environment() | cores(ranks)
+    processes = [
+        subprocess.Popen(
+            [*command, *map(str, (rank, ranks, expert_ranks, port))], cwd=ROOT, env=environment, stdout=PIPE,
+            text=True, preexec_fn=dies_with_us,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for process in processes:
+        output, _ = process.communicate(timeout=500)
+        assert process.returncode == 0
+        assert json.loads(output.splitlines()[-1]) == {
+            "as in the checkpoint": {"same": True, "at once": True},
+            "up above gate": {"same": True, "at once": False},
+            "moved": {"same": True, "at once": False},
+        }

@@ -1,0 +1,43 @@
+"""Stacks of experts go in parts that a bucket can hold; nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sluice_trainer.weights.stacks import in_parts
+
+UP, DOWN = "model.layers.3.mlp.experts.w13_weight", "model.layers.3.mlp.experts.w2_weight"
+
+
+def split(experts: int, max_bytes: int, name: str = UP) -> list[torch.Tensor]:
+    """A stack of `experts` times 24 bytes, taken apart."""
+    stack = torch.arange(experts * 6, dtype=torch.float32).view(experts, 2, 3)
+    found = list(in_parts([(name, stack)], max_bytes))
+    assert {name for name, _ in found} == {name}
+    assert torch.equal(torch.cat([part.view(-1, 2, 3) for _, part in found]), stack)
+    return [part for _, part in found]
+
+
+@pytest.mark.parametrize(
+    ("experts", "max_bytes", "parts"),
+    [(8, 192, 1), (8, 191, 2), (8, 96, 2), (8, 95, 4), (8, 1, 8), (6, 70, 3), (7, 100, 7), (256, 1, 32)],
+)
+def test_as_few_equal_parts_as_fit(experts: int, max_bytes: int, parts: int) -> None:
+    assert len(split(experts, max_bytes)) == parts
+
+
+def test_a_part_says_which_one_it_is() -> None:
+    assert [tuple(part.shape) for part in split(8, 48, DOWN)] == [
+        (2, 2, 3),
+        (1, 2, 2, 3),
+        (1, 1, 2, 2, 3),
+        (1, 1, 1, 2, 2, 3),
+    ]
+
+
+def test_other_tensors_stay_whole() -> None:
+    tensor = torch.zeros(8, 2, 3)
+    [(name, found)] = in_parts([("model.embed_tokens.weight", tensor)], 10)
+    assert name == "model.embed_tokens.weight"
+    assert found is tensor
