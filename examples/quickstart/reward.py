@@ -1,4 +1,4 @@
-"""The training reward of the quickstart: which share of the answer's positions is right, its end included."""
+"""The training reward of the quickstart: how much of the answer is right, which is a digit and then the end."""
 
 from sluice.rewards import RewardInput
 
@@ -6,8 +6,12 @@ END = "<end>"
 
 
 def positions(sample: RewardInput) -> float:
-    """1 for "7" and then the end where 7 is the answer; less for "7 7 7", 0 where nothing is right."""
+    """1 for "7" and then the end where 7 is the answer, half for "7 7 7", nothing for another digit.
+
+    The end counts after the right digit only. Else any digit with an end is better than one without: the model learns
+    to end first, on the digits it happens to say, and now and then never says one of the ten again.
+    """
     response = sample.response.split() + ([] if sample.truncated else [END])
-    answer = [str(sample.label), END]
-    right = sum(a == b for a, b in zip(response, answer, strict=False))
-    return right / max(len(response), len(answer))
+    if response[:1] != [str(sample.label)]:
+        return 0.0
+    return 1.0 if response[1:] == [END] else 0.5

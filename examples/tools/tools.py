@@ -32,14 +32,17 @@ def calculate(prompt: str) -> int:
 
 
 def right(sample: RewardInput) -> float:
-    """Which share of the answer's positions is right, its end included; nothing where it was guessed.
+    """A third for the call, a third for the right digit after it, a third for the end after that; nothing for a guess.
 
     Where a guess pays too a model of this size is content with it: that is learned sooner than to call and to copy.
+    And an end after the wrong digit pays nothing, as in the quickstart.
     """
     given = str(sample.metadata.get("answer", "")).split() + [END] * bool(sample.metadata.get("ended"))
-    wanted = [str(sample.label), END]
-    share = sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted))
-    return share if sample.metadata.get("called") else 0.0
+    if not sample.metadata.get("called"):
+        return 0.0
+    if given[:1] != [str(sample.label)]:
+        return 1 / 3
+    return 1.0 if given[1:] == [END] else 2 / 3
 
 
 def exact(sample: RewardInput) -> float:

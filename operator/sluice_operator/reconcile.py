@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import structlog
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster.protocol import Cluster, Host
-from sluice_operator.plan import Images, Plan, Progress, is_finished, plan, podstate
+from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan, podstate
 from sluice_operator.plan.planner import DEFAULT_IMAGES
 from sluice_operator.plan.reopen import reopened
 
@@ -35,7 +35,10 @@ async def reconcile(
     cluster: Cluster, job: RLJob, now: datetime, progress: Progress | None = None, images: Images = DEFAULT_IMAGES
 ) -> Plan:
     """One pass. Level-triggered: what an interrupted pass has not done, the next one does."""
-    observed = replace(await cluster.observe(job), progress=progress)
+    return await _settle(cluster, job, replace(await cluster.observe(job), progress=progress), now, images)
+
+
+async def _settle(cluster: Cluster, job: RLJob, observed: Observed, now: datetime, images: Images) -> Plan:
     found = plan(job, observed, now, images)
     if found.status != observed.status:
         await cluster.write_status(job, found.status)
@@ -84,7 +87,9 @@ class _Loop:
     async def until_stopped(self) -> RLJobStatus:
         """Reconcile until the job is finished or suspended, and no pod runs any more."""
         while True:
-            found = await reconcile(self.cluster, self.job, datetime.now(UTC), self.latest.progress, self.images)
+            observed = await self.cluster.observe(self.job)
+            observed = replace(observed, progress=await self._progress(observed))
+            found = await _settle(self.cluster, self.job, observed, datetime.now(UTC), self.images)
             if self.on_plan and (found.status != self.status or found.events):
                 self.on_plan(found)
             self.status = found.status
@@ -103,6 +108,14 @@ class _Loop:
         except asyncio.CancelledError:
             self.cluster.kill()
             raise
+
+    async def _progress(self, observed: Observed) -> Progress | None:
+        """The last answer. A trainer that has just ended is asked for once more: the buffer ends in this pass too."""
+        latest, over = self.latest, observed.status is not None and is_finished(observed.status)
+        ended = any(podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in observed.pods)
+        if latest.probe and ended and not over:
+            latest.progress = await _asked(latest.probe) or latest.progress
+        return latest.progress
 
     async def _is_anything_running(self) -> bool:
         observed = await self.cluster.observe(self.job)
@@ -124,14 +137,16 @@ def cancelled_by_signals() -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+@dataclass
 class _Latest:
+    probe: Probe | None
     progress: Progress | None = None
 
 
 @contextlib.asynccontextmanager
 async def _probing(probe: Probe | None) -> AsyncIterator[_Latest]:
     """Ask in the background, so that a probe that hangs delays no restart."""
-    latest = _Latest()
+    latest = _Latest(probe)
     if probe is None:
         yield latest
         return

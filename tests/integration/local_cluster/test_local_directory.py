@@ -32,7 +32,7 @@ async def test_a_job_goes_on_after_its_host_was_killed(tmp_path: Path) -> None:
     job = make_job(SECOND_TIME)
     log = tmp_path / "volumes/run/log"
     host = await spawn_host(tmp_path, job)
-    await until(log.exists, "the trainer started")
+    await until(lambda: log.exists() and bool(log.read_text()), "the trainer started")
     host.kill()
     async with LocalCluster(tmp_path) as cluster:  # at once: it waits for the supervisors of the killed one
         status = await run_job(cluster, job)

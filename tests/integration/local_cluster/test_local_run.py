@@ -101,6 +101,7 @@ async def test_a_rollout_restarts_with_growing_delay_while_the_trainer_goes_on(t
         {write("workers", "str(time.time())")}
         sys.exit(1)
     """
+    (tmp_path / "workers").touch()
     trainer = f"import os, time\nwhile len(open({str(tmp_path / 'workers')!r}).read().split()) < 3: time.sleep(0.05)"
     status = await run(tmp_path, make_job(f"import time; time.sleep(0.5)\n{trainer}", worker=worker))
     assert (status.state, attempts(status)["trainer"]) == ("Succeeded", 1)
@@ -173,6 +174,22 @@ async def test_a_hung_trainer_is_restarted(tmp_path: Path) -> None:
     assert (status.state, status.step, status.restarts) == ("Succeeded", 4, 1)
     assert status.last_failure is not None
     assert status.last_failure.reason == "ProgressDeadlineExceeded"
+
+
+async def test_a_trainer_that_has_ended_is_asked_for_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast its steps are, and however seldom it is asked."""
+    monkeypatch.setattr("sluice_operator.reconcile.PROBE_SECONDS", 600)
+    trained = tmp_path / "trained"
+
+    async def probe() -> Progress:
+        return Progress(step=9 if trained.exists() else 4)
+
+    async with LocalCluster(tmp_path / "run") as cluster:
+        program = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(trained)!r}).touch()"
+        status = await run_job(cluster, make_job(program), probe=probe)
+    assert (status.state, status.step) == ("Succeeded", 9)
 
 
 async def test_a_probe_that_fails_or_hangs_stops_nothing(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 from transformers import AutoTokenizer
 
-from sluice.api.distillation import Teacher as Settings
 from sluice.environment import ConfigurationError, free_port
-from sluice.sample import Sample, SampleStatus, WeightSpan
+from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.engine import Engine
-from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, probe
+from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, Teachers, probe, teacher_of
 from tests.integration.engines import Sglang, call, distance, log_probs, until
 from tests.integration.house import DEADLINE
 from tests.integration.rewards.servers import Server, serving
@@ -45,8 +44,8 @@ def tokenizer(model: Path) -> Any:
     return AutoTokenizer.from_pretrained(model)
 
 
-async def ask(url: str, tokenizer: Any, asked: Sample, **settings: Any) -> Sample:
-    teacher = Teacher(Settings(url=url, **settings), tokenizer)
+async def ask(url: str, tokenizer: Any, asked: Sample, seconds: float = 60.0) -> Sample:
+    teacher = Teacher(url, seconds, tokenizer)
     try:
         await teacher(asked)
     finally:
@@ -55,7 +54,7 @@ async def ask(url: str, tokenizer: Any, asked: Sample, **settings: Any) -> Sampl
 
 
 async def wait(url: str, tokenizer: Any, seconds: float = 10.0) -> None:
-    teacher = Teacher(Settings(url=url), tokenizer)
+    teacher = Teacher(url, 60.0, tokenizer)
     try:
         await teacher.wait_ready(seconds)
     finally:
@@ -144,7 +143,7 @@ async def test_an_answer_that_is_none_fails_the_sample(tokenizer: Any, answer: A
 async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
     scores = [*SCORES[:3], None, *SCORES[4:]]  # what nobody trains on may have none
     async with serving(lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate") as server:
-        made = await ask(server.url, tokenizer, sample(), timeout_seconds=5)
+        made = await ask(server.url, tokenizer, sample(), seconds=5)
     assert made.teacher_log_probs is not None
     assert made.teacher_log_probs.tolist() == [-1, -2, -3, 0, 0, -6, -7, 0]
     assert len(server.seen) == 2
@@ -162,7 +161,7 @@ async def test_a_refusal_is_final(tokenizer: Any) -> None:
 async def test_a_teacher_that_hangs_fails_its_samples_at_the_deadline(tokenizer: Any) -> None:
     before = outcomes("timeout")
     async with serving(lambda _: {}, 60.0, 60.0, 60.0, 60.0, path="/generate") as server:
-        made = await ask(server.url, tokenizer, sample(), timeout_seconds=0.2)
+        made = await ask(server.url, tokenizer, sample(), seconds=0.2)
     assert made.status is SampleStatus.FAILED
     assert "no answer after 0.2 s; given up" in made.error
     assert outcomes("timeout") == before + 1
@@ -184,6 +183,56 @@ async def test_a_sample_without_a_trained_token_needs_no_teacher(tokenizer: Any)
     await ask(f"http://127.0.0.1:{free_port()}", tokenizer, made)
     assert made.teacher_log_probs is not None
     assert made.teacher_log_probs.tolist() == [0.0] * 8
+
+
+async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
+    house: Callable[..., House], tokenizer: Any
+) -> None:
+    def constant(value: float) -> Callable[[Any], Any]:
+        return lambda body: entries([value] * 7, TOKENS)
+
+    async with (
+        serving(constant(-1.0), path="/generate") as others,
+        serving(constant(-2.0), path="/generate") as mathematician,
+    ):
+        distillation = {
+            "teacher": {"url": others.url},
+            "teachers": [{"dataSource": "openai/gsm8k", "url": mathematician.url}],
+        }
+        spec = house(algorithm__distillation=distillation).job.spec
+        teachers = teacher_of(spec, tokenizer)
+        assert isinstance(teachers, Teachers)
+        assert teachers.url == f"{others.url}, {mathematician.url}"
+        found = []
+        for metadata in ({"data_source": "openai/gsm8k"}, {"data_source": "poems"}, {}):
+            made = sample()
+            await teachers(Prompt(1, "p", metadata=metadata), made)
+            assert made.teacher_log_probs is not None
+            found.append(float(made.teacher_log_probs[0]))
+        await teachers.close()
+    assert found == [-2.0, -1.0, -1.0]
+    assert (len(others.seen), len(mathematician.seen)) == (2, 1)
+
+
+async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
+    house: Callable[..., House], tokenizer: Any
+) -> None:
+    def texts(body: Any) -> Any:
+        return {"text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]}
+
+    def others(body: Any) -> Any:
+        return {"text": [f"w{ids[0]:04d}" for ids in body["tokens"]]}
+
+    async with serving(texts, path="/detokenize") as right, serving(others, path="/detokenize") as wrong:
+        named = [{"dataSource": "a", "url": right.url}, {"dataSource": "b", "url": wrong.url}]
+        spec = house(algorithm__distillation={"teacher": {"url": right.url}, "teachers": named}).job.spec
+        teachers = teacher_of(spec, tokenizer)
+        assert teachers is not None
+        with pytest.raises(
+            ConfigurationError, match=r"spec.algorithm.distillation.teachers\[1\].url: the teacher's tok"
+        ):
+            await teachers.wait_ready(10)
+        await teachers.close()
 
 
 async def test_the_run_goes_on_while_a_teacher_fails(

@@ -115,6 +115,30 @@ def test_in_its_warm_up_only_the_critic_is_trained(qwen3: Path) -> None:
     assert seen == [(1, True, False, True), (2, True, False, True), (3, True, True, False)]
 
 
+SPREAD: dict[str, tuple[str, dict[str, int], int]] = {
+    "virtual pipeline": ("qwen3-tied", {"pipeline": 2, "virtualPipeline": 2}, 2),
+    "expert": ("qwen3-moe", {"expert": 2}, 2),
+    "expert x tensor": ("qwen3-moe", {"expert": 2, "tensor": 2}, 2),
+    "expert x pipeline": ("qwen3-moe-mixed", {"expert": 2, "pipeline": 2}, 4),
+}
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_a_critic_under_every_kind_of_layout_equals_one_rank(
+    models: dict[str, Path], tmp_path: Path, layout: str
+) -> None:
+    """Values, losses, gradient norms and what becomes of the policy; and its checkpoint goes on where there is one."""
+    family, parallelism, world = SPREAD[layout]
+    job = {"model": str(models[family]), "algorithm": PPO}
+    through = estimate_steps.train(**job, steps=3)
+    spread = {"trainer": {"parallelism": parallelism, "processesPerNode": world}, "checkpoints": str(tmp_path)}
+    (found,) = elsewhere(world, {**job, **spread, "steps": 2, "save_at": 2})
+    same(found, {name: through[name][:2] for name in ("history", "advantages")})
+    resumed = estimate_steps.train(**job, steps=3, checkpoints=str(tmp_path))
+    assert resumed["resumed"] == 2
+    same(resumed, {name: through[name][2:] for name in ("history", "advantages")})
+
+
 @pytest.mark.parametrize("init", ["pretrained", "random"])
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_path: Path, init: str) -> None:
     options = {"model": str(qwen3), "algorithm": PPO, "trainer": {"stepsPerBatch": 2}, "init": init}

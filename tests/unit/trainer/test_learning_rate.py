@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.api import Optimizer
-from sluice_trainer.megatron.optimizer import learning_rate
+from sluice.api.algorithm import Critic
+from sluice_trainer.megatron.optimizer import learning_rate, steps_of_policy
 
 
 def rates(steps: int, total: int | None = 8, **spec: object) -> list[float]:
@@ -45,3 +46,16 @@ def test_a_run_shorter_than_its_warm_up() -> None:
 def test_decay_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="decaySteps"):
         rates(1, None, schedule="cosine")
+
+
+def test_the_policys_decay_ends_with_the_run_when_the_critic_warms_up_first() -> None:
+    steps = steps_of_policy(8, Critic(warmupSteps=3))
+    assert rates(6, steps, schedule="linear") == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0])
+
+
+def test_without_a_critic_every_step_is_the_policys() -> None:
+    assert steps_of_policy(8, None) == 8
+
+
+def test_a_run_of_unknown_length_has_no_number_of_policy_steps() -> None:
+    assert steps_of_policy(None, Critic(warmupSteps=3)) is None

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoint_directory import clean, commit, path_of, temporary_of
+from sluice_trainer.megatron.optimizer import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
 """Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and comes first."""
@@ -179,7 +180,6 @@ def load(directory: Path, step: int, parts: Parts) -> dict[str, Any]:
 def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
     if not final.is_dir():
         raise CheckpointError(f"there is no checkpoint {final}")
-    _allocate_optimizer_state(optimizer)
     wanted = _state(chunks, optimizer, {}, loading=True)
     try:
         if wanted["rng"].unique_key not in FileSystemReader(final).read_metadata().state_dict_metadata:
@@ -200,6 +200,7 @@ def weights_state(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _state(chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False) -> dict[str, Any]:
+    _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
     return {
         **weights,
@@ -241,9 +242,12 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers: experts have one of their own where they are spread over ranks."""
+    """Megatron's optimizers: experts have one of their own where they are spread over ranks.
+
+    On a pipeline stage without experts that one has nothing to do, and no state.
+    """
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in chained if not part.is_stub_optimizer]
+    return [part for part in chained if not part.is_stub_optimizer and part.buffers]
 
 
 def _optimizer_state(optimizer: Any, weights: dict[str, Any], *, loading: bool) -> dict[str, Any]:
@@ -279,7 +283,14 @@ def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> No
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:
-    """Give a fresh Adam its state tensors: Megatron's loader asserts that they are there, and overwrites them."""
+    """Give an Adam that has taken no step its state, as its first step would: moments of 0, weights as they are.
+
+    Megatron asserts that it is there: a loader overwrites it, and a policy is saved so in its critic's warm-up.
+    """
     for part in _parts(optimizer):
-        if not part.optimizer.state:
-            part._init_optimizer_states_with_dummy_values()
+        if part.optimizer.state:
+            continue
+        set_learning_rate(part.optimizer, 0.0)  # weight decay would change the weights; each step sets its own rate
+        part._init_optimizer_states_with_dummy_values()
+        for state in part.optimizer.state.values():
+            state["step"] = torch.zeros_like(state["step"])

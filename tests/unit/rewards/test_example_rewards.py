@@ -1,0 +1,41 @@
+"""What the rewards of the examples pay for: the order in which a model from random weights can find things out."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.rewards import RewardInput
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("response", "truncated", "paid"),
+    [("7", False, 1), ("7 7 7", False, 0.5), ("7", True, 0.5), ("8", False, 0), ("8 7", False, 0), ("", False, 0)],
+)
+def test_the_quickstart_pays_for_the_end_after_the_right_digit_only(
+    response: str, truncated: bool, paid: float
+) -> None:
+    positions = runpy.run_path(str(EXAMPLES / "quickstart/reward.py"))["positions"]
+    assert positions(RewardInput("max 3 7 2 =", response, "7", truncated=truncated)) == paid
+
+
+@pytest.mark.parametrize(
+    ("game", "paid"),
+    [
+        ({"called": True, "answer": "1", "ended": True}, 1),
+        ({"called": True, "answer": "1 1", "ended": True}, 2 / 3),
+        ({"called": True, "answer": "1", "ended": False}, 2 / 3),
+        ({"called": True, "answer": "2", "ended": True}, 1 / 3),
+        ({"called": True, "answer": "", "ended": True}, 1 / 3),
+        ({"called": False, "answer": "1", "ended": True}, 0),
+    ],
+    ids=str,
+)
+def test_the_game_with_tools_pays_for_the_call_then_the_digit_then_the_end(game: dict[str, Any], paid: float) -> None:
+    right = runpy.run_path(str(EXAMPLES / "tools/tools.py"))["right"]
+    assert right(RewardInput("7 * 8 + 5 =", "", "1", metadata=game)) == paid
