@@ -105,6 +105,7 @@ def test_linear_scaling_stretches_all_waves() -> None:
         (MIXTURE | {"n_group": 4, "topk_group": 1}, "num_experts_per_tok / topk_group must be 2"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding-window"),
+        (MIXTURE | {"tie_word_embeddings": True}, "tie_word_embeddings with model_type .* is not supported: SGLang"),
     ],
 )
 def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:

@@ -12,6 +12,8 @@ from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.rope import Rope, yarn_magnitude
 
 Config = dict[str, Any]
+_UNTIED_IN_SGLANG = ("qwen3_moe", "glm4_moe")
+"""Families whose embedding SGLang does not share with the output layer, whatever the configuration says."""
 
 
 class UnsupportedModelError(ConfigurationError):
@@ -230,6 +232,9 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
             config.get("attention_bias") and not shape.qkv_bias
         ),
         "quantized weights are not supported: convert the checkpoint to bf16 first": ("quantization_config" in config),
+        f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: SGLang would not tie them": (
+            shape.tied and shape.model_type in _UNTIED_IN_SGLANG
+        ),
         "latent attention without rope_interleave is not supported": latent and not shape.rope_interleaved,
         "yarn with mscale other than mscale_all_dim is not supported with latent attention": (
             latent and abs(shape.rope.attention_factor - 1) > 1e-6

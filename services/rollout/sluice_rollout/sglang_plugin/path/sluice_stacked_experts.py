@@ -56,7 +56,7 @@ def _tell_once(what: str) -> None:
 def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:
     """True where loading comes to a copy of this rank's slice: weights as they are in the checkpoint, experts in order.
 
-    Where a field is not what it is in the releases that were read (0.5.17, 0.5.21), single experts are loaded.
+    What SGLang's loader asks for before it copies, as read in 0.5.17 and 0.5.21.
     """
     experts, width, hidden = layer.num_local_experts, layer.intermediate_size_per_partition, layer.hidden_size
     shape = (experts, 2 * width, hidden) if kind == "w13_weight" else (experts, hidden, width)
