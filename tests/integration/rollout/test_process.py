@@ -17,10 +17,12 @@ Start = Callable[..., Pod]
 NOBODY = "http://127.0.0.1:9"
 
 
-async def joined(rendezvous: Rendezvous) -> None:
-    async with asyncio.timeout(60):
-        while "rollout-0" not in await rendezvous.ledger():
-            await asyncio.sleep(0.05)
+async def joined(worker: Pod, rendezvous: Rendezvous) -> None:
+    end = asyncio.get_running_loop().time() + 120
+    while "rollout-0" not in await rendezvous.ledger():
+        assert worker.process.poll() is None, "".join(worker.lines)
+        assert asyncio.get_running_loop().time() < end, "".join(worker.lines)
+        await asyncio.sleep(0.05)
 
 
 async def test_sigterm_returns_the_leases_with_what_they_have(
@@ -29,7 +31,7 @@ async def test_sigterm_returns_the_leases_with_what_they_have(
     one = house(rollout__sampling__maxResponseTokens=3000)
     async with await one.start_buffer() as client:
         worker = pod(one, sglang.url)
-        await joined(rendezvous)
+        await joined(worker, rendezvous)
         await rendezvous.serve(0)
         await sglang.generated(8 * 30)
         assert await worker.end(25, signal.SIGTERM) == 0
@@ -52,7 +54,7 @@ async def test_an_engine_that_is_gone_ends_the_pod_with_its_name(
     url = f"http://127.0.0.1:{int(await gate.stdout.readline())}"
     async with await one.start_buffer():
         worker = pod(one, url)
-        await joined(rendezvous)
+        await joined(worker, rendezvous)
         await rendezvous.serve(0)
         await sglang.generated(8 * 10)
         gate.kill()
