@@ -10,8 +10,6 @@ from sluice.api.base import Model, PositiveFloat, Rule
 from sluice.api.base import Path as PathField
 
 WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
-
-
 Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 
 

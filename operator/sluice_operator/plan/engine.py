@@ -1,4 +1,4 @@
-"""Command line of the SGLang server, which runs unmodified beside our worker."""
+"""Command line of the SGLang server, which runs out of its own image beside our worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SGLang server beside this worker, over HTTP, unmodified.
+"""The SGLang server beside this worker, over HTTP.
 
 Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
 before, it tells only the version at its end. There we stream: each event carries the tokens since the last one and the

@@ -30,7 +30,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
     # In double precision: the rounding of a mean of equal rewards, divided by a std near 0, would be an advantage.
     centred = _centred(rewards, member, count)
     if normalize_std:
-        centred = centred / (_group_std(rewards, member, count)[member] + STD_EPS)
+        centred = centred / (_group_std(centred, member, count)[member] + STD_EPS)
     return centred.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
 
@@ -77,7 +77,10 @@ def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Te
     alone = _group_sum(leads.double(), member, count)[member] == 1
     second = least.scatter_reduce(0, member, torch.where(leads, float("-inf"), rewards), "amax")[member]
     lead = torch.where(leads & alone & (count[member] > 1), rewards - second, 0.0)
-    return lead / (_group_std(rewards, member, count)[member] + STD_EPS).float() if normalize_std else lead
+    if not normalize_std:
+        return lead
+    deviation = _group_std(_centred(rewards, member, count), member, count)
+    return lead / (deviation[member] + STD_EPS).float()
 
 
 def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -102,10 +105,9 @@ def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
     return torch.where(count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0)
 
 
-def _group_std(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
-    """Unbiased, 0 for a group of one. [groups] float64"""
-    squares = _group_sum(_centred(rewards, member, count).square(), member, count)
-    return (squares / (count - 1).clamp(min=1)).sqrt()
+def _group_std(centred: Tensor, member: Tensor, count: Tensor) -> Tensor:
+    """Unbiased, 0 for a group of one. centred: `_centred`. [groups] float64"""
+    return (_group_sum(centred.square(), member, count) / (count - 1).clamp(min=1)).sqrt()
 
 
 def _group_sum(values: Tensor, member: Tensor, count: Tensor) -> Tensor:
