@@ -44,7 +44,7 @@ quickstart: $(VENV)/.ready
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile tests/unit tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/unit $(ARGS)
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
 test-cluster: $(VENV)/.dev

@@ -232,11 +232,11 @@ class WeightSync(Model):
     )
     timeout_seconds: PositiveFloat = Field(300.0, description="Deadline of each phase of an update.")
     verify: bool = Field(True, description="Check after each update that the engine serves the new version.")
-    stacked_experts: bool = Field(
+    engine_plugin: bool = Field(
         True,
-        description="Send all experts of a mixture's layer as one tensor, not each by itself, and start SGLang with "
-        "the plugin that loads it. false: for an engine image whose SGLang has no plugins. A directory (disk) always "
-        "holds single experts.",
+        description="Start SGLang with sluice's plugin: it receives a bucket into one buffer, loads all experts of a "
+        "mixture's layer at once, and survives a trainer that dies in the middle of an update. false: for an engine "
+        "image whose SGLang has no plugins. A directory (disk) always holds single experts.",
     )
 
 

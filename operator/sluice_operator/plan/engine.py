@@ -43,7 +43,7 @@ _ALIASES = {
 
 def engine_command(job: RLJob) -> list[str]:
     """SGLang as it is; with the plugin for stacked experts, by a script that adds a directory to its path."""
-    return _COMMAND_WITH_PLUGIN if job.spec.weight_sync.stacked_experts else _COMMAND
+    return _COMMAND_WITH_PLUGIN if job.spec.weight_sync.engine_plugin else _COMMAND
 
 
 def engine_args(job: RLJob, head: str | None = None) -> list[str]:

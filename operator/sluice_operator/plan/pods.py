@@ -49,7 +49,7 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     }
     if gang.role == "buffer" and job.spec.row_sources:
         ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
-    if gang.role == "rollout" and job.spec.weight_sync.stacked_experts:
+    if gang.role == "rollout" and job.spec.weight_sync.engine_plugin:
         ours["spec"]["initContainers"] = [_plugin(images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
@@ -132,7 +132,7 @@ def _rollout(
     settings = ENV | (CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {})
     env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(settings)
     mounts = volumes.mounts(job, "rollout")
-    plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.stacked_experts else []
+    plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
     engine = _container("engine", images.engine, engine_command(job), env, ports, mounts + plugin)
     engine["args"] = engine_args(job, head)
     engine |= claims.gpus(job, gang)

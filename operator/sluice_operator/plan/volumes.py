@@ -20,7 +20,7 @@ _SERVERS = ("buffer", "rendezvous")
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
     found = [{"name": name, **_shared(sources, name)} for name in sources if _holder(sources, name) == name]
-    if role == "rollout" and job.spec.weight_sync.stacked_experts:
+    if role == "rollout" and job.spec.weight_sync.engine_plugin:
         found.append({"name": "sglang", "emptyDir": {}})
     return [*found, _tls(job, role)] if job.spec.tls.enabled else found
 

@@ -98,7 +98,7 @@ class Coordinator:
     @property
     def stacked_experts(self) -> bool:
         """Whether engines get all experts of a layer as one tensor. Files keep the names of Hugging Face."""
-        return self._spec.weight_sync.stacked_experts and self._transport_kind != "disk"
+        return self._spec.weight_sync.engine_plugin and self._transport_kind != "disk"
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind

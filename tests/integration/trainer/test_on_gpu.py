@@ -131,7 +131,6 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monke
 
     def outcome(long: int, attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
         monkeypatch.setattr(layout, "LONG", long)
-        monkeypatch.setattr(attention, "LONG", long)
         q, k, v = (x.to(dtype).requires_grad_() for x in drawn)
         packed = layout.packing(lengths, q.device)
         out = attend(q, k, v, packed.dense if attend is attention._dense else packed, 0.1)
@@ -142,6 +141,34 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monke
     for long in (500, 10**9):
         for found, expected in zip(outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True):
             assert (found - expected).norm() / expected.norm() < 0.01
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, context: int
+) -> None:
+    """cuDNN's attention of a rectangle and a square, joined, beside dense float32. Ranks' gradients add up."""
+    monkeypatch.setattr(layout, "LONG", 500)
+    lengths = [5000, 40, 2000]
+    lengths.append(-sum(lengths) % (2 * context) or 2 * context)
+    row = sum(lengths)
+    generator = torch.Generator("cuda").manual_seed(0)
+    drawn = [torch.randn(row, heads, 64, generator=generator, device="cuda") for heads in (4, 2, 2)]
+    whole = [x.clone().requires_grad_() for x in drawn]
+    expected = attention._dense(*whole, layout.packing(lengths, torch.device("cuda")).dense, 0.1)
+    expected.square().sum().backward()
+    q, k, v = (x.bfloat16().requires_grad_() for x in drawn)
+    for rank in range(context):
+        split = layout.Split(context=context, rank=rank)
+        held, packed = split.local(row).cuda(), layout.packing(lengths, q.device, split)
+        assert any(span.long and span.longest_k > span.longest_q for span in packed.spans)
+        share = attention._on_gpu(q[held], k, v, packed, 0.1)
+        assert (share.float() - expected[held]).norm() / expected[held].norm() < 0.01
+        share.float().square().sum().backward()
+    for found, other in zip((q, k, v), whole, strict=True):
+        assert found.grad is not None
+        assert other.grad is not None
+        assert (found.grad.float() - other.grad).norm() / other.grad.norm() < 0.01
 
 
 def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Path]) -> None:

@@ -96,7 +96,7 @@ def load_parts(made: Any, kind: str, stack: torch.Tensor) -> None:
 
 
 def compare(change: Callable[[Any], None]) -> dict[str, bool]:
-    import sluice_stacked_experts as plugin
+    import sluice_sglang.stacks as plugin
 
     copies: list[str] = []
     copy = plugin._copy

@@ -21,7 +21,7 @@ from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk
 from tests.integration.engines import Sglang, backend, call, device, engine_environment, gpus, tensors
 from tests.integration.house import Rendezvous, eventually
-from tests.integration.weights.conftest import ROOT, TIMEOUT, FakeEngine
+from tests.integration.weights.conftest import ROOT, SLACK, TIMEOUT, FakeEngine
 from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
 
 Make = Callable[..., Publisher]
@@ -92,13 +92,13 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
 ) -> None:
     engine = await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = publisher()
+    one = publisher(timeoutSeconds=120)
     assert await begin(one, 1, joiners_only=False) == 2
     generation = (await rendezvous.ledger())["rollout-0"].generation
     assert call(sglang.url + "/end_weight_update", {})[0] == 200  # so that it refuses the first bucket, with HTTP 400
     started = time.monotonic()
     update = await send(one, other_model)
-    assert time.monotonic() - started < TIMEOUT / 2  # refused at once, not waited for
+    assert time.monotonic() - started < SLACK  # refused at once, not waited for
     assert list(update.engines) == ["rollout-1"]
     assert "must run between begin_weight_update() and end_weight_update()" in update.failed["rollout-0"]
     await eventually(engine.membership, lambda: engine.membership.latest.dropped)
@@ -122,9 +122,6 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     assert await serves(sglang.url, other_model, 1)
 
 
-@pytest.mark.skipif(
-    gpus() > 0, reason="NCCL does not notice: that engine hangs, fails its health checks and is replaced"
-)
 async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
     sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
 ) -> None:
@@ -151,7 +148,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     try:
         started = time.monotonic()
         update = await send(one, other_model)
-        assert TIMEOUT * 0.9 < time.monotonic() - started < TIMEOUT + 1.5
+        assert TIMEOUT * 0.9 < time.monotonic() - started < TIMEOUT + SLACK
     finally:
         sglang.signal(signal.SIGCONT)
     assert list(update.engines) == ["rollout-1"]
@@ -183,7 +180,7 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
     for bucket in rest:
         await one.send(bucket)
     update = await one.finish()
-    assert time.monotonic() - started < TIMEOUT + 1
+    assert time.monotonic() - started < TIMEOUT + SLACK
     assert list(update.engines) == ["rollout-0"]
     assert list(update.failed) == ["rollout-1"]
     assert await serves(sglang.url, other_model, 1)
@@ -198,7 +195,7 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     started = time.monotonic()
     one, groups = publisher(), set(_world.pg_names)
     update = await publish(one, 1, other_model)
-    assert time.monotonic() - started < TIMEOUT + 1.5
+    assert time.monotonic() - started < TIMEOUT + SLACK
     assert list(update.engines) == ["rollout-0"]
     assert update.failed["rollout-1"].startswith("prepare: ")
     assert len(set(_world.pg_names) - groups) == 1
@@ -214,7 +211,7 @@ async def test_an_engine_with_other_nccl_settings_is_left_in_time(
     started = time.monotonic()
     one = publisher()
     update = await publish(one, 1, other_model)
-    assert time.monotonic() - started < TIMEOUT + 2.0
+    assert time.monotonic() - started < TIMEOUT + SLACK
     assert (list(update.engines), list(update.failed)) == (["rollout-0"], ["rollout-1"])
     update = await publish(one, 2, other_model)
     assert "rollout-0" in update.engines
@@ -237,7 +234,7 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
     await one.finish()
     await asyncio.sleep(0)
     longest.cancel()
-    assert await longest < 1.0
+    assert await longest < TIMEOUT / 2
     assert set(_world.pg_names) == groups
     assert not [pg for pg in _world.pg_backend_config if pg not in _world.pg_names]
 

@@ -97,6 +97,9 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         assert await answer(engine) == expected
         assert await serves(engine.url, other_mixture, 3)
+        log = engine.log.read_text()
+        assert "weights are received into one buffer" in log
+        assert "stacked experts are copied at once" in log
 
 
 @pytest.mark.slow
@@ -109,7 +112,7 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
         one = publisher(timeoutSeconds=60)
         update = await publish(one, 1, stacked(other_mixture))
         assert update.engines == ()
-        assert "Set weightSync.stackedExperts: false" in update.failed["rollout-0"]
+        assert "Set weightSync.enginePlugin: false" in update.failed["rollout-0"]
         update = await publish(one, 1, other_mixture, joiners_only=True)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         assert await serves(engine.url, other_mixture, 1)

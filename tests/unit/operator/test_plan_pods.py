@@ -220,8 +220,8 @@ def test_the_engine_starts_with_our_plugin_from_the_workers_image() -> None:
     assert {"name": "sglang", "emptyDir": {}} in found["spec"]["volumes"]
 
 
-def test_without_stacked_experts_sglang_is_started_as_it_is() -> None:
-    found = render(make_job(weightSync={"stackedExperts": False}), "rollout")
+def test_without_the_plugin_sglang_is_started_as_it_is() -> None:
+    found = render(make_job(weightSync={"enginePlugin": False}), "rollout")
     assert containers(found)["engine"]["command"] == ["python3", "-m", "sglang.launch_server"]
     assert "initContainers" not in found["spec"]
     assert "sglang" not in [volume["name"] for volume in found["spec"]["volumes"]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice.sample import Sample
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron import attention
-from sluice_trainer.megatron.layout import LONG, Split, dense_layout, packing
+from sluice_trainer.megatron.layout import LONG, Packing, Span, Split, dense_layout, packing
 from sluice_trainer.megatron.packing import (
     Sequence,
     TrainSequence,
@@ -231,7 +231,43 @@ def test_a_long_sequence_has_a_span_of_its_own() -> None:
     assert [span.queries for span in spans] == [span.keys for span in spans]
     sizes = [span.queries[1] - span.queries[0] for span in spans]
     assert sizes == [LONG, 30, LONG + 1, LONG, 5]
-    assert [span.alone for span in spans] == [True, False, True, True, True]
+    assert [span.long for span in spans] == [True, False, True, True, False]
     assert spans[1].starts_q.tolist() == [0, 10, 30]
-    share = packing([LONG, 8], CPU, Split(context=2, rank=0))
-    assert not any(span.alone for span in share.spans[1:]), "a share's queries see keys before them"
+
+
+def test_a_share_of_a_long_sequence_is_worth_a_span_where_its_queries_have_many_keys() -> None:
+    shares = [packing([2 * LONG - 16, 16], CPU, Split(context=2, rank=rank)).spans for rank in range(2)]
+    half, whole = LONG // 2, 2 * LONG  # a piece, and the row
+    assert [[(span.queries, span.keys, span.long) for span in share] for share in shares] == [
+        [((0, half), (0, half), False), ((half, LONG), (0, whole), False)],
+        [((0, half), (0, LONG), False), ((half, LONG), (0, 3 * half), False)],
+    ]
+    longer = packing([8 * LONG - 16, 16], CPU, Split(context=4, rank=0)).spans
+    assert [(span.queries, span.keys, span.long) for span in longer] == [
+        ((0, LONG), (0, LONG), True),
+        ((LONG, 2 * LONG - 16), (0, 8 * LONG - 16), True),
+        ((2 * LONG - 16, 2 * LONG), (8 * LONG - 16, 8 * LONG), False),
+    ]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(8, 16), (9, 17), (11, 30), (24, 33), (1, 9)])
+def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
+    monkeypatch: pytest.MonkeyPatch, queries: int, keys: int
+) -> None:
+    monkeypatch.setattr(attention, "GRAIN", 8)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(size, heads, 16, generator=generator).requires_grad_()
+        for size, heads in ((queries, 4), (keys, 2), (keys, 2))
+    )
+    found = attention._long(q, k, v, 0.3)
+    expected = attention._span_by_span(q, k, v, _end_of(queries, keys), 0.3)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def _end_of(queries: int, keys: int) -> Packing:
+    starts_q, starts_k = (torch.tensor([0, size], dtype=torch.int32) for size in (queries, keys))
+    span = Span((0, queries), (0, keys), starts_q, starts_k, queries, keys)
+    return Packing(qkv_format="sbhd", lengths=(keys,), spans=(span,))

@@ -29,7 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
-from sluice_trainer.megatron.layout import LONG, DenseLayout, Packing, Span, packing
+from sluice_trainer.megatron import two_parts
+from sluice_trainer.megatron.layout import DenseLayout, Packing, Span, packing
 from sluice_trainer.megatron.rotary import Rotary, turn
 
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -96,22 +97,28 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
     outputs = []
     for span in packed.spans:
         pieces = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
-        long = fits and span.alone and span.longest_q >= LONG
-        outputs.append(_long(*pieces, scale) if long else _varlen(*pieces, span, scale))
+        outputs.append(_long(*pieces, scale) if fits and span.long else _varlen(*pieces, span, scale))
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 
 
 def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of one sequence to itself by cuDNN. Padding is at the right, where nobody looks."""
-    length = len(q)
-    if fill := -length % GRAIN:
-        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, fill)) for x in (q, k, v))
-    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    return out[0].transpose(0, 1)[:length]
+    """Causal attention of the last queries of one sequence, or of all of them, to it by cuDNN. [len(q), heads, dv].
+
+    Queries and keys are padded at the right, where nobody looks, and queries at the left, to where a rectangle of keys
+    that all of them see has a length that cuDNN has planned before.
+    """
+    before = (len(k) - len(q)) // GRAIN * GRAIN
+    lead, fill = len(k) - len(q) - before, -len(k) % GRAIN
+    padded = F.pad(q, (0, 0, 0, 0, lead, fill)), *(F.pad(x, (0, 0, 0, 0, 0, fill)) for x in (k, v))
+    query, key, value = (x.transpose(0, 1)[None] for x in padded)
+    if before:
+        out = two_parts.attend(query, key, value, scale)
+    else:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+    return out[0].transpose(0, 1)[lead : lead + len(q)]
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, span: Span, scale: float) -> Tensor:

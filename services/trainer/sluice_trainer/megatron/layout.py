@@ -12,7 +12,8 @@ from torch import Tensor
 from sluice_trainer.megatron.rotary import Rotary
 
 LONG = 4096
-"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing."""
+"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing: and parts of
+sequences whose queries times keys are as many."""
 
 BUCKET = 16
 """Sequences are padded to multiples of this, and to powers of two above four times it, when attention is dense."""
@@ -59,9 +60,9 @@ class Span:
     longest_k: int
 
     @property
-    def alone(self) -> bool:
-        """One whole sequence."""
-        return len(self.starts_q) == 2 and self.longest_q == self.longest_k
+    def long(self) -> bool:
+        """One sequence, or the end of one, that is worth a call of its own."""
+        return len(self.starts_q) == 2 and _is_long(self.longest_q, self.longest_k)
 
 
 @dataclass
@@ -107,42 +108,51 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
         restore = torch.argsort(torch.cat(shares)).to(device)
         positions = positions[shares[split.rank]]
     offset, spans = 0, []
-    for start, end in split.spans(row) if split.context > 1 else _runs(lengths):
-        spans.append(_span(lengths, start, end, offset, device))
+    for start, end in split.spans(row):
+        for first, last in _runs(_portions(lengths, start, end)):
+            spans.append(_span(lengths, start + first, start + last, offset + first, device))
         offset += end - start
     return Packing(
         qkv_format="sbhd", positions=positions.to(device), lengths=tuple(lengths), spans=tuple(spans), restore=restore
     )
 
 
-def _runs(lengths: list[int]) -> list[tuple[int, int]]:
-    """The row in pieces, [start, end) each: a long sequence by itself, what lies between two of them together."""
-    runs, begin, end = [], 0, 0
+def _portions(lengths: list[int], start: int, end: int) -> list[tuple[int, int]]:
+    """(queries, keys) of each sequence with queries in [start, end) of the row. The last query sees all of the keys."""
+    found, begin = [], 0
     for length in lengths:
-        if length >= LONG:
+        low, high = max(begin, start), min(begin + length, end)
+        if low < high:
+            found.append((high - low, high - begin))
+        begin += length
+    return found
+
+
+def _is_long(queries: int, keys: int) -> bool:
+    return queries * keys >= LONG**2
+
+
+def _runs(portions: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The queries in pieces, [start, end) each: a long portion by itself, what lies between two of them together."""
+    runs, begin, end = [], 0, 0
+    for queries, keys in portions:
+        if _is_long(queries, keys):
             runs += [(begin, end)] if begin < end else []
-            runs.append((end, end + length))
-            begin = end + length
-        end += length
+            runs.append((end, end + queries))
+            begin = end + queries
+        end += queries
     return runs + ([(begin, end)] if begin < end else [])
 
 
 def _span(lengths: list[int], start: int, end: int, offset: int, device: torch.device) -> Span:
     """The queries [start, end) of the row, which lie at `offset` among this rank's."""
-    queries, keys, first, begin = [], [], None, 0
-    for length in lengths:
-        low, high = max(begin, start), min(begin + length, end)
-        if low < high:
-            first = begin if first is None else first
-            queries.append(high - low)
-            keys.append(high - begin)
-        begin += length
-    assert first is not None
+    queries, keys = zip(*_portions(lengths, start, end), strict=True)
 
-    def starts(sizes: list[int]) -> Tensor:
+    def starts(sizes: tuple[int, ...]) -> Tensor:
         return F.pad(torch.cumsum(torch.tensor(sizes), 0), (1, 0)).to(device, torch.int32)
 
-    return Span((offset, offset + end - start), (first, end), starts(queries), starts(keys), max(queries), max(keys))
+    rows = (offset, offset + end - start), (end - sum(keys), end)
+    return Span(*rows, starts(queries), starts(keys), max(queries), max(keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ def _explained(refusal: str) -> str:
     if _WITHOUT_PLUGIN not in refusal:
         return refusal
     return (
-        "the engine has not loaded the plugin sluice_stacked_experts, which takes all experts of a layer as one tensor "
+        "the engine has not loaded the plugin sluice_sglang, which takes all experts of a layer as one tensor "
         "(see its log; rollout.template may give it another command or SGLANG_PLUGINS, or its SGLang has no plugins). "
-        f"Set weightSync.stackedExperts: false to send single experts. {refusal}"
+        f"Set weightSync.enginePlugin: false to send single experts. {refusal}"
     )

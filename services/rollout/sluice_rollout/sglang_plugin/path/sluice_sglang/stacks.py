@@ -1,4 +1,4 @@
-"""A plugin for SGLang 0.5.17 and later: all experts of a layer are loaded from one tensor, in one copy or two.
+"""All experts of a layer are loaded from one tensor, in one copy or two.
 
 A checkpoint has three tensors for each expert, and SGLang looks each of them up and copies it by itself. A trainer has
 them stacked. It sends a stack under the name of SGLang's own parameter, `...experts.w13_weight` (gate above up:
@@ -7,14 +7,12 @@ them stacked. It sends a stack under the name of SGLang's own parameter, `...exp
 
 A stack may come in parts of equal numbers of experts. Which part a tensor is, its dimensions say, as a loader is told
 nothing else: part i has i more of them, of size 1, in front.
-
-This file runs in SGLang's image, with nothing of ours beside it.
 """
 
-import logging
 from collections.abc import Callable
-from functools import cache
 from typing import Any
+
+from . import tell_once
 
 LOADER = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader"
 Load = Callable[..., None]
@@ -38,19 +36,14 @@ def load(original: Load, layer: Any, *args: Any, **kwargs: Any) -> None:
     part, stack = loaded.ndim - 3, loaded.reshape(loaded.shape[-3:])
     first = part * len(stack)
     if _is_plain(layer, kind, param, stack):
-        _tell_once("copied at once")
+        tell_once("stacked experts are copied at once")
         _copy(layer, kind, param.data, stack, first)
         return
-    _tell_once("loaded one by one, as this engine does not hold them as a checkpoint does")
+    tell_once("stacked experts are loaded one by one, as this engine does not hold them as a checkpoint does")
     for expert, tensor in enumerate(stack, first):
         shards = {"w2": tensor} if kind == "w2_weight" else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
         for shard, one in shards.items():
             original(layer, param, one, f"{layer.layer_name}.{kind}", shard_id=shard, expert_id=expert)
-
-
-@cache
-def _tell_once(what: str) -> None:
-    logging.getLogger(__name__).info("stacked experts are %s", what)
 
 
 def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:

@@ -1,0 +1,19 @@
+"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and what it survives.
+
+This package runs in SGLang's image, with nothing of ours beside it.
+"""
+
+import logging
+from functools import cache
+
+
+def register() -> None:
+    from . import receive, stacks
+
+    stacks.register()
+    receive.register()
+
+
+@cache
+def tell_once(what: str) -> None:
+    logging.getLogger(__name__).info(what)

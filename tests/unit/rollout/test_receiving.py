@@ -1,0 +1,116 @@
+"""The part of our plugin for SGLang that receives weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from sluice.environment import free_port
+from sluice_rollout.sglang_plugin.__main__ import PATH
+from sluice_trainer.weights.buckets import buckets
+
+STORE = """
+import sys, time, datetime, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, True, datetime.timedelta(seconds=60), wait_for_workers=False)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def receive(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    monkeypatch.syspath_prepend(str(PATH))
+    import sluice_sglang.receive as module
+
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    return module
+
+
+def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
+    receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [("a", torch.randn(3, 5)), ("b", torch.arange(7, dtype=torch.bfloat16)), ("c", torch.randn(2, 2, 3))]
+    [bucket] = buckets(sent, 1 << 20)
+    came = []
+
+    def broadcast(data: torch.Tensor, **_: object) -> None:
+        came.append(data.copy_(bucket.data))
+
+    monkeypatch.setattr(receive.dist, "broadcast", broadcast)
+    found = receive.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
+    assert [name for name, _ in found] == ["a", "b", "c"]
+    for (_, one), (_, other) in zip(found, sent, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+    assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in found] == [True, True, False]
+
+
+class Group:
+    """A communicator whose sender holds the store."""
+
+    def __init__(self, port: int) -> None:
+        self._store = TCPStore("127.0.0.1", port, 2, False, timedelta(seconds=20))
+        self.aborted = threading.Event()
+
+    def get_group_store(self) -> TCPStore:
+        return self._store
+
+    def _get_backend(self, _: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(abort=self.aborted.set)
+
+
+class Arrival:
+    """A CUDA event that happens when it is told to."""
+
+    def __init__(self) -> None:
+        self.happened = threading.Event()
+
+    def query(self) -> bool:
+        return self.happened.is_set()
+
+
+@pytest.fixture
+def sender() -> tuple[subprocess.Popen[bytes], int]:
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", STORE, str(port)], stdout=subprocess.PIPE, cwd=Path("/"))
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+    yield process, port
+    process.kill()
+    process.wait(10)
+
+
+def test_a_communicator_whose_sender_dies_is_aborted(
+    receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]
+) -> None:
+    process, port = sender
+    group, arrival = Group(port), Arrival()
+    watching = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
+    watching.start()
+    assert not group.aborted.wait(0.5)
+    process.kill()
+    assert group.aborted.wait(20)
+    watching.join(20)
+    assert not watching.is_alive()
+
+
+def test_nobody_watches_a_sender_whose_weights_have_come(
+    receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]
+) -> None:
+    process, port = sender
+    group, arrival = Group(port), Arrival()
+    watching = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
+    watching.start()
+    arrival.happened.set()
+    watching.join(20)
+    assert not watching.is_alive()
+    process.kill()
+    assert not group.aborted.is_set()
