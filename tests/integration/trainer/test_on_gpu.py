@@ -131,7 +131,7 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monke
 
     def outcome(long: int, attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
         monkeypatch.setattr(layout, "LONG", long)
-        q, k, v = (x.to(dtype).requires_grad_() for x in drawn)
+        q, k, v = (x.to(dtype, copy=True).requires_grad_() for x in drawn)
         packed = layout.packing(lengths, q.device)
         out = attend(q, k, v, packed.dense if attend is attention._dense else packed, 0.1)
         out.float().square().sum().backward()

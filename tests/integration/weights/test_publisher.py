@@ -127,7 +127,8 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
 ) -> None:
     await join("rollout-0", sglang.address)
     arguments = [sys.executable, "-m", "tests.integration.weights.dying_trainer", rendezvous.address, str(model)]
-    dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=engine_environment(), stdout=PIPE)
+    variables = engine_environment() | {"CUDA_VISIBLE_DEVICES": "0"}  # the engine has the last one
+    dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=variables, stdout=PIPE)
     assert dying.stdout
     assert await asyncio.wait_for(dying.stdout.readline(), 60) == b"half-way\n"
     dying.kill()

@@ -49,6 +49,7 @@ def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterat
         yield server
     finally:
         server.kill()
+        print(log.read_text()[-3000:])  # pytest shows it where the test has failed
 
 
 def stacked(weights: Path) -> Tensors:
