@@ -58,6 +58,11 @@ class Membership:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def version(self) -> int:
+        """The weight version that the ledger has for us; -1: none."""
+        return int(self.latest.version) if self.latest else -1
+
     def beat(self) -> None:
         """Send a heartbeat now: the state has changed."""
         self._beat.set()

@@ -117,7 +117,8 @@ async def _work(
         return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
 
     membership = Membership(env.rendezvous, hello, heartbeat)
-    generator = Generator(engine, encoder.decode, asyncio.Semaphore(spec.rollout.concurrency))
+    slots = asyncio.Semaphore(spec.rollout.concurrency)
+    generator = Generator(engine, encoder.decode, slots, lambda: membership.version)
     make = group_maker(spec, encoder, generator, membership, code, teacher)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)

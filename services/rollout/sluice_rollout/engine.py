@@ -106,14 +106,20 @@ class Engine:
         except EngineError:
             return False
 
-    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any]) -> Generation:
-        """Generate from token ids. An aborted request returns what it has."""
+    async def generate(
+        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str = ""
+    ) -> Generation:
+        """Generate from token ids. An aborted request returns what it has.
+
+        cache: requests with different ones share no prefixes in the engine's cache.
+        """
         body = {
             "rid": rid,
             "input_ids": input_ids,
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": not self.has_spans,
+            "extra_key": cache or None,
         }
         try:
             async with self._request("POST", "/generate", self._request_timeout, json=body) as answer:

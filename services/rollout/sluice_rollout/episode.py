@@ -76,7 +76,6 @@ class Episode:
     tokenizer: Any
     sampling: dict[str, Any]
     generator: Generator
-    version: Callable[[], int]
     clock: Clock
     reward_key: str | None = None
     ended: BaseException | None = None
@@ -137,7 +136,7 @@ class Episode:
             record = self._recorded(ENVIRONMENT)
         if not record["finish"]:
             spans = self.sample.weight_versions
-            version = spans[-1].version if spans else self.version()
+            version = spans[-1].version if spans else self.generator.version()
             self.sample.append(tokens, [], [WeightSpan(version, 0, len(tokens))], trainable=False)
             record |= {"length": len(tokens), "finish": "stop"}
         self._at += len(tokens)

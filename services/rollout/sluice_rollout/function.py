@@ -73,7 +73,6 @@ class Player:
     name: str
     generator: Generator
     tokenizer: Any
-    version: Callable[[], int]
     seconds: float
     reward_key: str | None = None
 
@@ -95,9 +94,7 @@ class Player:
             if not len(sample.tokens):
                 sample.append_prompt(ids)
         episodes = [
-            Episode(
-                prompt, sample, self.tokenizer, dict(sampling), self.generator, self.version, clock, self.reward_key
-            )
+            Episode(prompt, sample, self.tokenizer, dict(sampling), self.generator, clock, self.reward_key)
             for sample in samples
         ]
         raised = await self._outcome(episodes, clock)

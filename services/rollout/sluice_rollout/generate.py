@@ -19,12 +19,15 @@ _PAUSE_AFTER_ABORT_SECONDS = 0.2
 class Generator:
     """Generates samples at one engine, `concurrency` requests at a time.
 
+    version: of the engine's weights. No request finds what older ones left in the prefix cache: while requests run, as
+    in asynchronous training, an engine cannot empty it, and what all prompts have in common would stay for ever.
     `draining` set: no request is sent any more, and what is unfinished stays `aborted`, to be continued elsewhere.
     """
 
     engine: Engine
     decode: Callable[[list[int]], str]
     slots: asyncio.Semaphore
+    version: Callable[[], int]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
@@ -75,7 +78,9 @@ class Generator:
             if self.draining.is_set():
                 return None
             try:
-                made = await self.engine.generate(uuid.uuid4().hex, sample.tokens.tolist(), sampling)
+                made = await self.engine.generate(
+                    uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
+                )
             except PromptRefusedError:
                 raise
             except EngineError:

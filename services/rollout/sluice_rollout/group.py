@@ -17,7 +17,6 @@ from sluice.sample import BASELINE_REWARD, PROMPT_TOO_LONG, Prompt, Purpose, Sam
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
 from sluice_rollout.code import Code
-from sluice_rollout.engine import UNKNOWN_VERSION
 from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
@@ -136,8 +135,7 @@ class GroupMaker:
 
     def _may_continue(self, sample: Sample, prompt: Prompt) -> bool:
         """Tokens of other weights may stay only where partial rollouts are wanted, never in an evaluation."""
-        version = self.membership.latest.version if self.membership.latest else -1
-        on_policy = all(span.version == version for span in sample.weight_versions)
+        on_policy = all(span.version == self.membership.version for span in sample.weight_versions)
         return on_policy or (self.spec.rollout.partial.enabled and prompt.purpose is Purpose.TRAIN)
 
     def _dataset(self, prompt: Prompt) -> EvaluationDataset | None:
@@ -205,15 +203,12 @@ def group_maker(
 ) -> GroupMaker:
     """The maker of a job's groups, with the user's code in its places."""
 
-    def version() -> int:
-        return int(membership.latest.version) if membership.latest else UNKNOWN_VERSION
-
     def player(found: tuple[str, Play] | None) -> Player | None:
         if found is None:
             return None
         name, play = found
         key = spec.reward.key if spec.reward else None
-        return Player(play, name, generator, encoder.tokenizer, version, spec.rollout.function_seconds, key)
+        return Player(play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key)
 
     return GroupMaker(
         spec,

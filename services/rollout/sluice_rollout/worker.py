@@ -105,7 +105,7 @@ class Worker:
             await self._until_admitted()
             await self._until_room()
             news = self.membership.news_count
-            answer = await self.buffer.lease(self._room_for(), self._version(), LEASE_WAIT_SECONDS)
+            answer = await self.buffer.lease(self._room_for(), self.membership.version, LEASE_WAIT_SECONDS)
             self.exhausted = answer.exhausted
             for leased in answer.groups:
                 prompt = codec.prompt_from_message(leased.prompt)
@@ -197,13 +197,10 @@ class Worker:
         What over-sampling has started in vain is dropped by the heartbeat that follows, and no longer in the way of the
         new step's prompts.
         """
-        before = self._version()
-        while self._version() == before:
+        before = self.membership.version
+        while self.membership.version == before:
             await self.membership.news(self.membership.news_count)
         await asyncio.sleep(NEWS_SECONDS)
-
-    def _version(self) -> int:
-        return int(self.membership.latest.version) if self.membership.latest else -1
 
     async def _watch_engine(self) -> None:
         """A dead or hung engine ends this pod; its leases go back and another continues."""

@@ -40,7 +40,7 @@ async def talk(episode: Episode) -> None:
 
 
 def player(engine: Engine, model: Path) -> Player:
-    return Player(talk, "talk", generator(engine, model), None, lambda: 0, 60.0)
+    return Player(talk, "talk", generator(engine, model), None, 60.0)
 
 
 def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | None = None) -> None:
@@ -128,7 +128,7 @@ async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_
 ) -> None:
     """Session affinity is by construction: a worker has one engine. Its prefix cache has the earlier turns."""
     sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60})
-    body = {"input_ids": sample.tokens.tolist(), "sampling_params": {"max_new_tokens": 1}}
+    body = {"input_ids": sample.tokens.tolist(), "sampling_params": {"max_new_tokens": 1}, "extra_key": "0"}
     _, answer = await asyncio.to_thread(call, engine.url + "/generate", body)
     assert answer["meta_info"]["cached_tokens"] >= len(sample.tokens) - 2
 
@@ -146,7 +146,7 @@ async def tree(episodes: list[Episode]) -> None:
 
 
 async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(engine: Engine, model: Path) -> None:
-    one = Player(tree, "tree", generator(engine, model), None, lambda: 0, 60.0)
+    one = Player(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
     await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.response_length for sample in samples] == [40, 50, 60]

@@ -22,9 +22,10 @@ LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 EXACT = 1e-4
 
 
-def generator(engine: Engine, model: Path) -> Generator:
+def generator(engine: Engine, model: Path, version: int = 0) -> Generator:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return Generator(engine, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), asyncio.Semaphore(8))
+    decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))  # noqa: E731
+    return Generator(engine, decode, asyncio.Semaphore(8), lambda: version)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -33,6 +34,22 @@ async def test_log_probs_are_those_of_the_scaled_distribution(engine: Engine, mo
     assert (made.finish, len(made.tokens), made.spans) == ("length", 40, [WeightSpan(0, 0, 40)])
     assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature)) < EXACT
     assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature + 0.3)) > 100 * EXACT
+
+
+async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
+    engine: Engine, sglang: Sglang, model: Path, other_model: Path
+) -> None:
+    """An engine that is never idle cannot empty its prefix cache."""
+    prompt, sampling = list(range(20, 60)), {"max_new_tokens": 10, "ignore_eos": True, "stop": None}
+    await generator(engine, model, version=0)(prompt, Sample(0), dict(sampling))
+    body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": False}
+    assert call(sglang.url + "/update_weights_from_disk", body)[0] == 200
+    differences = []
+    for version in (1, 0):  # the second is what would be without
+        made = await generator(engine, model, version=version)(prompt, Sample(0), dict(sampling))
+        differences.append(distance(made.rollout_log_probs, log_probs(other_model, made.tokens.tolist(), 10)))
+    assert differences[0] < EXACT
+    assert differences[1] > 100 * EXACT
 
 
 async def test_an_end_token_is_a_stop(engine: Engine) -> None:

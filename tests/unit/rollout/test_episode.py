@@ -35,7 +35,7 @@ class Script:
         self.asked: list[list[int]] = []
         self.version = 0
 
-    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any]) -> Generation:
+    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str) -> Generation:
         self.asked.append(input_ids)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -55,16 +55,16 @@ def player(play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: 
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
-    generator = Generator(engine, decode, asyncio.Semaphore(4))  # type: ignore[arg-type]
-    return Player(play, "mine.py:play", generator, Words(), lambda: engine.version, seconds, None)
+    generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version)  # type: ignore[arg-type]
+    return Player(play, "mine.py:play", generator, Words(), seconds, None)
 
 
 def drain_after_the_last(engine: Script, made: Player) -> None:
     """The pod ends while the engine's last answer is on its way."""
     request = engine.generate
 
-    async def drained(*arguments: Any) -> Generation:
-        answer = await request(*arguments)
+    async def drained(*arguments: Any, **options: Any) -> Generation:
+        answer = await request(*arguments, **options)
         if not engine.answers:
             made.generator.draining.set()
         return answer
@@ -285,9 +285,9 @@ async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(play:
 
 async def test_time_at_the_engine_is_not_the_functions() -> None:
     class Slow(Script):
-        async def generate(self, *arguments: Any) -> Generation:
+        async def generate(self, *arguments: Any, **options: Any) -> Generation:
             await asyncio.sleep(0.2)
-            return await super().generate(*arguments)
+            return await super().generate(*arguments, **options)
 
     sample = await player(ask_twice, Slow([10], [11]), seconds=0.1)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert sample.status is SampleStatus.COMPLETED

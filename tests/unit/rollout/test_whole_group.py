@@ -119,9 +119,9 @@ async def test_an_engine_that_is_gone_in_a_branch_is_no_fault_of_the_function() 
 
 async def test_time_is_the_functions_only_while_no_branch_is_at_the_engine() -> None:
     class Slow(Script):
-        async def generate(self, *arguments: Any) -> Generation:
+        async def generate(self, *arguments: Any, **options: Any) -> Generation:
             await asyncio.sleep(0.05 if len(self.asked) else 0.5)
-            return await super().generate(*arguments)
+            return await super().generate(*arguments, **options)
 
     async def play(episode: Episode) -> None:
         branches = [episode.branch() for _ in range(3)]
