@@ -16,10 +16,22 @@ import torch
 from torch.distributed.distributed_c10d import _world
 
 from sluice.wire import rpc
+from sluice_rollout.engine import Engine
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk
-from tests.integration.engines import Sglang, backend, call, device, engine_environment, gpus, tensors
+from tests.integration.engines import (
+    Sglang,
+    backend,
+    call,
+    device,
+    distance,
+    engine_environment,
+    gpus,
+    log_probs,
+    tensors,
+    tolerance,
+)
 from tests.integration.house import Rendezvous, eventually
 from tests.integration.weights.conftest import ROOT, SLACK, TIMEOUT, FakeEngine
 from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
@@ -67,6 +79,25 @@ async def test_the_other_ways_to_pause(
     update = await publish(publisher(pauseMode=mode), 3, other_model)
     assert update.failed == {}
     assert await serves(sglang.url, other_model, 3)
+
+
+async def test_a_running_request_computes_its_cache_anew_after_a_retract(
+    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path
+) -> None:
+    await join("rollout-0", sglang.address)
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        sampling = {"max_new_tokens": 900, "ignore_eos": True}
+        running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling, cache="0"))
+        await sglang.generated(40)
+        update = await publish(publisher(pauseMode="retract"), 1, other_model)
+        assert update.failed == {}
+        made = await running
+    assert [span.version for span in made.spans] == [0, 1]
+    at = made.spans[0].end
+    assert 30 < at < 900
+    expected = log_probs(other_model, [20, 21, 22, *made.tokens], 900)
+    assert distance(made.log_probs[at:], expected[at:]) < tolerance()
 
 
 async def test_joiners_alone_get_the_weights_that_others_have(

@@ -5,6 +5,7 @@ there: twice the memory, and a copy of all weights while nobody generates. And N
 same machine is gone: the engine hangs until torch's watchdog ends it after ten minutes.
 """
 
+import itertools
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.Weig
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOOK_SECONDS = 1.0
 """How often a receiver looks whether its sender lives. Most transfers have ended before the first time."""
+_refusals = itertools.count()
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Named = list[tuple[str, torch.Tensor]]
 log = logging.getLogger(__name__)
@@ -126,8 +128,14 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
     """Empty the prefix cache, but keep the memory that the buckets took, unless it is to be given to a trainer.
 
     An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory back, and asks for
-    as much in the next update: both take milliseconds in which nobody generates.
+    as much in the next update: both take milliseconds in which nobody generates. Where requests run or wait it refuses
+    to empty the cache. Those that wait, as all do after a `retract`, then find nothing in it: they get a name of their
+    own for what they look up there.
     """
+    if not scheduler.is_fully_idle():
+        refusal = next(_refusals)
+        for request in scheduler.waiting_queue:
+            request.extra_key = f"{request.extra_key}|{refusal}"
     if empty_cache is None:
         empty_cache = bool(scheduler.server_args.enable_memory_saver)
     return original(scheduler, empty_cache)
