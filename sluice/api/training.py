@@ -225,7 +225,9 @@ class WeightSync(Model):
         "machine, disk in a cluster.",
     )
     bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
-        1024, alias="bucketMiB", description="Weights are sent in flat buckets of this size."
+        2048,
+        alias="bucketMiB",
+        description="Weights are sent in flat buckets of this size. While it sends, the trainer needs three of them.",
     )
     pause_mode: Literal["in_place", "retract", "abort"] = Field(
         "retract", description="What happens to running responses: go on with old cache, recompute the cache, or end."

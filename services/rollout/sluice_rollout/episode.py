@@ -88,6 +88,10 @@ class Episode:
         """The sample's own; the reward sees them beside the prompt's. Only what JSON can hold."""
         return self.sample.metadata
 
+    def version(self) -> int:
+        """Of the weights that the engine has now. -1: it has none yet."""
+        return self.generator.version()
+
     @property
     def room(self) -> int:
         """Tokens that the response may still have."""
@@ -136,7 +140,7 @@ class Episode:
             record = self._recorded(ENVIRONMENT)
         if not record["finish"]:
             spans = self.sample.weight_versions
-            version = spans[-1].version if spans else self.generator.version()
+            version = spans[-1].version if spans else self.version()
             self.sample.append(tokens, [], [WeightSpan(version, 0, len(tokens))], trainable=False)
             record |= {"length": len(tokens), "finish": "stop"}
         self._at += len(tokens)

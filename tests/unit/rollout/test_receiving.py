@@ -114,3 +114,28 @@ def test_nobody_watches_a_sender_whose_weights_have_come(
     assert not watching.is_alive()
     process.kill()
     assert not group.aborted.is_set()
+
+
+@pytest.mark.parametrize("saver", [True, False])
+@pytest.mark.parametrize("idle", [True, False])
+def test_requests_that_wait_find_nothing_in_a_cache_that_cannot_be_emptied(
+    receive: SimpleNamespace, idle: bool, saver: bool
+) -> None:
+    waiting = [SimpleNamespace(extra_key="3"), SimpleNamespace(extra_key=None)]
+    scheduler = SimpleNamespace(
+        is_fully_idle=lambda: idle, waiting_queue=waiting, server_args=SimpleNamespace(enable_memory_saver=saver)
+    )
+    asked: list[bool] = []
+
+    def original(_: object, empty_cache: bool) -> bool:
+        asked.append(empty_cache)
+        return idle
+
+    before = [request.extra_key for request in waiting]
+    assert receive.flush_cache(original, scheduler) is idle
+    first = [request.extra_key for request in waiting]
+    assert receive.flush_cache(original, scheduler, True) is idle
+    second = [request.extra_key for request in waiting]
+    assert asked == [saver, True], "spare memory goes back only where a trainer wants it, or the caller does"
+    names = {*before, *first, *second}
+    assert len(names) == (2 if idle else 6)
