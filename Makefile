@@ -16,7 +16,7 @@ help:
 	@echo "make test         all tests that need no GPU and no cluster"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
-	@echo "make test-learning   examples learn: five estimators, tools, sft, distillation; and a figure (about 30 minutes)"
+	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, sft, distillation; and a figure (about 30 minutes)"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
 	@echo "make images       the container images (docker/Dockerfile)"
 	@echo "make protos crds reference   regenerate what is generated"

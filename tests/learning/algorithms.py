@@ -32,6 +32,9 @@ RUNS: dict[str, Run] = {
         "quickstart",
         ("algorithm.estimator=cispo", "algorithm.clip={low: 1.0, high: 0.28}", "trainer.stepsPerBatch=2"),
     ),
+    "asynchronous": Run(
+        "quickstart", ("rollout.mode=async", "rollout.maxStaleness=1", "weightSync.pauseMode=in_place")
+    ),
     "tools": Run("tools"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),

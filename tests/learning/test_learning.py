@@ -37,6 +37,9 @@ def test_the_model_learns(name: str, example: Callable[[str], Path], runs: Path)
     records = run_directory.by_step(directory / run_directory.METRICS)
     if name == "sft":
         assert summary["loss_last"] < 0.1 * summary["loss_first"]
+    elif name == "asynchronous":
+        last = [record["train/train_rollout_logprob_abs_diff"] for record in list(records.values())[-20:]]
+        assert sum(last) / len(last) < 0.02, "the engine's cache holds nothing of much older weights"
     else:
         assert summary["logprob_diff_max"] <= 1e-4, "trainer and engine agree about the model"
     if name == "distillation":
