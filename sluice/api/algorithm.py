@@ -46,9 +46,15 @@ DISCOUNTED = ("ppo", "reinforce_plus_plus", "custom")
 
 
 class KL(Model):
+    """The distance from the reference model, as part of the reward or of the loss."""
+
     coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
     loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
-    type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
+    type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
+        "k1",
+        description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d; low_var_kl: k3, "
+        "clamped to [-10, 10].",
+    )
     unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
 
     rules = (
@@ -74,7 +80,7 @@ class Critic(Model):
         None,
         description="Checkpoint that the critic starts from, of a language or a reward model. Default: model.path.",
     )
-    lr: NonNegativeFloat = 1e-5
+    lr: NonNegativeFloat = Field(1e-5, description="Learning rate of the critic.")
     min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule of trainer.optimizer ends for the critic.")
     clip: PositiveFloat = Field(0.2, description="Values may move this far from those before the step.")
     warmup_steps: NonNegativeInt = Field(0, description="First steps in which only the critic is trained.")
@@ -106,7 +112,7 @@ class Algorithm(Model):
     lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
     clip: Clip = Field(default_factory=Clip)
     kl: KL = Field(default_factory=KL)
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus in the loss.")
     aggregation: Aggregation | None = Field(
         None,
         description="From tokens to one number. sequence_mean: mean of each sequence, then of all; token_mean: mean of "

@@ -132,7 +132,9 @@ class PromptSource(Model):
 class Data(Model):
     """The prompts."""
 
-    prompts: Annotated[list[PromptSource], Field(min_length=1, max_length=64)]
+    prompts: Annotated[list[PromptSource], Field(min_length=1, max_length=64)] = Field(
+        description="Sources of prompts."
+    )
     volume: FreeForm | None = Field(
         None, description="Kubernetes volume source that holds the prompt files; paths are then relative to its root."
     )
@@ -238,10 +240,10 @@ class Reward(Model):
 class EvaluationSampling(Model):
     """Sampling of evaluation; what is not set is as in rollout.sampling."""
 
-    temperature: NonNegativeFloat | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: int | None = None
-    max_response_tokens: PositiveInt | None = None
+    temperature: NonNegativeFloat | None = Field(None, description="0: the likeliest token each time.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="As rollout.sampling.topP.")
+    top_k: int | None = Field(None, description="As rollout.sampling.topK.")
+    max_response_tokens: PositiveInt | None = Field(None, description="As rollout.sampling.maxResponseTokens.")
 
 
 class EvaluationDataset(PromptSource):
@@ -256,8 +258,10 @@ class Evaluation(Model):
     """Evaluation on held-out prompts, by the rollout engines, beside training."""
 
     every_steps: PositiveInt = Field(10, description="Steps between evaluations; one comes before the first step.")
-    datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)]
-    samples_per_prompt: PositiveInt = 1
+    datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)] = Field(
+        description="Held-out sets of prompts."
+    )
+    samples_per_prompt: PositiveInt = Field(1, description="Responses of one held-out prompt.")
     pass_at_k: Annotated[list[PositiveInt], Field(max_length=16)] = Field(
         default_factory=list,
         description="k of the unbiased pass@k, each at most the samplesPerPrompt of some data set; "

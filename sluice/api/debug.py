@@ -8,6 +8,8 @@ from sluice.api.base import Model, Path, Rule
 
 
 class Debug(Model):
+    """One half of the loop alone, and what flows between the halves."""
+
     dump_rollouts: bool = Field(
         False,
         description="Keep all samples of every trained step as rollouts/step_<n>.parquet in the run directory "

@@ -61,6 +61,8 @@ _SEQUENCES = f"{_or('self.rollout.batchSize', 32)} * {_SAMPLES}"
 
 
 class RLJobSpec(Model):
+    """What is wanted."""
+
     model: ModelSource
     data: Data
     rollout: Rollout = Field(default_factory=Rollout)
@@ -96,7 +98,9 @@ class RLJobSpec(Model):
     pod_disruption_budget: PodDisruptionBudget = Field(default_factory=PodDisruptionBudget)
     secrets: Secrets = Field(default_factory=Secrets)
     tls: Tls = Field(default_factory=Tls)
-    pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(default_factory=list)
+    pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(
+        default_factory=list, description="Pod templates that are merged over everything else, in order."
+    )
 
     rules = (
         Rule(

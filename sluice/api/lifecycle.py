@@ -10,8 +10,10 @@ from sluice.api.base import FreeForm, Model, NonNegativeInt, PositiveInt, Rule
 
 
 class RolloutBackoff(Model):
-    base_seconds: PositiveInt = 10
-    max_seconds: PositiveInt = 300
+    """Pause before an engine that failed is started again: doubled with each failure."""
+
+    base_seconds: PositiveInt = Field(10, description="Pause after the first failure.")
+    max_seconds: PositiveInt = Field(300, description="Longest pause.")
 
     rules = (
         Rule(
@@ -24,18 +26,24 @@ class RolloutBackoff(Model):
 
 
 class FailurePolicy(Model):
+    """What failures of pods lead to."""
+
     max_restarts: NonNegativeInt = Field(3, description="Restarts of the trainer gang before the job fails.")
     rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
 
 
 class Kueue(Model):
+    """Admission by Kueue."""
+
     queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="A LocalQueue.")
     priority_class: Annotated[str, Field(max_length=63)] | None = Field(None, description="A WorkloadPriorityClass.")
 
 
 class Volcano(Model):
+    """Gang scheduling by Volcano."""
+
     queue: str | None = Field(None, description="Default: Volcano's queue `default`.")
-    priority_class_name: str | None = None
+    priority_class_name: str | None = Field(None, description="PriorityClass of the PodGroup.")
 
 
 class NativePodGroup(Model):
@@ -59,6 +67,8 @@ class PodGroupPolicy(Model):
 
 
 class NetworkPolicy(Model):
+    """Who may connect to the job's pods."""
+
     enabled: bool = Field(
         True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
     )
@@ -68,14 +78,16 @@ class NetworkPolicy(Model):
 
 
 class PodDisruptionBudget(Model):
+    """What a drain of nodes may take."""
+
     enabled: bool = Field(True, description="A drain of nodes never takes the last engine before another is ready.")
 
 
 class SecretKey(Model):
     """One key of a Secret of the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)]
-    key: Annotated[str, Field(min_length=1, max_length=253)]
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Name of the Secret.")
+    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
 
 
 class Secrets(Model):
@@ -88,6 +100,8 @@ class Secrets(Model):
 
 
 class Tls(Model):
+    """Encryption between the job's pods."""
+
     enabled: bool = Field(
         False,
         description="Calls between the job's pods are encrypted; servers prove themselves by a certificate authority "
@@ -98,5 +112,7 @@ class Tls(Model):
 class PodTemplateOverride(Model):
     """A pod template that is merged into the pods of some roles, over everything else."""
 
-    roles: Annotated[list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)]
-    template: FreeForm
+    roles: Annotated[list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)] = (
+        Field(description="Whose pods it is merged into.")
+    )
+    template: FreeForm = Field(description="Pod template (strategic merge).")

@@ -16,6 +16,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Clip(Model):
+    """Bounds of the policy ratio."""
+
     low: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="Ratios below 1 - low are clipped.")
     high: NonNegativeFloat | None = Field(None, description="Ratios above 1 + high are clipped. Default: low.")
     dual: Annotated[float, Field(gt=1)] | None = Field(None, description="Dual clip c for negative advantages.")

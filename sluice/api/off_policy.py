@@ -66,8 +66,8 @@ class OffPolicy(Model):
     level: Literal["token", "sequence", "geometric"] = Field(
         "token", description="The ratio of a token; of its whole sequence (product); or the sequence's geometric mean."
     )
-    low: NonNegativeFloat = 0.0
-    high: PositiveFloat = 2.0
+    low: NonNegativeFloat = Field(0.0, description="Smallest ratio that is kept as it is.")
+    high: PositiveFloat = Field(2.0, description="Largest ratio that is kept as it is.")
     old_log_probs: Literal["trainer", "rollout"] = Field(
         "trainer",
         description="Denominator of the policy ratio: log-probs of the trainer before the step, or the engine's own.",

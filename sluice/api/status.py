@@ -16,62 +16,84 @@ Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
 class Condition(Model):
-    type: ConditionType
-    status: Literal["True", "False", "Unknown"]
-    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
-    message: Annotated[str, Field(max_length=32768)] = ""
-    last_transition_time: Time
-    observed_generation: int = 0
+    """As Kubernetes' metav1.Condition."""
+
+    type: ConditionType = Field(description="What is or is not the case.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is.")
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)] = Field(
+        description="One word, for machines."
+    )
+    message: Annotated[str, Field(max_length=32768)] = Field("", description="For people.")
+    last_transition_time: Time = Field(description="When `status` last changed.")
+    observed_generation: int = Field(0, description="Generation of the object that this says something about.")
 
 
 class GangStatus(Model):
     """One gang: pods that start and die together."""
 
-    replica: int
+    replica: int = Field(description="Number of the engine; 0 for other roles.")
     attempt: int = Field(
         description="Number of the present attempt, from 1. Older attempts' pods are refused everywhere."
     )
     restarts: int = Field(0, description="Failures of its own: what counts for back-off and maxRestarts.")
-    last_restart_time: Time | None = None
+    last_restart_time: Time | None = Field(None, description="When its present attempt was started after a failure.")
     retry_time: Time | None = Field(None, description="The next attempt starts no earlier.")
 
 
 class RoleStatus(Model):
-    name: RoleName
-    desired: int = 0
-    ready: int = 0
+    """The pods of one role."""
+
+    name: RoleName = Field(description="The role.")
+    desired: int = Field(0, description="Pods that there should be.")
+    ready: int = Field(0, description="Pods that are ready.")
     attempt: int = Field(0, description="Highest attempt of the role's gangs.")
-    restarts: int = 0
-    gangs: Annotated[list[GangStatus], Field(max_length=4096)] = Field(default_factory=list)
+    restarts: int = Field(0, description="Restarts after failures, of all of its gangs since the start.")
+    gangs: Annotated[list[GangStatus], Field(max_length=4096)] = Field(
+        default_factory=list, description="Its gangs, by replica."
+    )
 
 
 class LastFailure(Model):
-    role: RoleName
-    pod: str
-    container: str = ""
-    reason: str = ""
-    exit_code: int | None = None
+    """The pod that failed last, and what it said."""
+
+    role: RoleName = Field(description="Its role.")
+    pod: str = Field(description="Its name.")
+    container: str = Field("", description="The container that failed.")
+    reason: str = Field("", description="Such as OOMKilled, Error, Evicted.")
+    exit_code: int | None = Field(None, description="Of that container.")
     message: Annotated[str, Field(max_length=32768)] = Field("", description="Last log lines of what died.")
-    time: Time
+    time: Time = Field(description="When it was seen.")
 
 
 class RLJobStatus(Model):
-    observed_generation: int | None = None
-    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    """What the operator has seen. Nobody else writes it."""
+
+    observed_generation: int | None = Field(
+        None, description="Newest generation of the object that this status takes account of."
+    )
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
+        default_factory=list, description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed."
+    )
     state: str = Field("", description="One word for people, derived from the conditions.")
-    step: int | None = None
-    total_steps: int | None = None
+    step: int | None = Field(None, description="Steps that are trained.")
+    total_steps: int | None = Field(
+        None, description="Steps that there will be. With epochs: once the prompts are counted."
+    )
     reward: str | None = Field(None, description="Mean reward of the last step's samples.")
     loss: str | None = Field(None, description="Loss of the last step, where its samples have no rewards.")
-    weight_version: int | None = None
+    weight_version: int | None = Field(None, description="Newest version that the engines serve.")
     policy_lag: str | None = Field(None, description="Mean number of steps that the samples' weights were behind.")
-    restarts: int = 0
-    roles: Annotated[list[RoleStatus], Field(max_length=8)] = Field(default_factory=list)
-    last_failure: LastFailure | None = None
-    rollout_replicas: int | None = None
-    rollout_selector: str | None = None
-    start_time: Time | None = None
-    completion_time: Time | None = None
+    restarts: int = Field(0, description="Restarts after failures, of all roles.")
+    roles: Annotated[list[RoleStatus], Field(max_length=8)] = Field(
+        default_factory=list, description="The pods, by role."
+    )
+    last_failure: LastFailure | None = Field(None, description="The last failure of a pod, kept when the pod is gone.")
+    rollout_replicas: int | None = Field(None, description="Engines that there should be: what /scale shows.")
+    rollout_selector: str | None = Field(
+        None, description="Label selector of the engines' pods: what autoscalers look at."
+    )
+    start_time: Time | None = Field(None, description="When the job was admitted.")
+    completion_time: Time | None = Field(None, description="When it succeeded or failed.")
     last_progress_time: Time | None = Field(None, description="When the step last changed.")
 
     def condition(self, type_: ConditionType) -> Condition | None:

@@ -21,14 +21,20 @@ from sluice.api.base import (
 
 
 class Sampling(Model):
+    """How responses are sampled."""
+
     temperature: PositiveFloat = Field(1.0, description="Training logits are divided by it too.")
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Sample among the likeliest tokens that together have this probability."
+    )
     top_k: int = Field(-1, description="-1: all tokens.", ge=-1)
-    max_response_tokens: PositiveInt = 1024
+    max_response_tokens: PositiveInt = Field(1024, description="Longest response; a longer one is cut off there.")
     stop: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list, description="Stop strings.")
 
 
 class Partial(Model):
+    """What becomes of responses that an interruption cut off."""
+
     enabled: bool = Field(
         False, description="Continue responses that an interruption cut off, instead of dropping them."
     )
@@ -54,7 +60,7 @@ class Rollout(Model):
     replicas: NonNegativeInt | None = Field(
         None, description="Engines. No default: an autoscaler owns it where it is left out; 1 at the start."
     )
-    engine: Literal["sglang"] = "sglang"
+    engine: Literal["sglang"] = Field("sglang", description="What generates.")
     gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
     nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
     engine_args: Annotated[
@@ -136,22 +142,24 @@ class Parallelism(Model):
 class Optimizer(Model):
     """AdamW with Megatron's distributed optimizer."""
 
-    lr: NonNegativeFloat = 1e-6
+    lr: NonNegativeFloat = Field(1e-6, description="Learning rate, after the warm-up.")
     min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule ends.")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate goes from lr to minLr."
+    )
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up from 0.")
     decay_steps: PositiveInt | None = Field(None, description="Length of the schedule. Default: all steps.")
-    weight_decay: NonNegativeFloat = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Adam's decay of the gradients' mean.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Adam's decay of the gradients' squares.")
+    eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
 
 
 class Trainer(Model):
     """The Megatron trainer."""
 
-    nodes: PositiveInt = 1
+    nodes: PositiveInt = Field(1, description="Trainer pods.")
     gpus_per_node: NonNegativeInt = Field(1, description="GPUs, and trainer processes, of one pod; 0: CPU.")
     colocate: bool = Field(
         False, description="Trainer and engines share the same GPUs and take turns. Needs rollout.mode: sync."
@@ -167,7 +175,7 @@ class Trainer(Model):
     processes_per_node: PositiveInt | None = Field(
         None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
     )
-    backend: Literal["megatron"] = "megatron"
+    backend: Literal["megatron"] = Field("megatron", description="What trains.")
     parallelism: Parallelism = Field(default_factory=Parallelism)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     steps: PositiveInt | None = Field(None, description="Training steps (batches). Exactly one of steps and epochs.")
@@ -219,6 +227,8 @@ class Trainer(Model):
 
 
 class WeightSync(Model):
+    """How new weights reach the engines."""
+
     transport: Literal["nccl", "gloo", "disk", "ipc"] | None = Field(
         None,
         description="Default: nccl on GPU, gloo on CPU. With trainer.colocate: ipc (memory that both open) on one "
@@ -243,13 +253,17 @@ class WeightSync(Model):
 
 
 class Storage(Model):
-    size: Quantity = "20Gi"
-    storage_class_name: str | None = None
+    """The volume claim of the buffer."""
+
+    size: Quantity = Field("20Gi", description="Size of the claim.")
+    storage_class_name: str | None = Field(None, description="Default: the cluster's default class.")
 
 
 class Buffer(Model):
+    """The service that hands out prompts and keeps samples until they are trained."""
+
     storage: Storage = Field(default_factory=Storage)
-    memory: Quantity = "2Gi"
+    memory: Quantity = Field("2Gi", description="Memory request and limit of the buffer's container.")
     lease_seconds: PositiveFloat = Field(
         60.0, description="A lease without a heartbeat for this long goes to another worker."
     )
@@ -257,6 +271,8 @@ class Buffer(Model):
 
 
 class Checkpoint(Model):
+    """What is kept of the training, and where."""
+
     volume: FreeForm | None = Field(None, description="Kubernetes volume source for checkpoints.")
     every_steps: PositiveInt = Field(20, description="Steps between checkpoints. The last step is always saved.")
     keep: PositiveInt = Field(2, description="How many checkpoints are kept.")

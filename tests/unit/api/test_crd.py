@@ -35,6 +35,12 @@ def test_every_node_is_structural() -> None:
         assert not {"$ref", "$defs", "anyOf", "oneOf", "title", "const"} & node.keys(), path
 
 
+def test_kubectl_explain_has_a_word_on_every_field() -> None:
+    ours = [(path, node) for path, node in nodes(SCHEMA) if path.startswith((".spec", ".status"))]
+    elements = (".items", ".additionalProperties")  # their list or map is described
+    assert [path for path, node in ours if not path.endswith(elements) and not node.get("description")] == []
+
+
 def test_replicas_have_no_default_because_an_autoscaler_owns_them() -> None:
     assert "default" not in SCHEMA["properties"]["spec"]["properties"]["rollout"]["properties"]["replicas"]
 
