@@ -119,9 +119,10 @@ def _times(axes: Any, steps: Records) -> None:
     rows = [[record.get(name, 0.0) for record in steps.values()] for name in parts]
     axes.stackplot(list(steps), *rows, labels=list(parts.values()))
     totals = sorted(sum(column) for column in zip(*rows, strict=True))
-    if totals:  # the first step waits for the engines to start: do not let it flatten the others
-        axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))])
+    if any(totals):  # the first step waits for the engines to start: do not let it flatten the others
+        axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))] or None)
     axes.set_xlabel("step")
+    axes.set_ylabel("seconds")
     axes.legend(frameon=False, fontsize="small")
 
 
