@@ -16,6 +16,7 @@ from aiohttp import web
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
 groups: dict[str, Any] = {}
+one_by_one = asyncio.Lock()
 state: dict[str, Any] = {"weight_version": "default", "bytes": 0, "sum": 0, "calls": []}
 
 
@@ -47,7 +48,8 @@ async def answer(request: web.Request) -> web.Response:
     if path == "/init_weights_update_group":
         await asyncio.to_thread(join, body)
     if path == "/update_weights_from_distributed":
-        await asyncio.to_thread(receive, body)
+        async with one_by_one:  # as SGLang's scheduler takes requests; the next one comes while this is on its way
+            await asyncio.to_thread(receive, body)
     return web.json_response({"success": True})
 
 
