@@ -38,6 +38,9 @@ class GangStatus(Model):
     restarts: int = Field(0, description="Failures of its own: what counts for back-off and maxRestarts.")
     last_restart_time: Time | None = Field(None, description="When its present attempt was started after a failure.")
     retry_time: Time | None = Field(None, description="The next attempt starts no earlier.")
+    seen: Annotated[list[int], Field(max_length=4096)] = Field(
+        default_factory=list, description="While an attempt's pods are being created: indices of those that were there."
+    )
 
 
 class RoleStatus(Model):

@@ -3,6 +3,7 @@
 The one state that a gang needs is its attempt number. `retryTime` is set while an attempt is still to be created (it
 starts no earlier) and cleared once all its pods have been seen: from then on a missing pod is a lost pod, and the gang
 needs a new attempt. So pods that were created just before a crash of the operator are found again, not created twice.
+Until then `seen` has those that were there: one of them that is missing is lost, too, and never created again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def present_attempt(gang: Gang, status: GangStatus | None, pods: Sequence[KubeOb
     if status is None:
         return GangStatus(replica=gang.replica, attempt=max(newest, 1), retry_time=clock.text(now))
     if newest > status.attempt:
-        return status.model_copy(update={"attempt": newest, "retry_time": clock.text(now)})
+        return status.model_copy(update={"attempt": newest, "retry_time": clock.text(now), "seen": []})
     return status
 
 
@@ -84,7 +85,10 @@ def advance(
         return Step(gang, status, delete=deletions(older, now))
     facts = gang_facts(gang, pods, now)
     if status.retry_time and not facts.missing:
-        status = status.model_copy(update={"retry_time": None})
+        status = status.model_copy(update={"retry_time": None, "seen": []})
+    elif status.retry_time and pods:
+        there = {podstate.index(pod) for pod in pods}.union(status.seen)
+        status = status.model_copy(update={"seen": sorted(there)})
     decision = restart(gang, _judged(facts, status, hung), status, policy, now)
     if isinstance(decision, Restart):
         broken = gang.role == "trainer" and decision.failure is not None
@@ -98,7 +102,7 @@ def advance(
 
 def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> GangFacts:
     """The facts with what only time or history can tell: a lost pod is a disruption, a hang is a failure."""
-    lost = bool(facts.missing) and status.retry_time is None
+    lost = bool(facts.missing) if status.retry_time is None else not set(facts.missing).isdisjoint(status.seen)
     return GangFacts(
         failure=facts.failure or hung,
         config_error=facts.config_error,
@@ -114,6 +118,7 @@ def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangSt
             "restarts": decision.restarts,
             "last_restart_time": clock.text(now),
             "retry_time": clock.later(now, decision.delay),
+            "seen": [],
         }
     )
 
@@ -124,11 +129,11 @@ def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> Gan
     Its next attempt number is written before its pods are deleted, so they are never mistaken for lost ones, and the
     number does not fall when the gang comes back.
     """
-    created = status.retry_time is None or any(podstate.attempt(pod) >= status.attempt for pod in pods)
-    if not created:
+    there = any(podstate.attempt(pod) >= status.attempt for pod in pods)
+    if status.retry_time and not status.seen and not there:
         return status
     newest = max((podstate.attempt(pod) for pod in pods), default=0)
-    update = {"attempt": max(status.attempt, newest) + 1, "retry_time": clock.text(now)}
+    update = {"attempt": max(status.attempt, newest) + 1, "retry_time": clock.text(now), "seen": []}
     return status.model_copy(update=update)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from world import World, make_job
 
@@ -86,6 +86,8 @@ SPEC = {
 
 @settings(max_examples=120, deadline=None)
 @given(EVENTS)
+@example([("pass", 0), ("cut", 5), ("pass", 0), ("vanish", 64)])
+@example([("pass", 0), ("cut", 5), ("pass", 0), ("vanish", 64), ("suspend", 0), ("rest", 0), ("resume", 0)])
 def test_promises_hold_and_plans_converge(events: list[tuple[str, int]]) -> None:
     watched = Watched()
     for action, number in events:

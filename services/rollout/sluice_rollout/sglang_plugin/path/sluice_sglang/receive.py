@@ -112,7 +112,7 @@ def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
 def _without_watchdog() -> Iterator[None]:
     """Torch's watchdog ends the process when a collective fails: right for the engine's own groups, not for this one.
 
-    The setting is read when a group is made.
+    The setting is read when a group is made. (The sender has the same; nothing of it is beside this file.)
     """
     before = os.environ.get(_ASYNC_ERRORS)
     os.environ[_ASYNC_ERRORS] = "0"
