@@ -3,7 +3,7 @@
     python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1] [--buckets 1024,4096] [--out DIR]
 
 Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and conversion, the rendezvous
-process, the update protocol, unmodified SGLang servers with random weights. The first update, which also makes the
+process, the update protocol, SGLang servers with our plugin and random weights. The first update, which also makes the
 communicators, is printed apart. `bare` is one broadcast of as many bytes between the same two GPUs, with nothing else.
 GPUs are taken in order: first the sources', then the engines'. Without a GPU a tiny model goes over gloo: a rehearsal.
 """

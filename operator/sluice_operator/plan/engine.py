@@ -42,7 +42,7 @@ _ALIASES = {
 
 
 def engine_command(job: RLJob) -> list[str]:
-    """SGLang as it is; with the plugin for stacked experts, by a script that adds a directory to its path."""
+    """SGLang as it is; with our plugin, by a script that adds a directory to its path."""
     return _COMMAND_WITH_PLUGIN if job.spec.weight_sync.engine_plugin else _COMMAND
 
 

@@ -62,8 +62,13 @@ def present_attempt(gang: Gang, status: GangStatus | None, pods: Sequence[KubeOb
     if status is None:
         return GangStatus(replica=gang.replica, attempt=max(newest, 1), retry_time=clock.text(now))
     if newest > status.attempt:
-        return status.model_copy(update={"attempt": newest, "retry_time": clock.text(now), "seen": []})
+        return _another(status, newest, clock.text(now))
     return status
+
+
+def _another(status: GangStatus, attempt: int, retry_time: str) -> GangStatus:
+    """The status with another attempt, none of whose pods was seen yet."""
+    return status.model_copy(update={"attempt": attempt, "retry_time": retry_time, "seen": []})
 
 
 def advance(
@@ -112,15 +117,8 @@ def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> G
 
 
 def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
-    return status.model_copy(
-        update={
-            "attempt": status.attempt + 1,
-            "restarts": decision.restarts,
-            "last_restart_time": clock.text(now),
-            "retry_time": clock.later(now, decision.delay),
-            "seen": [],
-        }
-    )
+    restarted = status.model_copy(update={"restarts": decision.restarts, "last_restart_time": clock.text(now)})
+    return _another(restarted, status.attempt + 1, clock.later(now, decision.delay))
 
 
 def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
@@ -133,8 +131,7 @@ def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> Gan
     if status.retry_time and not status.seen and not there:
         return status
     newest = max((podstate.attempt(pod) for pod in pods), default=0)
-    update = {"attempt": max(status.attempt, newest) + 1, "retry_time": clock.text(now), "seen": []}
-    return status.model_copy(update=update)
+    return _another(status, max(status.attempt, newest) + 1, clock.text(now))
 
 
 def deletions(pods: Sequence[KubeObject], now: datetime, at_most: int | None = None) -> tuple[Deletion, ...]:

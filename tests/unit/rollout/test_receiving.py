@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -88,32 +89,40 @@ def sender() -> tuple[subprocess.Popen[bytes], int]:
     process.wait(10)
 
 
-def test_a_communicator_whose_sender_dies_is_aborted(
-    receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]
-) -> None:
-    process, port = sender
-    group, arrival = Group(port), Arrival()
-    watching = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
-    watching.start()
-    assert not group.aborted.wait(0.5)
-    process.kill()
-    assert group.aborted.wait(20)
-    watching.join(20)
-    assert not watching.is_alive()
+class Watch(NamedTuple):
+    """A thread of the engine that looks after a sender, a process, while weights are on their way."""
+
+    process: subprocess.Popen[bytes]
+    group: Group
+    arrival: Arrival
+    thread: threading.Thread
+
+    def ended(self) -> bool:
+        self.thread.join(20)
+        return not self.thread.is_alive()
 
 
-def test_nobody_watches_a_sender_whose_weights_have_come(
-    receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]
-) -> None:
+@pytest.fixture
+def watch(receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]) -> Watch:
     process, port = sender
     group, arrival = Group(port), Arrival()
-    watching = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
-    watching.start()
-    arrival.happened.set()
-    watching.join(20)
-    assert not watching.is_alive()
-    process.kill()
-    assert not group.aborted.is_set()
+    thread = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
+    thread.start()
+    return Watch(process, group, arrival, thread)
+
+
+def test_a_communicator_whose_sender_dies_is_aborted(watch: Watch) -> None:
+    assert not watch.group.aborted.wait(0.5)
+    watch.process.kill()
+    assert watch.group.aborted.wait(20)
+    assert watch.ended()
+
+
+def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
+    watch.arrival.happened.set()
+    assert watch.ended()
+    watch.process.kill()
+    assert not watch.group.aborted.is_set()
 
 
 @pytest.mark.parametrize("saver", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -109,9 +110,10 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
         positions = positions[shares[split.rank]]
     offset, spans = 0, []
     for start, end in split.spans(row):
-        for first, last in _runs(_portions(lengths, start, end)):
-            spans.append(_span(lengths, start + first, start + last, offset + first, device))
-        offset += end - start
+        at = start
+        for run in _runs(_portions(lengths, start, end)):
+            spans.append(span := _span(run, at, offset, device))
+            at, offset = span.keys[1], span.queries[1]
     return Packing(
         qkv_format="sbhd", positions=positions.to(device), lengths=tuple(lengths), spans=tuple(spans), restore=restore
     )
@@ -132,26 +134,21 @@ def _is_long(queries: int, keys: int) -> bool:
     return queries * keys >= LONG**2
 
 
-def _runs(portions: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The queries in pieces, [start, end) each: a long portion by itself, what lies between two of them together."""
-    runs, begin, end = [], 0, 0
-    for queries, keys in portions:
-        if _is_long(queries, keys):
-            runs += [(begin, end)] if begin < end else []
-            runs.append((end, end + queries))
-            begin = end + queries
-        end += queries
-    return runs + ([(begin, end)] if begin < end else [])
+def _runs(portions: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The portions in runs: a long one by itself (its number is its key), what lies between two of them together."""
+    grouped = groupby(enumerate(portions), lambda entry: entry[0] if _is_long(*entry[1]) else None)
+    return [[portion for _, portion in run] for _, run in grouped]
 
 
-def _span(lengths: list[int], start: int, end: int, offset: int, device: torch.device) -> Span:
-    """The queries [start, end) of the row, which lie at `offset` among this rank's."""
-    queries, keys = zip(*_portions(lengths, start, end), strict=True)
+def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torch.device) -> Span:
+    """The queries of these portions, from `start` on in the row, which lie at `offset` among this rank's."""
+    queries, keys = zip(*portions, strict=True)
+    end = start + sum(queries)
 
     def starts(sizes: tuple[int, ...]) -> Tensor:
         return F.pad(torch.cumsum(torch.tensor(sizes), 0), (1, 0)).to(device, torch.int32)
 
-    rows = (offset, offset + end - start), (end - sum(keys), end)
+    rows = (offset, offset + sum(queries)), (end - sum(keys), end)
     return Span(*rows, starts(queries), starts(keys), max(queries), max(keys))
 
 
