@@ -34,7 +34,7 @@ async def test_sigterm_returns_the_leases_with_what_they_have(
         await joined(worker, rendezvous)
         await rendezvous.serve(0)
         await sglang.generated(8 * 30)
-        assert await worker.end(25, signal.SIGTERM) == 0
+        assert await worker.end(60, signal.SIGTERM) == 0
         stats = await client.stats()
         assert (stats.leases, stats.returned) == (0, 4)
         again = (await client.lease("rollout-1", count=4)).groups
@@ -58,7 +58,7 @@ async def test_an_engine_that_is_gone_ends_the_pod_with_its_name(
         await rendezvous.serve(0)
         await sglang.generated(8 * 10)
         gate.kill()
-        assert await worker.end(5) == 1
+        assert await worker.end(60) == 1
     assert worker.lines[-1].startswith(f"error: engine {url}: ")
     assert not [line for line in worker.lines if "Traceback" in line or "never retrieved" in line]
 
@@ -103,7 +103,7 @@ async def test_sigterm_before_the_engine_is_there(house: Make, pod: Start, tmp_p
     async with asyncio.timeout(60):
         while not (tmp_path / "loaded").exists():
             await asyncio.sleep(0.05)
-    assert await worker.end(10, signal.SIGTERM) == 0
+    assert await worker.end(60, signal.SIGTERM) == 0
 
 
 async def test_a_pod_whose_place_is_taken_says_so(house: Make, pod: Start, sglang: Sglang) -> None:

@@ -45,7 +45,7 @@ class Laptop:
                 self._command, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory.parent
             )
 
-    def run(self, seconds: float = 280.0) -> int:
+    def run(self, seconds: float = 400.0) -> int:
         self.start()
         return self.wait(seconds)
 
@@ -82,7 +82,7 @@ class Laptop:
     def steps(self) -> dict[int, dict[str, Any]]:
         return run_directory.by_step(self.directory / run_directory.METRICS)
 
-    def until_step(self, step: int, seconds: float = 150.0) -> None:
+    def until_step(self, step: int, seconds: float = 300.0) -> None:
         self.until(lambda: self.step() >= step, f"step {step}", seconds)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float) -> Any:

@@ -29,11 +29,11 @@ def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(laptop: 
         "weightSync.bucketMiB=1",
     )
     run.start()
-    run.until(lambda: rests(run, 1) >= 2, "the engine rests in the first step", 150)
+    run.until(lambda: rests(run, 1) >= 2, "the engine rests in the first step", 300)
     run.kill("engine")
-    run.until(lambda: rests(run, 2) >= 2, "the next engine rests", 150)
+    run.until(lambda: rests(run, 2) >= 2, "the next engine rests", 300)
     run.kill("trainer")
-    assert run.wait(200) == 0, run.text()[-3000:]
+    assert run.wait(300) == 0, run.text()[-3000:]
     summary = run.summary()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
     assert summary["steps"] == 6

@@ -8,10 +8,11 @@ from functools import cache
 
 
 def register() -> None:
-    from . import receive, stacks
+    from . import ending, receive, stacks
 
     stacks.register()
     receive.register()
+    ending.register()
 
 
 @cache

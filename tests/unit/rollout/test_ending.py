@@ -1,0 +1,54 @@
+"""When an engine that is told to end does so. The engine's part is a stand-in; its shape is SGLang's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sluice_rollout.sglang_plugin.__main__ import PATH
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PATH))
+    from sluice_sglang import ending
+
+    monkeypatch.setattr(ending, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(ending, "REST_SECONDS", 0.05)
+    return ending
+
+
+@pytest.fixture
+def tokenizer() -> SimpleNamespace:
+    return SimpleNamespace(gracefully_exit=False, rid_to_state={"a request": 1}, ended=None)
+
+
+async def original(tokenizer: SimpleNamespace) -> None:
+    tokenizer.ended = time.monotonic()
+
+
+async def test_it_ends_when_it_is_told_to_and_its_requests_have_ended(
+    ending: ModuleType, tokenizer: SimpleNamespace
+) -> None:
+    task = asyncio.create_task(ending.end_soon(original, tokenizer))
+    await asyncio.sleep(0.1)
+    assert tokenizer.ended is None, "it was not told"
+    tokenizer.gracefully_exit = True
+    await asyncio.sleep(0.1)
+    assert tokenizer.ended is None, "it has a request"
+    tokenizer.rid_to_state.clear()
+    cleared = time.monotonic()
+    await asyncio.wait_for(task, 30)
+    assert tokenizer.ended - cleared >= 0.05 - 0.005, "its last answers are on their way"
+
+
+async def test_requests_that_do_not_end_are_the_engines_own_affair(
+    ending: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "PATIENCE_SECONDS", 0.1)
+    tokenizer.gracefully_exit = True
+    await asyncio.wait_for(ending.end_soon(original, tokenizer), 30)
+    assert tokenizer.ended is not None
