@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from sluice.wire.membership import RESTING, WAKING
 
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
+_ABORTED = re.compile(r"Request \S+ was aborted")
+"""What SGLang 0.5.17 says of a request that it has not begun, where it says "abort" of one that it has."""
 
 
 class EngineError(Exception):
@@ -227,6 +230,8 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
             if text.startswith(b"data:") and text != b"data: [DONE]":
                 event: dict[str, Any] = json.loads(text[5:])
                 if error := event.get("error"):
+                    if _ABORTED.fullmatch(_message(error)):
+                        return
                     refused = isinstance(error, dict) and error.get("code") == 400
                     raise (PromptRefusedError if refused else EngineError)(f"engine: {_message(error)}")
                 yield event

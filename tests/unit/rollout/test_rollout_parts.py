@@ -72,6 +72,10 @@ def test_a_prompt_may_be_refused_in_the_stream() -> None:
         read(b'data: {"error": {"message": "too long", "code": 400}}\n\n')
 
 
+def test_a_request_that_is_aborted_before_it_begins_is_no_error() -> None:
+    assert read(b'data: {"error": {"message": "Request 1-0 was aborted"}}\n\ndata: [DONE]\n\n') == []
+
+
 def test_an_error_in_the_stream_is_the_engines() -> None:
     with pytest.raises(EngineError, match="out of memory"):
         read(b'data: {"error": "out of memory"}\n\n')
