@@ -27,7 +27,6 @@ with warnings.catch_warnings():
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-    from megatron.core.transformer.moe import token_dispatcher
 
 DEVICE = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 """Where the model lives: the current GPU, or the CPU where there is none."""
@@ -74,10 +73,6 @@ def _set_rng_state(state: Tensor, *_: object, **__: object) -> None:
 def _nothing(*_: object, **__: object) -> None: ...
 
 
-def _to_numpy(value: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    return value.numpy() if as_numpy and isinstance(value, Tensor) else value
-
-
 # (module, attribute, replacement). Megatron looks all of these up at call time.
 _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     # `device=torch.cuda.current_device()` in DDP's buffers, the optimizer, rotary embeddings, checkpoints.
@@ -94,9 +89,6 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (torch.cuda, "manual_seed", torch.manual_seed),
     (megatron_random, "_get_cuda_rng_state", _rng_state),
     (megatron_random, "_set_cuda_rng_state", _set_rng_state),
-    # Experts are sent to other ranks in pieces whose sizes must be numbers on the CPU: Megatron moves them there only
-    # from a GPU, and leaves tensors that are there already.
-    (token_dispatcher, "maybe_move_tensor_to_cpu", _to_numpy),
 )
 
 

@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from sluice_trainer.megatron.attention import PackedAttention
+from sluice_trainer.megatron.dispatch import Mixture
 from sluice_trainer.megatron.experts import GroupedExperts
 from sluice_trainer.megatron.hf_config import ModelShape
 from sluice_trainer.megatron.rotary import LatentRotary, Rotary
@@ -106,7 +107,7 @@ def _layer(config: TransformerConfig, shape: ModelShape, device: torch.device, e
     if experts:
         mixture = parts.mlp.keywords["submodules"]
         grouped = partial(GroupedExperts, **mixture.experts.keywords)
-        parts.mlp = partial(parts.mlp.func, submodules=replace(mixture, experts=grouped))
+        parts.mlp = partial(Mixture, submodules=replace(mixture, experts=grouped))
     attention = parts.self_attention.submodules
     if shape.latent:
         parts.self_attention.module = _LatentAttention

@@ -1,0 +1,149 @@
+"""Tokens of a mixture's layer to their experts and back, forward and backward, beside Megatron's own dispatcher.
+
+    python benchmarks/dispatch.py [--gpus 4] [--tokens 8192]
+
+The experts do nothing but weigh, so that what is left is the moving. Both dispatchers get the same tokens and choices
+(uniformly random ones, as a balanced router makes), in turns. The limit is memory: a token has to be read, sent,
+written for each of its experts, read again there and summed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import token_dispatcher
+from torch import Tensor
+
+from sluice.api import Parallelism
+from sluice_trainer.megatron import parallel
+from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+from sluice_trainer.megatron.dispatch import Dispatcher
+
+GPUS = torch.cuda.device_count()
+if not GPUS:
+    # Sizes of what is sent must be numbers. Megatron makes them from tensors on a GPU only.
+    token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
+        tensor.numpy() if as_numpy and tensor is not None else tensor
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=GPUS or 2, help="ranks, with equally many experts each")
+    parser.add_argument("--tokens", type=int, default=8192 if GPUS else 512, help="of a rank")
+    parser.add_argument("--hidden", type=int, default=2048, help="these three are Qwen3-30B-A3B's")
+    parser.add_argument("--experts", type=int, default=128)
+    parser.add_argument("--per-token", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20 if GPUS else 5)
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        rank(options)
+        return
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.gpus}"]
+    environment = os.environ | {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+    sys.exit(subprocess.run([*launch, __file__, *sys.argv[1:]], env=environment).returncode)
+
+
+def rank(options: argparse.Namespace) -> None:
+    parallel.initialize(Parallelism(expert=options.gpus), seed=0, timeout=timedelta(seconds=120))
+    with megatron_device():
+        config = TransformerConfig(
+            num_layers=1, hidden_size=options.hidden, num_attention_heads=8, num_moe_experts=options.experts,
+            moe_router_topk=options.per_token, expert_model_parallel_size=options.gpus, add_bias_linear=False,
+            moe_token_dispatcher_type="alltoall",
+        )  # fmt: skip
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        local = options.experts // options.gpus
+        own = list(range(dist.get_rank() * local, (dist.get_rank() + 1) * local))
+        peers = {
+            "Megatron": token_dispatcher.MoEAlltoAllTokenDispatcher(local, own, config=config, pg_collection=groups),
+            "sluice": Dispatcher(local, config, groups),
+        }
+        tokens, chosen, probs = drawn(options)
+        outcomes, seconds = {}, {name: [] for name in peers}
+        for _ in range(options.rounds + 3):
+            for name, dispatcher in peers.items():
+                wait()
+                started = time.perf_counter()
+                outcomes[name] = there_and_back(dispatcher, tokens, chosen, probs)
+                wait()
+                seconds[name].append(time.perf_counter() - started)
+        medians = {name: statistics.median(found[3:]) * 1e3 for name, found in seconds.items()}
+        apart = [distance(a, b) for a, b in zip(*outcomes.values(), strict=True)]
+        copy = copied(tokens, options)
+    if dist.get_rank() == 0:
+        machine = torch.cuda.get_device_name() if GPUS else "CPU"
+        print(
+            f"{options.gpus} x {machine}, {options.tokens} tokens of {options.hidden}, {options.per_token} of "
+            f"{options.experts} experts: Megatron {medians['Megatron']:.2f} ms, sluice {medians['sluice']:.2f} ms "
+            f"({medians['Megatron'] / medians['sluice']:.1f} times); a plain copy of all experts' rows there and back, "
+            f"twice: {copy:.2f} ms; outputs and gradients apart by {max(apart):.1e}"
+        )
+    parallel.shutdown()
+
+
+def drawn(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [n, h] bf16; chosen [n, experts] bool; weights of the chosen experts [n, experts] float32."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randn(options.tokens, options.hidden, generator=generator).bfloat16()
+    scores = torch.rand(options.tokens, options.experts, generator=generator)
+    best = scores.topk(options.per_token).indices
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
+    probs = (scores * chosen) / (scores * chosen).sum(1, keepdim=True)
+    return tokens.to(DEVICE), chosen.to(DEVICE), probs.to(DEVICE)
+
+
+def there_and_back(dispatcher: Dispatcher, tokens: Tensor, chosen: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
+    """The weighted tokens, and the gradients of tokens and weights."""
+    tokens, probs = tokens.detach().requires_grad_(), probs.detach().requires_grad_()
+    rows, weights = dispatcher.dispatch_preprocess(tokens, chosen, probs)
+    rows, _, weights = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(rows, weights))
+    rows = (rows * weights[:, None]).to(tokens.dtype)
+    out = dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(rows)))
+    out.backward(tokens.detach())
+    assert tokens.grad is not None
+    assert probs.grad is not None
+    return out.detach(), tokens.grad, probs.grad
+
+
+def copied(tokens: Tensor, options: argparse.Namespace) -> float:
+    """Milliseconds that the memory needs for as many rows as the experts have, four times."""
+    rows = tokens.repeat(options.per_token, 1)
+    other = torch.empty_like(rows)
+    return 4 * median(lambda: other.copy_(rows), options.rounds)
+
+
+def median(function: Callable[[], object], rounds: int) -> float:
+    found = []
+    for _ in range(rounds + 3):
+        wait()
+        started = time.perf_counter()
+        function()
+        wait()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found[3:]) * 1e3
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Of two results, relative to their size."""
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def wait() -> None:
+    if GPUS:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
