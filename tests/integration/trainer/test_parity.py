@@ -275,6 +275,18 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, policy.hf_tensors(), strict=True))
 
 
+def test_a_mixture_that_has_diverged_says_so(models: dict[str, Path]) -> None:
+    """Its router has no preferences any more, and tokens still have to go somewhere."""
+    path = models["qwen3-moe"]
+    policy = Policy(tiny.spec(path), model_dir=path, timeout=timedelta(seconds=tiny.TIMEOUT))
+    for name, parameter in policy._learner.chunks[0].named_parameters():
+        if name.endswith("router.weight"):
+            parameter.data.fill_(float("nan"))
+    shard = tiny.batch(4, seed=0)
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        policy.train([shard], [tiny.totals(shard)])
+
+
 def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5, "type": "k2"}})
     policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))

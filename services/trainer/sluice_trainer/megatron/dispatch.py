@@ -14,14 +14,16 @@ from torch import Tensor
 
 from sluice_trainer.megatron.routes import Routes, joined, routes, spread
 
+_ELSEWHERE = -1.0
+"""In place of the weight of an expert that a token does not go to. No weight is that, not even of a diverged model."""
+
 
 class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
     """A token goes once to each rank that holds experts of its own, and there to each of them, as in DeepSeek's DeepEP.
 
     Megatron's dispatcher sends it once for each of its experts: with eight of them on four ranks 2.2 times as much.
     What comes back is the sum over a rank's experts. In a layer's forward pass the GPU is waited for once, for the
-    sizes of what is sent; with all experts on one rank, never. Experts are not split (expert tensor parallelism is
-    1).
+    sizes of what is sent; with all experts on one rank, never. An expert is never split over tensor ranks.
     """
 
     def __init__(self, local_experts: int, config: TransformerConfig, groups: ProcessGroupCollection) -> None:
@@ -40,10 +42,10 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         """tokens: [..., h]; routing_map: [n, experts] bool; probs: [n, experts].
 
         Gives what goes to other ranks, rank by rank: [rows, h], and for each row the weights of the experts there
-        [rows, local experts], -1 where it goes not.
+        [rows, local experts], with a mark where it goes not.
         """
         self._shape = tokens.shape
-        tokens, probs = tokens.reshape(-1, tokens.shape[-1]), torch.where(routing_map, probs, -1.0)
+        tokens, probs = tokens.reshape(-1, tokens.shape[-1]), torch.where(routing_map, probs, _ELSEWHERE)
         if self.ep_size == 1:
             self._rows = len(tokens) * self._per_token
             return tokens, probs
@@ -67,7 +69,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gives the rows of the experts here [m, h], one expert after another; how many each has; their weights [m]."""
-        self._experts = routes(probs >= 0, self._rows, min(self._per_token, self._local))
+        self._experts = routes(probs != _ELSEWHERE, self._rows, min(self._per_token, self._local))
         weights = probs.flatten().index_select(0, self._experts.source * self._local + self._experts.column)
         return spread(hidden_states, self._experts), self._experts.counts, weights
 
