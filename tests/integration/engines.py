@@ -6,7 +6,6 @@ It runs on the CPU; where there are GPUs, on the last one of them, and weights c
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -151,9 +150,20 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
-def dies_with_us() -> None:
-    """In a child, before exec: the kernel kills it when this process ends, however it ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def with_us(*command: object) -> list[str]:
+    """The command, for a process that the kernel kills when this one ends, however it ends.
+
+    Not by a preexec_fn: it runs between fork and exec, in a copy of a process whose other threads (gRPC's) may hold
+    locks, and such a child now and then hangs or dies without a word.
+    """
+    return [sys.executable, "-I", "-S", "-c", _WITH_PARENT, *map(str, command)]
 
 
 class Sglang:
@@ -172,8 +182,8 @@ class Sglang:
         )
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command.split(), *arguments], env=environment, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=dies_with_us,
+                with_us(*command.split(), *arguments), env=environment, stdout=output, stderr=output,
+                start_new_session=True,
             )  # fmt: skip
 
     def wait_ready(self) -> None:

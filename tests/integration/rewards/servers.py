@@ -15,7 +15,8 @@ from typing import Any
 from aiohttp import web
 
 from sluice.environment import free_port
-from tests.integration.engines import call, dies_with_us, until
+from sluice_rollout.sglang_plugin.__main__ import PATH
+from tests.integration.engines import call, until, with_us
 
 
 class Server:
@@ -70,16 +71,15 @@ def reward_model_server(model: Path, log: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = (
-        f"{sys.executable} -m sglang.launch_server --model-path {model} --host 127.0.0.1 --port {port} --is-embedding "
+        f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port {port} --is-embedding "
         "--dtype float32 --skip-server-warmup --device cpu --attention-backend torch_native --disable-radix-cache "
         "--max-total-tokens 32768 --sleep-on-idle"
     )
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command.split(), env=environment, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=dies_with_us,
-        )  # fmt: skip
+            with_us(*command.split()), env=environment, stdout=output, stderr=output, start_new_session=True
+        )
 
     def ready() -> bool:
         assert process.poll() is None, f"SGLang ended:\n{log.read_text()[-3000:]}"

@@ -26,7 +26,7 @@ from sluice_rollout.group import group_maker
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import teacher_of
 from sluice_rollout.worker import Worker
-from tests.integration.engines import dies_with_us
+from tests.integration.engines import with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member
 
 
@@ -106,9 +106,8 @@ class Pod:
         }  # fmt: skip
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_rollout"], env=variables, stderr=subprocess.PIPE, text=True,
-            preexec_fn=dies_with_us,
-        )  # fmt: skip
+            with_us(sys.executable, "-m", "sluice_rollout"), env=variables, stderr=subprocess.PIPE, text=True
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

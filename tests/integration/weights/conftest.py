@@ -13,7 +13,7 @@ from sluice.api import WeightSync
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Transport
-from tests.integration.engines import backend, dies_with_us, engine_environment
+from tests.integration.engines import backend, engine_environment, with_us
 from tests.integration.house import Rendezvous, engine_member
 from tests.integration.weights.tools import Joined
 
@@ -28,8 +28,8 @@ class FakeEngine:
 
     def __init__(self, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.weights.fake_engine"], cwd=ROOT,
-            env=engine_environment() | environment, stdout=subprocess.PIPE, text=True, preexec_fn=dies_with_us,
+            with_us(sys.executable, "-m", "tests.integration.weights.fake_engine"), cwd=ROOT,
+            env=engine_environment() | environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout
         self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"

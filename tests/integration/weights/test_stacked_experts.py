@@ -17,7 +17,7 @@ import torch
 from sluice.environment import free_port
 from sluice_rollout.engine import Engine
 from sluice_trainer.weights.publisher import Publisher
-from tests.integration.engines import Sglang, dies_with_us, engine_environment, gpus, save_model
+from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
 from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
 
@@ -132,8 +132,7 @@ def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
     port, environment = free_port(), engine_environment() | cores(ranks)
     processes = [
         subprocess.Popen(
-            [*command, *map(str, (rank, ranks, expert_ranks, port))], cwd=ROOT, env=environment, stdout=PIPE,
-            text=True, preexec_fn=dies_with_us,
+            with_us(*command, rank, ranks, expert_ranks, port), cwd=ROOT, env=environment, stdout=PIPE, text=True
         )
         for rank in range(ranks)
     ]  # fmt: skip
