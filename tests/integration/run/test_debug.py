@@ -70,14 +70,16 @@ def tools(tmp_path: Path) -> Path:
 
 
 def test_a_model_plays_with_a_calculator(tools: Path, tmp_path: Path) -> None:
-    run = Laptop(tools, tmp_path / "run", "trainer.steps=3", "evaluation.everySteps=3", "debug.dumpRollouts=true")
+    # With other seeds this model of random weights calls once in a hundred times, and then in some step not at all.
+    settings = ("data.seed=3", "trainer.steps=3", "evaluation.everySteps=3", "debug.dumpRollouts=true")
+    run = Laptop(tools, tmp_path / "run", *settings)
     assert run.run() == 0, run.text()[-3000:]
     sound(run)
     samples = [s for path in rollouts.steps(run.directory / "rollouts").values() for g in rollouts.read(path)
                for s in g.samples]  # fmt: skip
     called = [s for s in samples if s.metadata.get("called")]
     assert len(samples) == 3 * 32 * 8
-    assert called, "one word in twenty is a call"
+    assert called, "one word in twelve is a call"
     for sample in called:
         assert sample.loss_mask.tolist() == [1, 0, 0] + [1] * (sample.response_length - 3)
     for record in run.steps().values():
