@@ -1,4 +1,4 @@
-"""The layers of each family, through Megatron's public layer spec: its own modules, with our attention and norms."""
+"""The layers of each family, by Megatron's layer spec: its own modules, with our attention, norms and experts."""
 
 from __future__ import annotations
 
