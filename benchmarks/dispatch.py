@@ -12,17 +12,19 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import token_dispatcher
+from processes import on_ranks
 from torch import Tensor
 
 from sluice.api import Parallelism
@@ -30,6 +32,8 @@ from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
 from sluice_trainer.megatron.dispatch import Dispatcher
 
+T = TypeVar("T")
+WARM_UP = 3
 GPUS = torch.cuda.device_count()
 if not GPUS:
     # Sizes of what is sent must be numbers. Megatron makes them from tensors on a GPU only.
@@ -50,9 +54,7 @@ def main() -> None:
     if "RANK" in os.environ:
         rank(options)
         return
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.gpus}"]
-    environment = os.environ | {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
-    sys.exit(subprocess.run([*launch, __file__, *sys.argv[1:]], env=environment).returncode)
+    sys.exit(on_ranks(__file__, options.gpus))
 
 
 def rank(options: argparse.Namespace) -> None:
@@ -71,24 +73,23 @@ def rank(options: argparse.Namespace) -> None:
             "sluice": Dispatcher(local, config, groups),
         }
         tokens, chosen, probs = drawn(options)
-        outcomes, seconds = {}, {name: [] for name in peers}
-        for _ in range(options.rounds + 3):
+        outcomes, milliseconds = {}, {name: [] for name in peers}
+        for _ in range(options.rounds + WARM_UP):
             for name, dispatcher in peers.items():
-                wait()
-                started = time.perf_counter()
-                outcomes[name] = there_and_back(dispatcher, tokens, chosen, probs)
-                wait()
-                seconds[name].append(time.perf_counter() - started)
-        medians = {name: statistics.median(found[3:]) * 1e3 for name, found in seconds.items()}
+                outcomes[name], took = timed(partial(there_and_back, dispatcher, tokens, chosen, probs))
+                milliseconds[name].append(took)
+        medians = {name: statistics.median(found[WARM_UP:]) for name, found in milliseconds.items()}
         apart = [distance(a, b) for a, b in zip(*outcomes.values(), strict=True)]
         copy = copied(tokens, options)
     if dist.get_rank() == 0:
         machine = torch.cuda.get_device_name() if GPUS else "CPU"
+        sent = int(chosen.view(len(chosen), options.gpus, -1).any(2).sum())
         print(
             f"{options.gpus} x {machine}, {options.tokens} tokens of {options.hidden}, {options.per_token} of "
             f"{options.experts} experts: Megatron {medians['Megatron']:.2f} ms, sluice {medians['sluice']:.2f} ms "
             f"({medians['Megatron'] / medians['sluice']:.1f} times); a plain copy of all experts' rows there and back, "
-            f"twice: {copy:.2f} ms; outputs and gradients apart by {max(apart):.1e}"
+            f"twice: {copy:.2f} ms; rows sent: {len(chosen) * options.per_token} and {sent}; outputs and gradients "
+            f"apart by {max(apart):.1e}"
         )
     parallel.shutdown()
 
@@ -121,18 +122,17 @@ def copied(tokens: Tensor, options: argparse.Namespace) -> float:
     """Milliseconds that the memory needs for as many rows as the experts have, four times."""
     rows = tokens.repeat(options.per_token, 1)
     other = torch.empty_like(rows)
-    return 4 * median(lambda: other.copy_(rows), options.rounds)
+    took = [timed(lambda: other.copy_(rows))[1] for _ in range(options.rounds + WARM_UP)]
+    return 4 * statistics.median(took[WARM_UP:])
 
 
-def median(function: Callable[[], object], rounds: int) -> float:
-    found = []
-    for _ in range(rounds + 3):
-        wait()
-        started = time.perf_counter()
-        function()
-        wait()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found[3:]) * 1e3
+def timed(function: Callable[[], T]) -> tuple[T, float]:
+    """Its result, and the milliseconds that it took."""
+    wait()
+    started = time.perf_counter()
+    result = function()
+    wait()
+    return result, (time.perf_counter() - started) * 1e3
 
 
 def distance(a: Tensor, b: Tensor) -> float:

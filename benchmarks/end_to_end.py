@@ -45,8 +45,8 @@ def main() -> None:
     options = parser.parse_args()
     job = load_job(options.manifest, options.set)
     make_data(options.manifest, job)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name) / "run"
+    with tempfile.TemporaryDirectory() as parent:
+        directory = Path(parent) / "run"
         code, output = run(options, directory)
         records = run_directory.by_step(directory / run_directory.METRICS).values()
         metrics = [record for record in records if "perf/update_weights_time" in record]  # not cut off in its middle

@@ -15,21 +15,17 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from processes import cpu_engine
 
 from sluice.environment import free_port
 from sluice_rollout.engine import Engine
 from sluice_rollout.sglang_plugin.__main__ import PATH
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
-WAYS = {"SGLang's command": ["-m", "sglang.launch_server"], "sluice's script": [f"{PATH}/launch_server.py"]}
-ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-ARGUMENTS = (
-    "--host 127.0.0.1 --device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384 "
-    "--load-format dummy --sleep-on-idle --skip-server-warmup"
-)
+WAYS = {"SGLang's command": "-m sglang.launch_server", "sluice's script": f"{PATH}/launch_server.py"}
 
 
 def main() -> None:
@@ -37,33 +33,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     subprocess.run([sys.executable, str(QUICKSTART / "make_data.py"), str(QUICKSTART)], check=True)
-    found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in WAYS}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
     for _ in range(options.rounds):
-        for way, command in WAYS.items():
-            found[way].append(asyncio.run(life(command)))
+        for name, way in WAYS.items():
+            found[name].append(asyncio.run(life(way)))
     print(f"medians of {options.rounds} on {os.cpu_count()} cores\n")
     print("| | start | seconds of a core | end |\n|---|---|---|---|")
-    for way, lives in found.items():
+    for name, lives in found.items():
         start, work, end = (statistics.median(numbers) for numbers in zip(*lives, strict=True))
-        print(f"| {way} | {start:.1f} s | {work:.1f} | {end:.1f} s |")
+        print(f"| {name} | {start:.1f} s | {work:.1f} | {end:.1f} s |")
 
 
-async def life(command: list[str]) -> tuple[float, float, float]:
+async def life(way: str) -> tuple[float, float, float]:
     """Seconds until it is healthy, seconds of a core in all, seconds from SIGTERM to its end."""
     port, before = free_port(), _worked()
-    words = [sys.executable, *command, "--model-path", str(QUICKSTART / "model"), "--port", str(port)]
-    with tempfile.TemporaryFile() as log:
-        started = time.monotonic()
-        server = subprocess.Popen([*words, *ARGUMENTS.split()], env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
-        try:
-            async with Engine(f"http://127.0.0.1:{port}") as engine:
-                await engine.wait_ready(240)
-            ready = time.monotonic()
-            server.terminate()
-            server.wait(60)
-        finally:
-            server.kill()
-        return ready - started, _worked() - before, time.monotonic() - ready
+    started = time.monotonic()
+    server = cpu_engine(QUICKSTART / "model", port, "--load-format", "dummy", way=way)
+    try:
+        async with Engine(f"http://127.0.0.1:{port}") as engine:
+            await engine.wait_ready(240)
+        ready = time.monotonic()
+        server.terminate()
+        server.wait(60)
+    finally:
+        server.kill()
+    return ready - started, _worked() - before, time.monotonic() - ready
 
 
 def _worked() -> float:

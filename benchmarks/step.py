@@ -22,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from processes import cpu_engine
+
 from sluice.environment import free_port
 from sluice.telemetry import run_directory
 from sluice_rollout.engine import Engine
@@ -68,17 +70,7 @@ def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], flo
 async def bare_generation(model: Path, repeats: int) -> list[float]:
     """Seconds that the engine alone needs for the requests of a step: 32 prompts x 8, 128 at a time."""
     port = free_port()
-    arguments = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    arguments += ["--attention-backend", "torch_native", "--dtype", "float32", "--max-total-tokens", "16384"]
-    arguments += ["--sleep-on-idle", "--skip-server-warmup"]
-    env = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    env |= {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "sglang.launch_server", *arguments],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    server = cpu_engine(model, port)
     names = itertools.count()
     try:
         async with Engine(f"http://127.0.0.1:{port}") as engine:

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from processes import on_ranks
 from shapes import SHAPES, write_config
 
 from sluice.api import RLJobSpec
@@ -68,10 +68,7 @@ def main() -> None:
         longest = max(options.tokens, 4096)
         changes = {"num_hidden_layers": options.layers} if options.layers else {}
         write_config(Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes)
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.gpus}"]
-        environment = os.environ | {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
-        command = [*launch, __file__, *sys.argv[1:], "--directory", directory]
-        sys.exit(subprocess.run(command, env=environment).returncode)
+        sys.exit(on_ranks(__file__, options.gpus, "--directory", directory))
 
 
 def rank(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
-from sluice_trainer.megatron.routes import Routes, joined, routes, spread
+from sluice_trainer.megatron.routes import Routes, joined, picked, routes, spread
 
 _ELSEWHERE = -1.0
 """In place of the weight of an expert that a token does not go to. No weight is that, not even of a diverged model."""
@@ -49,15 +49,18 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         if self.ep_size == 1:
             self._rows = len(tokens) * self._per_token
             return tokens, probs
-        reached = routing_map.view(len(tokens), self.ep_size, self._local).any(2)
-        self._agree(routing_map, reached)
+        by_rank = routing_map.view(-1, self.ep_size, self._local)
+        reached = by_rank.any(2)
+        self._agree(reached.sum(0), by_rank.sum((0, 2)))
         self._ranks = routes(reached, sum(self._sent), min(self._per_token, self.ep_size))
-        of_rank = probs.view(-1, self._local).index_select(0, self._ranks.source * self.ep_size + self._ranks.column)
-        return spread(tokens, self._ranks), of_rank
+        return spread(tokens, self._ranks), picked(probs.view(by_rank.shape), self._ranks)
 
-    def _agree(self, routing_map: Tensor, reached: Tensor) -> None:
-        """What each rank sends to which, and how many rows the experts here have in all."""
-        own = torch.cat([reached.sum(0), routing_map.view(-1, self.ep_size, self._local).sum((0, 2))])
+    def _agree(self, tokens: Tensor, rows: Tensor) -> None:
+        """What each rank sends to which, and how many rows the experts here have in all.
+
+        tokens, rows: [ranks], how many of ours go to each rank, and to all of its experts together.
+        """
+        own = torch.cat([tokens, rows])
         everyone = gather_from_sequence_parallel_region(own, group=self.ep_group).view(self.ep_size, -1).tolist()
         self._sent = everyone[self.ep_rank][: self.ep_size]
         self._received = [counts[self.ep_rank] for counts in everyone]
@@ -70,8 +73,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gives the rows of the experts here [m, h], one expert after another; how many each has; their weights [m]."""
         self._experts = routes(probs != _ELSEWHERE, self._rows, min(self._per_token, self._local))
-        weights = probs.flatten().index_select(0, self._experts.source * self._local + self._experts.column)
-        return spread(hidden_states, self._experts), self._experts.counts, weights
+        return spread(hidden_states, self._experts), self._experts.counts, picked(probs, self._experts)
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         assert self._experts

@@ -49,6 +49,11 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
     return Routes(source, column, places, counts)
 
 
+def picked(values: Tensor, by: Routes) -> Tensor:
+    """What each row's token has for the row's column. values: [tokens, columns, ...]. Gives [rows, ...]."""
+    return values.flatten(0, 1).index_select(0, by.source * values.shape[1] + by.column)
+
+
 def spread(tokens: Tensor, by: Routes) -> Tensor:
     """A row of its own for each choice. tokens: [tokens, h]. Gives [rows, h]."""
     rows: Tensor = _Spread.apply(tokens, by.source, by.places)  # type: ignore[no-untyped-call]
