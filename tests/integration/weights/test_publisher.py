@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
-from sluice.wire import rpc
+from sluice.environment import free_port
+from sluice.wire import http, rpc
 from sluice_rollout.engine import Engine
 from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.publisher import Publisher
-from sluice_trainer.weights.transport import Collective, Disk
+from sluice_trainer.weights.transport import Collective, Disk, Peer
 from tests.integration.engines import (
     Sglang,
     backend,
@@ -232,6 +234,24 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     assert update.failed["rollout-1"].startswith("prepare: ")
     assert len(set(_world.pg_names) - groups) == 1
     assert await serves(sglang.url, other_model, 1)
+
+
+async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(fake_engine: FakeEngine) -> None:
+    """Our half of its communicator waits for it until the deadline; neither its successor nor others may wait too."""
+    transport = Collective(backend(), "127.0.0.1", 10 * SLACK, "trainer-0-1")
+    async with http.session() as session:
+
+        def peer(name: str, attempt: int, address: str) -> Peer:
+            return Peer(name, attempt, attempt, 1, EngineControl(address, session, timeout=10 * SLACK))
+
+        gone = peer("rollout-0", 1, f"127.0.0.1:{free_port()}")
+        async with asyncio.timeout(SLACK):
+            with pytest.raises(EngineRefusedError, match="Cannot connect"):
+                await transport.prepare(gone)
+            await transport.prepare(peer("rollout-0", 2, fake_engine.address))
+            await transport.prepare(peer("rollout-1", 1, fake_engine.address))
+    for name in ("rollout-0", "rollout-1"):
+        transport.abandon(name)
 
 
 @pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")

@@ -94,7 +94,7 @@ class Collective:
         timeout = timedelta(seconds=self._timeout)
         store = TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
         name: Any = group  # a type of its own in newer torch, a string for all that it does
-        with _without_watchdog():
+        with _without_watchdog() if self._backend == "nccl" else contextlib.nullcontext():
             process_group, _ = _new_process_group_helper(
                 size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=name, timeout=timeout
             )
@@ -296,7 +296,8 @@ _making_group = threading.Lock()
 def _without_watchdog() -> Iterator[None]:
     """Torch's NCCL watchdog ends the whole process when a collective fails. An engine's failure is ours to handle.
 
-    The setting is read when a group is made: the trainer's own groups keep their watchdog.
+    The setting is read when a group is made: the trainer's own groups keep their watchdog. It is the process's, so
+    NCCL's groups are made one at a time, which waits for nobody: peers meet in the first broadcast.
     """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     with _making_group:
