@@ -1,9 +1,9 @@
-"""How long a small engine on a CPU takes to start and to end, by our script and as SGLang's own command, in turns.
+"""How long a small engine takes to start and to end, by our script and as SGLang's own command, in turns.
 
     python benchmarks/engine_life.py [--rounds 3]
 
-Ours forks the server's processes instead of spawning them, and looks ten times a second whether it has been told to
-end. Both serve the quickstart's model; the end is that of an idle server.
+Ours looks ten times a second whether it has been told to end, and on a CPU forks the server's processes instead of
+spawning them. Both serve the quickstart's model, on a GPU where there is one; the end is that of an idle server.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import sys
 import time
 from pathlib import Path
 
-from processes import cpu_engine
+import torch
+from processes import small_engine
 
 from sluice.environment import free_port
 from sluice_rollout.engine import Engine
 from sluice_rollout.sglang_plugin.__main__ import PATH
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
+GPUS = torch.cuda.device_count()
 WAYS = {"SGLang's command": "-m sglang.launch_server", "sluice's script": f"{PATH}/launch_server.py"}
 
 
@@ -37,7 +39,8 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, way in WAYS.items():
             found[name].append(asyncio.run(life(way)))
-    print(f"medians of {options.rounds} on {os.cpu_count()} cores\n")
+    gpu = f" and a {torch.cuda.get_device_name()}" if GPUS else ""
+    print(f"medians of {options.rounds} on {os.cpu_count()} cores{gpu}\n")
     print("| | start | seconds of a core | end |\n|---|---|---|---|")
     for name, lives in found.items():
         start, work, end = (statistics.median(numbers) for numbers in zip(*lives, strict=True))
@@ -48,7 +51,7 @@ async def life(way: str) -> tuple[float, float, float]:
     """Seconds until it is healthy, seconds of a core in all, seconds from SIGTERM to its end."""
     port, before = free_port(), _worked()
     started = time.monotonic()
-    server = cpu_engine(QUICKSTART / "model", port, "--load-format", "dummy", way=way)
+    server = small_engine(QUICKSTART / "model", port, "--load-format", "dummy", way=way, cpu=not GPUS)
     try:
         async with Engine(f"http://127.0.0.1:{port}") as engine:
             await engine.wait_ready(240)

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-_ENGINE = (
-    "--host 127.0.0.1 --device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384 "
-    "--sleep-on-idle --skip-server-warmup"
-)
+_ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
+_ON_CPU = "--device cpu --attention-backend torch_native --dtype float32 --sleep-on-idle"
+_ON_GPU = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --mem-fraction-static 0.5"
 _ENGINE_ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -26,14 +24,14 @@ def on_ranks(script: str, ranks: int, *arguments: str) -> int:
     return subprocess.run([*launch, script, *sys.argv[1:], *arguments], env=os.environ | _RANK_ENVIRONMENT).returncode
 
 
-def cpu_engine(
-    model: Path, port: int, *arguments: str, way: str = "-m sglang.launch_server"
+def small_engine(
+    model: Path, port: int, *arguments: str, way: str = "-m sglang.launch_server", cpu: bool = True
 ) -> subprocess.Popen[bytes]:
-    """SGLang on the CPU with the quickstart's settings, started by python's `way`."""
-    command = [sys.executable, *way.split(), "--model-path", str(model), "--port", str(port), *_ENGINE.split()]
+    """SGLang with the quickstart's settings, or a GPU's, started by python's `way`."""
+    settings = (_ENGINE + (_ON_CPU if cpu else _ON_GPU)).split()
     return subprocess.Popen(
-        [*command, *arguments],
-        env=os.environ | _ENGINE_ENVIRONMENT,
+        [sys.executable, *way.split(), "--model-path", str(model), "--port", str(port), *settings, *arguments],
+        env=os.environ | _ENGINE_ENVIRONMENT | ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else {}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from processes import cpu_engine
+from processes import small_engine
 
 from sluice.environment import free_port
 from sluice.telemetry import run_directory
@@ -70,7 +70,7 @@ def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], flo
 async def bare_generation(model: Path, repeats: int) -> list[float]:
     """Seconds that the engine alone needs for the requests of a step: 32 prompts x 8, 128 at a time."""
     port = free_port()
-    server = cpu_engine(model, port)
+    server = small_engine(model, port)
     names = itertools.count()
     try:
         async with Engine(f"http://127.0.0.1:{port}") as engine:
