@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import signal
 import statistics
 import subprocess
 import sys
@@ -23,14 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import sluice_run
 
 from sluice.api import RLJob, load_job
 from sluice.telemetry import run_directory
 
 WARM_UP = 3
+SAME_WEIGHTS = "train/train_rollout_logprob_abs_diff_on_policy"
 COLUMNS = (
-    "manifest", "machine", "steps", "reward", "log-probs, trainer against engine", "tokens/s a GPU", "step", "waiting",
-    "training", "weights", "limit",
+    "manifest", "machine", "steps", "reward", "log-probs, trainer against engine", "of the same weights",
+    "tokens/s a GPU", "step", "waiting", "training", "weights", "limit",
 )  # fmt: skip
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -47,7 +48,7 @@ def main() -> None:
     make_data(options.manifest, job)
     with tempfile.TemporaryDirectory() as parent:
         directory = Path(parent) / "run"
-        code, output = run(options, directory)
+        code, output = sluice_run(options.manifest, directory, options.set, options.seconds)
         records = run_directory.by_step(directory / run_directory.METRICS).values()
         metrics = [record for record in records if "perf/update_weights_time" in record]  # not cut off in its middle
         if len(metrics) <= WARM_UP:
@@ -68,19 +69,6 @@ def make_data(manifest: Path, job: RLJob) -> None:
         subprocess.run([sys.executable, str(script), str(script.parent)], check=True)
 
 
-def run(options: argparse.Namespace, directory: Path) -> tuple[int, str]:
-    """Exit code and output of `sluice run`, which gets a minute to end after its time."""
-    command = [sys.executable, "-m", "sluice.cli", "run", str(options.manifest), "--plain", "--run-dir", str(directory)]
-    command += [word for override in options.set for word in ("--set", override)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        output, _ = process.communicate(timeout=options.seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    return process.returncode, output
-
-
 def row(manifest: Path, job: RLJob, metrics: list[dict[str, Any]]) -> str:
     steady = metrics[WARM_UP:]
 
@@ -92,6 +80,7 @@ def row(manifest: Path, job: RLJob, metrics: list[dict[str, Any]]) -> str:
     reward = [record["rollout/raw_reward"] for record in metrics]
     apart = median("train/train_rollout_logprob_abs_diff")
     worst = max(record["train/train_rollout_logprob_abs_diff_max"] for record in metrics)
+    same = [record[SAME_WEIGHTS] for record in steady if SAME_WEIGHTS in record]
     rate = statistics.median(record["rollout/tokens"] / record["perf/step_time"] for record in steady)
     cells = [
         f"{manifest.parent.name}/{manifest.name}, {job.spec.rollout.mode}",
@@ -99,6 +88,7 @@ def row(manifest: Path, job: RLJob, metrics: list[dict[str, Any]]) -> str:
         f"{len(metrics)} of {job.spec.trainer.steps}",
         f"{reward[0]:.3f} -> {reward[-1]:.2f}",
         f"{apart:.4f} mean, {worst:.3f} at most",
+        f"{statistics.median(same):.4f} mean" if same else "no such tokens",
         f"{rate / max(gpus(job), 1):,.0f}",
         *(f"{seconds:.2f} s" for seconds in (step, waiting, training, median("perf/update_weights_time"))),
         f"{limit:.2f} s, {limit / step:.0%}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
@@ -22,6 +24,19 @@ def on_ranks(script: str, ranks: int, *arguments: str) -> int:
     """Run this script again, with what it was called with and `arguments`, as so many ranks. The exit code."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*launch, script, *sys.argv[1:], *arguments], env=os.environ | _RANK_ENVIRONMENT).returncode
+
+
+def sluice_run(manifest: Path, directory: Path, overrides: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets a minute for that."""
+    command = [sys.executable, "-m", "sluice.cli", "run", str(manifest), "--plain", "--run-dir", str(directory)]
+    command += [word for override in overrides for word in ("--set", override)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
 def small_engine(

@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each")
     parser.add_argument("--pause-mode", default="retract")
     parser.add_argument("--load", type=int, default=0, help="requests that each engine is working on all the while")
+    parser.add_argument("--between", type=float, default=3.0, help="seconds between updates under load, as steps have")
     parser.add_argument("--single-experts", action="store_true", help="each of a mixture's experts by itself")
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
@@ -234,6 +235,8 @@ def source(options: argparse.Namespace) -> None:
         return mapping.hf_tensors(net, shape, stacked=not options.single_experts)
 
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
+        if options.load:
+            time.sleep(options.between)  # or the engine still computes what it took back in the update before
         synchronise()
         started = time.perf_counter()
         published = publish(weights(), version, coordinator, ranks, bucket_bytes=bucket << 20)

@@ -157,6 +157,13 @@ class Sample:
         self.weight_versions = [WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept]
         self.response_length = response_length
 
+    def sampled_by(self, version: int) -> UInt8:
+        """[response] 1 where the weights of this version sampled the token."""
+        found = np.zeros(self.response_length, np.uint8)
+        for span in self.weight_versions:
+            found[span.start : span.end] = span.version == version
+        return found
+
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
         self.check_tokens()

@@ -19,7 +19,7 @@ WINDOW = 20
 FLAT_STEPS = 10
 _ENTROPY_SHARE, _ENTROPY_LEAST = 0.05, 1e-3
 _KL_LIMIT, _PPO_KL_LIMIT = 1.0, 0.1
-_LOGPROB_LIMIT = 0.1
+_LOGPROB_LIMIT, _AGE_LIMIT = 0.1, 0.05
 _TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
 _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
@@ -156,14 +156,36 @@ def _kl_explosion(history: Sequence[Record]) -> str | None:
 
 
 def _mismatch(history: Sequence[Record]) -> str | None:
-    means = _values(history, "train/train_rollout_logprob_abs_diff")[-3:]
-    if len(means) < 3 or median(means) < _LOGPROB_LIMIT:
+    apart, same_weights = _differences(history)
+    if apart < _LOGPROB_LIMIT or (same_weights is not None and same_weights < apart / 2):
+        return None
+    text = f"log-probs of trainer and engine differ by {apart:.2g} on average"
+    if same_weights is not None:
+        return f"{text}, with the same weights too: they disagree about the model. See dtype and engineArgs"
+    return (
+        f"{text}, and the weights that are trained have sampled no token: it may be the samples' age, then set "
+        "algorithm.offPolicy.method: tis; or they disagree about the model, then see dtype and engineArgs"
+    )
+
+
+def _old_samples(history: Sequence[Record]) -> str | None:
+    """Samples so old that the loss should know. A ratio other than 1, or a weight, says that it does."""
+    apart, same_weights = _differences(history)
+    known = "train/tis" in history[-1] or abs(history[-1].get("train/ppo_kl", 0.0)) > 0
+    if known or same_weights is None or apart < _AGE_LIMIT or same_weights >= apart / 2:
         return None
     return (
-        f"log-probs of trainer and engine differ by {median(means):.2g} on average: they disagree about the model. "
-        "See dtype and engineArgs; with maxStaleness or partial rollouts it may be their age: set "
-        "algorithm.offPolicy.method"
+        f"the policy has moved by {apart:.2g} a token since its samples were made ({same_weights:.2g} where it made "
+        "them itself), and the loss takes them for its own. Set algorithm.offPolicy.method: tis, or lower "
+        "rollout.maxStaleness or the learning rate"
     )
+
+
+def _differences(history: Sequence[Record]) -> tuple[float, float | None]:
+    """Between the log-probs of trainer and engine, of the last steps: all tokens; those of the weights trained."""
+    means = _values(history, "train/train_rollout_logprob_abs_diff")[-3:]
+    same_weights = _values(history, "train/train_rollout_logprob_abs_diff_on_policy")[-3:]
+    return median(means) if len(means) == 3 else 0.0, median(same_weights) if same_weights else None
 
 
 def _truncation(history: Sequence[Record]) -> str | None:
@@ -221,6 +243,7 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "entropy collapse": _entropy_collapse,
     "KL explosion": _kl_explosion,
     "log-prob mismatch": _mismatch,
+    "old samples": _old_samples,
     "truncation": _truncation,
     "failures": _failures,
     "teacher left": _leaves_teacher,

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sluice.environment import free_port
 from sluice_rollout.sglang_plugin.__main__ import PATH
 
@@ -207,6 +209,11 @@ class Sglang:
 
     def signal(self, number: int) -> None:
         os.killpg(self.process.pid, number)
+
+    def part(self, name: str) -> psutil.Process:
+        """One of its processes: scheduler, detokenizer."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child for child in children if f"sglang::{name}" in " ".join(child.cmdline()))
 
     def load(self, name: str) -> int:
         """num_running_reqs, num_used_tokens, ... as the scheduler sees them now."""

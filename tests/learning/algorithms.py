@@ -33,7 +33,13 @@ RUNS: dict[str, Run] = {
         ("algorithm.estimator=cispo", "algorithm.clip={low: 1.0, high: 0.28}", "trainer.stepsPerBatch=2"),
     ),
     "asynchronous": Run(
-        "quickstart", ("rollout.mode=async", "rollout.maxStaleness=1", "weightSync.pauseMode=in_place")
+        "quickstart",
+        (
+            "rollout.mode=async",
+            "rollout.maxStaleness=1",
+            "weightSync.pauseMode=in_place",
+            "algorithm.offPolicy.method=tis",
+        ),
     ),
     "tools": Run("tools"),
     "sft": Run("sft"),

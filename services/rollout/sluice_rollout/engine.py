@@ -1,8 +1,9 @@
 """The SGLang server beside this worker, over HTTP.
 
 Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
-before, it tells only the version at its end. There we stream: each event carries the tokens since the last one and the
-version at that moment, and since no token is made while weights change, that gives the same spans, to a few tokens.
+before, it tells only the version at its end. There we stream: each event carries the tokens since the last one, and our
+plugin's list of their versions. Without the plugin it is the version at that moment, which may be that of an update
+which has overtaken them: then spans are exact to a few tokens at an idle engine, and not at all at a busy one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import aiohttp
@@ -24,6 +26,8 @@ from sluice.wire.membership import RESTING, WAKING
 
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
+_VERSIONS = "sluice_versions"
+"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token."""
 _ABORTED = re.compile(r"Request \S+ was aborted")
 """What SGLang 0.5.17 says of a request that it has not begun, where it says "abort" of one that it has."""
 
@@ -193,8 +197,8 @@ def _finished(meta: dict[str, Any], tokens: list[int], log_probs: list[float], s
 
 
 async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
-    """Put a stream together. A piece of several tokens under a new version was begun under the one before: it counts
-    as older than it may be, never as newer.
+    """Put a stream together. Where tokens have no versions of their own, a piece of several under a new one was begun
+    under the one before: it counts as that.
     """
     spans: list[WeightSpan] = []
     entries: list[Any] = []
@@ -203,16 +207,24 @@ async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
     async for event in arriving:
         meta = event["meta_info"]
         if piece := meta.get("output_token_logprobs"):
-            now, start = version_number(meta["weight_version"]), len(entries)
-            version = now if before is None or len(piece) == 1 else before
-            if spans and spans[-1].version == version:
-                start = spans.pop().start
+            for version, same in groupby(_versions(meta, len(piece), before)):
+                end = spans[-1].end if spans else 0
+                start = spans.pop().start if spans and spans[-1].version == version else end
+                spans.append(WeightSpan(version, start, end + len(list(same))))
             entries += piece
-            spans.append(WeightSpan(version, start, len(entries)))
-            before = now
+            before = version_number(meta["weight_version"])
     if (made := meta.get("completion_tokens", len(entries))) != len(entries):
         raise EngineError(f"engine: {len(entries)} tokens came for {made}; it needs --incremental-streaming-output")
     return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
+
+
+def _versions(meta: dict[str, Any], tokens: int, before: int | None) -> list[int]:
+    """Of each token of a piece. before: what the answer said with the piece before this one."""
+    known = meta.get(_VERSIONS) or []
+    if len(known) == tokens and None not in known:
+        return [version_number(version) for version in known]
+    now = version_number(meta["weight_version"])
+    return [now if before is None or tokens == 1 else before] * tokens
 
 
 def _message(error: Any) -> str:

@@ -51,7 +51,7 @@ def prepare(
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
     place = {(s.group_id, s.index): i for i, s in enumerate(sound)}
     samples = {(g.group_id, s.index): s for g in groups for s in g.samples if (g.group_id, s.index) in place}
-    sequences = [TrainSequence.of(group, sample, 0.0) for (group, _), sample in samples.items()]
+    sequences = [TrainSequence.of(group, sample, 0.0, policy.step) for (group, _), sample in samples.items()]
     own, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in own]
     responses = Responses(

@@ -94,6 +94,10 @@ def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
     assert check["groups_lost"] == check["groups_trained_twice"] == 0
     lags = values(run.steps().values(), "rollout/policy_lag")
     assert 0 < max(lags) <= 2, "generation runs ahead of training, within maxStaleness"
+    apart = "train/train_rollout_logprob_abs_diff"
+    same_weights = [step[f"{apart}_on_policy"] for step in run.steps().values() if f"{apart}_on_policy" in step]
+    assert max(values(run.steps().values(), apart)) > 1e-3, "samples are older than the policy"
+    assert max(same_weights) < 1e-5, "each token was sampled by the weights that it says"
 
 
 def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None:

@@ -102,6 +102,56 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
     assert distance(made.log_probs[at:], expected[at:]) < tolerance()
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weights(
+    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path, mode: str
+) -> None:
+    """They pass a process that a busy engine waits for; the word that the weights are new does not."""
+    await join("rollout-0", sglang.address)
+    one = publisher(pauseMode=mode)
+    await publish(one, 1, model)
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        sampling = {"max_new_tokens": 900, "ignore_eos": True}
+        running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling))
+        await sglang.generated(40)
+        held = sglang.part("detokenizer")
+        held.suspend()
+        await sglang.generated(140)
+        update = await publish(one, 2, other_model)
+        held.resume()
+        made = await running
+    assert update.failed == {}
+    assert [span.version for span in made.spans] == [1, 2]
+    at = made.spans[0].end
+    assert 130 < at < 900
+    tokens = [20, 21, 22, *made.tokens]
+    assert distance(made.log_probs[:at], log_probs(model, tokens, 900)[:at]) < tolerance()
+    if mode == "retract":
+        assert distance(made.log_probs[at:], log_probs(other_model, tokens, 900)[at:]) < tolerance()
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_request_that_comes_after_an_update_finds_nothing_of_the_old_weights(
+    sglang: Sglang, join: Join, publisher: Make, other_model: Path, mode: str
+) -> None:
+    """Its sender does not know of the update yet, and other requests have kept the cache from being emptied."""
+    await join("rollout-0", sglang.address)
+    prompt, sampling = list(range(20, 60)), {"max_new_tokens": 12, "ignore_eos": True}
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        await engine.generate("before", prompt, sampling, cache="0")
+        running = asyncio.create_task(engine.generate("long", [70], {**sampling, "max_new_tokens": 2000}, cache="0"))
+        await sglang.generated(40)
+        update = await publish(publisher(pauseMode=mode), 1, other_model)
+        assert update.failed == {}
+        made = await engine.generate("after", prompt, sampling, cache="0")
+        assert not running.done()
+        running.cancel()
+    assert [span.version for span in made.spans] == [1]
+    assert distance(made.log_probs, log_probs(other_model, prompt + made.tokens, 12)) < tolerance()
+
+
 async def test_joiners_alone_get_the_weights_that_others_have(
     sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path
 ) -> None:

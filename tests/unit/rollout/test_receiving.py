@@ -127,7 +127,7 @@ def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
 
 @pytest.mark.parametrize("saver", [True, False])
 @pytest.mark.parametrize("idle", [True, False])
-def test_requests_that_wait_find_nothing_in_a_cache_that_cannot_be_emptied(
+def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptied(
     receive: SimpleNamespace, idle: bool, saver: bool
 ) -> None:
     waiting = [SimpleNamespace(extra_key="3"), SimpleNamespace(extra_key=None)]
@@ -148,3 +148,5 @@ def test_requests_that_wait_find_nothing_in_a_cache_that_cannot_be_emptied(
     assert asked == [saver, True], "spare memory goes back only where a trainer wants it, or the caller does"
     names = {*before, *first, *second}
     assert len(names) == (2 if idle else 6)
+    come = SimpleNamespace(extra_key="3")
+    assert receive.in_new_cache(lambda _, request: request.extra_key, scheduler, come) == ("3" if idle else "3|2")

@@ -49,11 +49,11 @@ def put_together(*arriving: dict[str, Any]) -> Generation:
     return asyncio.run(streamed(some()))
 
 
-def event(version: str, new: int, so_far: int, finish: str | None = None) -> dict[str, Any]:
+def event(version: str, new: int, so_far: int, finish: str | None = None, **more: Any) -> dict[str, Any]:
     """The last `new` of so many tokens, as SGLang sends them with --incremental-streaming-output."""
     entries = [[-1.0, i, None] for i in range(so_far - new, so_far)]
     meta = {"weight_version": version, "output_token_logprobs": entries, "completion_tokens": so_far}
-    return {"meta_info": meta | {"finish_reason": {"type": finish} if finish else None}}
+    return {"meta_info": meta | more | {"finish_reason": {"type": finish} if finish else None}}
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.text(max_size=5)), max_size=5), st.integers(1, 40))
@@ -90,6 +90,13 @@ def test_a_token_of_a_stream_belongs_to_the_version_of_the_event_that_brought_it
 def test_tokens_that_come_together_under_a_new_version_count_as_begun_under_the_old_one() -> None:
     made = put_together(event("3", 1, 1), event("4", 4, 5), event("4", 4, 9), event("5", 2, 11, "length"))
     assert made.spans == [WeightSpan(3, 0, 5), WeightSpan(4, 5, 11)]
+
+
+def test_where_each_token_has_a_version_that_counts() -> None:
+    known = event("4", 4, 5, sluice_versions=["3", "3", "4", "4"])
+    unknown = event("5", 2, 7, sluice_versions=[None, None])
+    made = put_together(event("3", 1, 1, sluice_versions=["3"]), known, unknown, event("5", 2, 9, "stop"))
+    assert made.spans == [WeightSpan(3, 0, 3), WeightSpan(4, 3, 7), WeightSpan(5, 7, 9)]
 
 
 def test_a_stream_that_ends_without_a_word_is_an_abort() -> None:

@@ -23,6 +23,8 @@ def steps(count: int, first: int = 1, **changes: Any) -> list[dict[str, Any]]:
 
 ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
 TEACHER = "train/opd_reverse_kl"
+APART = "train/train_rollout_logprob_abs_diff"
+SAME_WEIGHTS = f"{APART}_on_policy"
 
 
 @pytest.mark.parametrize(("history", "kind", "words"), [
@@ -32,7 +34,9 @@ TEACHER = "train/opd_reverse_kl"
     (steps(1, **{"train/ppo_kl": 0.3}), "KL explosion", "ppo_kl is 0.3"),
     (steps(1, **{"train/ppo_kl": -0.3}), "KL explosion", "ppo_kl is 0.3"),
     (steps(1, **{"train/kl_loss": 2.5}), "KL explosion", "KL to the reference is 2.5"),
-    (steps(3, **{"train/train_rollout_logprob_abs_diff": 0.2}), "log-prob mismatch", "differ by 0.2 on average"),
+    (steps(3, **{APART: 0.2}), "log-prob mismatch", "the weights that are trained have sampled no token"),
+    (steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2}), "log-prob mismatch", "0.2 on average, with the same weights too"),
+    (steps(3, **{APART: 0.08, SAME_WEIGHTS: 0.01}), "old samples", "by 0.08 a token since its samples were made (0.01"),
     (steps(3, **{"rollout/truncated_ratio": 0.6}), "truncation", "60% of the responses are cut off"),
     (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
     (steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}), "gradient spike", "jumped to 40, usual is 0.4"),
@@ -51,6 +55,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
     steps(30, **{ZERO: 1.0, "step": 0})[:9] + steps(1, 10, **{ZERO: 0.99}),
     steps(10) + steps(10, 11, **{ENTROPY: 0.01, REWARD: 1.0}),
     steps(20, **{ENTROPY: 0.05}),
+    steps(3, **{APART: 0.08}), steps(3, **{APART: 0.04, SAME_WEIGHTS: 0.01}),
+    steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/tis": 1.0}),
+    steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/ppo_kl": 0.05}),
     steps(20, **{ENTROPY: 1e-5, TEACHER: 0.1}),
     steps(8, **{TEACHER: 0.01}) + steps(3, 9, **{TEACHER: 0.4}),
     steps(8, **{TEACHER: 0.9}) + steps(3, 9, **{TEACHER: 1.7}),

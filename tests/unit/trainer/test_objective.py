@@ -26,6 +26,7 @@ def objective(
     sequence: torch.Tensor = SEQUENCE,
     custom: CustomLoss | None = None,
     mean_weight: float = 1.0,
+    fresh: torch.Tensor | None = None,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
@@ -37,6 +38,7 @@ def objective(
         old_log_probs=None if old is None else torch.tensor(old),
         ref_log_probs=None if ref is None else torch.tensor(ref),
         mean_weight=mean_weight,
+        fresh=fresh,
     )
     return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec), custom)
 
@@ -63,6 +65,12 @@ def test_difference_to_the_engine_counts_unmasked_tokens() -> None:
     result = objective()
     assert float(result.sums["train_rollout_logprob_abs_diff"]) == pytest.approx((0.1 + 0.2) / 2)
     assert float(result.maxima["train_rollout_logprob_abs_diff_max"]) == pytest.approx(0.2)
+
+
+def test_tokens_of_the_present_weights_are_looked_at_apart() -> None:
+    sums = objective(fresh=torch.tensor([0.0, 1.0, 1.0])).sums
+    assert float(sums["on_policy_ratio"]) == 0.5
+    assert float(sums["train_rollout_logprob_abs_diff_on_policy"]) == pytest.approx(0.2 / 2)  # still to be divided
 
 
 def test_off_policy_ratio_and_its_metrics() -> None:

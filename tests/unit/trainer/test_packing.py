@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import Sample
+from sluice.sample import Sample, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron import attention
 from sluice_trainer.megatron.layout import LONG, Packing, Span, Split, dense_layout, packing
@@ -138,6 +138,16 @@ def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
     batch = train_micro_batch([broken], [0], BatchTotals(1, 1), "token_mean", CPU)
     assert batch.loss is not None
     assert batch.loss.rollout_log_probs.tolist() == [-1, 0]
+
+
+def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
+    sample = Sample(0, ints(1, 2, 3, 4), 3, "", 1.0, {}, np.ones(3, np.uint8), np.zeros(3, np.float32))
+    sample.weight_versions = [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)]
+    sequences = [TrainSequence.of(0, sample, 1.0, version) for version in (7, 8)]
+    batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
+    assert batch.loss is not None
+    assert batch.loss.fresh is not None
+    assert batch.loss.fresh.tolist() == [0, 1, 1, 0, 0, 0]
 
 
 def test_a_sample_becomes_a_train_sequence() -> None:

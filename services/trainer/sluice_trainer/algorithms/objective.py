@@ -43,8 +43,9 @@ class LossInputs:
     loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
     micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the
     ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. teacher_log_probs:
-    only in a distillation. values, returns: only for a critic. picked: 1.0 at tokens that a loss by covariance has
-    picked out of the whole optimizer step; mean_weight: of the step's off-policy weights, where they are normalized.
+    only in a distillation. values, returns: only for a critic. fresh: 1.0 at tokens that the present weights sampled.
+    picked: 1.0 at tokens that a loss by covariance has picked out of the whole optimizer step; mean_weight: of the
+    step's off-policy weights, where they are normalized.
     """
 
     advantages: Tensor
@@ -57,6 +58,7 @@ class LossInputs:
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    fresh: Tensor | None = None
     picked: Tensor | None = None
     mean_weight: float = 1.0
 
@@ -65,6 +67,8 @@ class LossInputs:
         return self.metric_weights > 0
 
 
+ON_POLICY = "on_policy_ratio"
+DIFFERENCE_ON_POLICY = "train_rollout_logprob_abs_diff_on_policy"
 CustomLoss = Callable[[Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]]
 """`algorithm.lossFunction`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and metrics of each."""
 
@@ -113,6 +117,8 @@ def policy_objective(
         "train_rollout_logprob_abs_diff": difference,
         **taught,
     }
+    if inputs.fresh is not None:
+        metrics |= {ON_POLICY: inputs.fresh, DIFFERENCE_ON_POLICY: difference * inputs.fresh}
     if custom is None:
         pg_tokens, found = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
     else:

@@ -33,7 +33,14 @@ from sluice.api import RLJobSpec
 from sluice_trainer import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
-from sluice_trainer.algorithms.objective import Divergence, LossInputs, Objective, policy_objective
+from sluice_trainer.algorithms.objective import (
+    DIFFERENCE_ON_POLICY,
+    ON_POLICY,
+    Divergence,
+    LossInputs,
+    Objective,
+    policy_objective,
+)
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.megatron import checkpoint, frozen, mapping, parallel
 from sluice_trainer.megatron.checkpoint_directory import latest, prune
@@ -149,6 +156,9 @@ class Policy:
         metrics = self._learner.train(parts, totals, self._forward, self._objective, self._survey)
         if "nll" in metrics:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
+        if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
+            total = metrics.pop(DIFFERENCE_ON_POLICY)
+            metrics |= {DIFFERENCE_ON_POLICY: total / metrics[ON_POLICY]} if metrics[ON_POLICY] else {}
         return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
 
     def _survey(self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]) -> list[MicroBatch]:

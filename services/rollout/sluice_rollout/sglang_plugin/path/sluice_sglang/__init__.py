@@ -8,11 +8,12 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, receive, stacks
+    from . import ending, receive, stacks, versions
 
     stacks.register()
     receive.register()
     ending.register()
+    versions.register()
 
 
 @cache

@@ -5,7 +5,6 @@ there: twice the memory, and a copy of all weights while nobody generates. And N
 same machine is gone: the engine hangs until torch's watchdog ends it after ten minutes.
 """
 
-import itertools
 import logging
 import os
 import threading
@@ -23,7 +22,7 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.Weig
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOOK_SECONDS = 1.0
 """How often a receiver looks whether its sender lives. Most transfers have ended before the first time."""
-_refusals = itertools.count()
+_REFUSALS = "sluice_refusals"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Named = list[tuple[str, torch.Tensor]]
 log = logging.getLogger(__name__)
@@ -44,6 +43,7 @@ def register() -> None:
     HookRegistry.register(f"{UPDATER}.{known[0]}", receivers[known[0]], HookType.AROUND)
     HookRegistry.register(f"{UPDATER}.init_weights_update_group", join_group, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.flush_cache", flush_cache, HookType.AROUND)
+    HookRegistry.register(f"{SCHEDULER}.handle_generate_request", in_new_cache, HookType.AROUND)
 
 
 def receive_bucket(original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str) -> Named:
@@ -129,13 +129,24 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
 
     An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory back, and asks for
     as much in the next update: both take milliseconds in which nobody generates. Where requests run or wait it refuses
-    to empty the cache. Those that wait, as all do after a `retract`, then find nothing in it: they get a name of their
-    own for what they look up there.
+    to empty the cache. Who looks something up from then on finds nothing of what is in it: the requests that wait, as
+    all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows nothing of the update.
     """
     if not scheduler.is_fully_idle():
-        refusal = next(_refusals)
+        setattr(scheduler, _REFUSALS, getattr(scheduler, _REFUSALS, 0) + 1)
         for request in scheduler.waiting_queue:
-            request.extra_key = f"{request.extra_key}|{refusal}"
+            _rename(scheduler, request)
     if empty_cache is None:
         empty_cache = bool(scheduler.server_args.enable_memory_saver)
     return original(scheduler, empty_cache)
+
+
+def in_new_cache(original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    if hasattr(scheduler, _REFUSALS):
+        _rename(scheduler, request)
+    return original(scheduler, request, *args, **kwargs)
+
+
+def _rename(scheduler: Any, request: Any) -> None:
+    """Entries of the prefix cache have names: a request finds those of its own name only."""
+    request.extra_key = f"{request.extra_key or ''}|{getattr(scheduler, _REFUSALS)}"

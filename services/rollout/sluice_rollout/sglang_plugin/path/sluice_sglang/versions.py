@@ -1,0 +1,50 @@
+"""Each token says which weights sampled it, in SGLang before 0.5.21, which does not tell.
+
+There an answer has the version that the server knows of when it passes the answer on, and tokens of the old weights may
+still be on their way then: they come through another process than the word that the weights are new. So the version is
+noted where tokens are sampled, as SGLang's `customized_info`: a list of its own beside the tokens, in `meta_info`.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+KEY = "sluice_versions"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+COMPONENTS = "sglang.srt.managers.scheduler_components"
+UPDATER = f"{COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
+PROCESSOR = f"{COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
+UPDATES = ("disk", "distributed", "tensor")
+_present: dict[str, str | None] = {"version": None}
+"""Of this process's weights. None: nobody has sent any."""
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if find_spec("sglang.srt.utils.weight_versions"):
+        return
+    for source in UPDATES:
+        HookRegistry.register(f"{UPDATER}.update_weights_from_{source}", updated, HookType.AFTER)
+    HookRegistry.register(f"{SCHEDULER}.pause_generation", before_pause, HookType.BEFORE)
+    HookRegistry.register(f"{PROCESSOR}._maybe_collect_customized_info", note, HookType.AFTER)
+
+
+def updated(result: Any, updater: Any, request: Any) -> None:
+    """The last bucket of an update has the version; earlier ones have none."""
+    if result.success and request.weight_version is not None:
+        _present["version"] = request.weight_version
+
+
+def before_pause(scheduler: Any, request: Any) -> None:
+    """Tokens that are sampled and not yet looked at: `in_place` looks at them after the update."""
+    for _, result in getattr(scheduler, "result_queue", ()):
+        if getattr(result, "logits_output", None) is not None:
+            result.logits_output.sluice_version = _present["version"]
+
+
+def note(result: Any, processor: Any, i: int, request: Any, logits_output: Any) -> None:
+    """Once for each token. i: the request's place in the batch."""
+    if request.customized_info is None:
+        request.customized_info = {}
+    version = getattr(logits_output, "sluice_version", _present["version"])
+    request.customized_info.setdefault(KEY, []).append(version)
