@@ -113,7 +113,7 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
     async with Engine(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
-        running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling))
+        running = asyncio.create_task(engine.generate(f"held-{mode}", [20, 21, 22], sampling))
         await sglang.generated(40)
         held = sglang.part("detokenizer")
         held.suspend()
@@ -140,12 +140,13 @@ async def test_a_request_that_comes_after_an_update_finds_nothing_of_the_old_wei
     prompt, sampling = list(range(20, 60)), {"max_new_tokens": 12, "ignore_eos": True}
     async with Engine(sglang.url) as engine:
         await engine.wait_ready(30.0)
-        await engine.generate("before", prompt, sampling, cache="0")
-        running = asyncio.create_task(engine.generate("long", [70], {**sampling, "max_new_tokens": 2000}, cache="0"))
+        await engine.generate(f"before-{mode}", prompt, sampling, cache="0")
+        lasting = {**sampling, "max_new_tokens": 2000}
+        running = asyncio.create_task(engine.generate(f"lasting-{mode}", [70], lasting, cache="0"))
         await sglang.generated(40)
         update = await publish(publisher(pauseMode=mode), 1, other_model)
         assert update.failed == {}
-        made = await engine.generate("after", prompt, sampling, cache="0")
+        made = await engine.generate(f"after-{mode}", prompt, sampling, cache="0")
         assert not running.done()
         running.cancel()
     assert [span.version for span in made.spans] == [1]
