@@ -61,8 +61,15 @@ def write_report(directory: Path, title: str) -> Path:
             },
         ),
         "Policy lag (steps)": lambda axes: _lines(axes, steps, {"rollout/policy_lag": "lag"}),
-        "Train against rollout log-probs (largest difference)": lambda axes: _lines(
-            axes, steps, {"train/train_rollout_logprob_abs_diff_max": "max |difference|"}, log=True
+        "Train against rollout log-probs (difference)": lambda axes: _lines(
+            axes,
+            steps,
+            {
+                "train/train_rollout_logprob_abs_diff_max": "largest",
+                "train/train_rollout_logprob_abs_diff": "mean",
+                "train/train_rollout_logprob_abs_diff_on_policy": "mean, sampled by the same weights",
+            },
+            log=True,
         ),
         "Where a step's time goes (s)": lambda axes: _times(axes, steps),
         "Tokens per second": lambda axes: _lines(axes, steps, {"perf/tokens_per_second": "tokens/s"}),
