@@ -247,9 +247,10 @@ class WeightSync(Model):
     engine_plugin: bool = Field(
         True,
         description="Start SGLang with sluice's plugin: it receives a bucket into one buffer, loads all experts of a "
-        "mixture's layer at once, survives a trainer that dies in the middle of an update, and ends when it "
-        "is told to, not seconds later. false: for an engine image whose SGLang has no plugins. A directory "
-        "(disk) always holds single experts.",
+        "mixture's layer at once, survives a trainer that dies in the middle of an update, keeps requests from "
+        "what older weights have left in its prefix cache, tells which weights sampled each token (before SGLang "
+        "0.5.21), and ends when it is told to, not seconds later. false: for an engine image whose SGLang has no "
+        "plugins. A directory (disk) always holds single experts.",
     )
 
 
