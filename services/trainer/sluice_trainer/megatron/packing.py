@@ -45,8 +45,8 @@ class TrainSequence(Sequence):
     old_log_probs: [response], of the weights at the start of the batch; None: those that the step starts from.
     ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response]; only in a distillation. values,
     returns: [response]; only with a critic: its values before the step, and what it learns. fresh: [response], 1 where
-    the weights that the step starts from sampled the token. group_id and index say which sample it is, for messages and
-    logs.
+    the weights that the step starts from sampled the token; None: nowhere. group_id and index say which sample it is,
+    for messages and logs.
     """
 
     loss_mask: UInt8
@@ -59,7 +59,7 @@ class TrainSequence(Sequence):
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
-    fresh: Tensor | None = None
+    fresh: UInt8 | None = None
 
     @classmethod
     def of(cls, group_id: int, sample: Sample, advantage: float | Float32, version: int | None = None) -> TrainSequence:
@@ -72,7 +72,7 @@ class TrainSequence(Sequence):
             advantage=advantage,
             group_id=group_id,
             index=sample.index,
-            fresh=None if version is None else torch.from_numpy(sample.sampled_by(version)),
+            fresh=None if version is None else sample.sampled_by(version),
         )
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ def train_micro_batch(
         teacher_log_probs=_optional([s.teacher_log_probs for s in chosen], device),
         values=_optional([s.values for s in chosen], device),
         returns=_optional([s.returns for s in chosen], device),
-        fresh=_optional([s.fresh for s in chosen], device),
+        fresh=_values([np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen], device),
     )
     return replace(batch, loss=loss)
 
