@@ -173,11 +173,10 @@ def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
     return run
 
 
-@pytest.mark.parametrize(("mode", "spans"), [("retract", True), ("retract", False), ("abort", True)])
+@pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str, spans: bool
+    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
 ) -> None:
-    engine.has_spans = spans
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))
     await sglang.generated(40)
