@@ -173,10 +173,11 @@ def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
     return run
 
 
-@pytest.mark.parametrize("mode", ["retract", "abort"])
+@pytest.mark.parametrize(("mode", "spans"), [("retract", True), ("retract", False), ("abort", True)])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
+    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str, spans: bool
 ) -> None:
+    engine.has_spans = spans
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))
     await sglang.generated(40)
@@ -188,8 +189,10 @@ async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_wh
     assert 30 < at < 900
     found, tokens = sample.rollout_log_probs.tolist(), sample.tokens.tolist()
     old, new = (log_probs(directory, tokens, 900) for directory in (model, other_model))
-    assert distance(found[:at], old[:at]) < EXACT
-    assert distance(found[at:], new[at:]) < EXACT
+    # By log-probs. A stream under load puts tokens of both into one piece, which counts as the older ones'.
+    changed = next(i for i in range(900) if abs(found[i] - old[i]) > EXACT)
+    assert changed == at if spans else 30 < changed <= at
+    assert distance(found[changed:], new[changed:]) < EXACT
     assert distance(found[:at], new[:at]) > 100 * EXACT
     assert distance(found[at:], old[at:]) > 100 * EXACT
     mask_off_policy(sample)

@@ -22,7 +22,6 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.Weig
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOOK_SECONDS = 1.0
 """How often a receiver looks whether its sender lives. Most transfers have ended before the first time."""
-_REFUSALS = "sluice_refusals"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Named = list[tuple[str, torch.Tensor]]
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def register() -> None:
     HookRegistry.register(f"{UPDATER}.{known[0]}", receivers[known[0]], HookType.AROUND)
     HookRegistry.register(f"{UPDATER}.init_weights_update_group", join_group, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.flush_cache", flush_cache, HookType.AROUND)
-    HookRegistry.register(f"{SCHEDULER}.handle_generate_request", in_new_cache, HookType.AROUND)
+    HookRegistry.register(f"{SCHEDULER}.handle_generate_request", in_new_cache, HookType.BEFORE)
 
 
 def receive_bucket(original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str) -> Named:
@@ -133,20 +132,15 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
     all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows nothing of the update.
     """
     if not scheduler.is_fully_idle():
-        setattr(scheduler, _REFUSALS, getattr(scheduler, _REFUSALS, 0) + 1)
+        scheduler.sluice_refusals = getattr(scheduler, "sluice_refusals", 0) + 1
         for request in scheduler.waiting_queue:
-            _rename(scheduler, request)
+            in_new_cache(scheduler, request)
     if empty_cache is None:
         empty_cache = bool(scheduler.server_args.enable_memory_saver)
     return original(scheduler, empty_cache)
 
 
-def in_new_cache(original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    if hasattr(scheduler, _REFUSALS):
-        _rename(scheduler, request)
-    return original(scheduler, request, *args, **kwargs)
-
-
-def _rename(scheduler: Any, request: Any) -> None:
+def in_new_cache(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     """Entries of the prefix cache have names: a request finds those of its own name only."""
-    request.extra_key = f"{request.extra_key or ''}|{getattr(scheduler, _REFUSALS)}"
+    if refusals := getattr(scheduler, "sluice_refusals", 0):
+        request.extra_key = f"{request.extra_key or ''}|{refusals}"
