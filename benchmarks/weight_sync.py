@@ -41,10 +41,7 @@ from sluice_trainer.launch import NCCL_ENV
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
-GPU_ARGUMENTS = (
-    "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
-    "--incremental-streaming-output"
-)
+GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
 CPU_ARGUMENTS = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 
 

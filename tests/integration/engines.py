@@ -61,12 +61,11 @@ def engine_environment() -> dict[str, str]:
 
 
 _CPU_ARGUMENTS = (
-    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle --dtype float32 "
-    "--incremental-streaming-output"
+    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle --dtype float32"
 )
 _GPU_ARGUMENTS = (
     "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
-    "--mem-fraction-static 0.3 --dtype bfloat16 --incremental-streaming-output"
+    "--mem-fraction-static 0.3 --dtype bfloat16"
 )
 
 

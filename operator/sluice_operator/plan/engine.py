@@ -27,12 +27,6 @@ _CPU_ARGS: dict[str, Any] = {
     "sleep-on-idle": True,  # an idle scheduler would keep a core busy
     "skip-server-warmup": True,
 }
-_STREAMING: dict[str, Any] = {
-    # The worker streams from releases that cannot say otherwise which weights made a token. With all tokens so far in
-    # each event, and an event for each token, that would cost more than the tokens themselves.
-    "incremental-streaming-output": True,
-    "stream-interval": 16,
-}
 _ALIASES = {
     "model": "model-path",
     "tp": "tp-size",
@@ -58,7 +52,6 @@ def engine_args(job: RLJob, head: str | None = None) -> list[str]:
         "host": "$(SLUICE_BIND)",
         "port": "$(SLUICE_PORT_HTTP)",
         "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
-        **_STREAMING,
     }
     if job.spec.model.init == "random":
         args["load-format"] = "dummy"

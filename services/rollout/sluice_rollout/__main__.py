@@ -57,7 +57,7 @@ async def serve() -> None:
             await code.check()
             if not await _ready(engine, stop):
                 return
-            log.info("engine ready", url=url, spans=engine.has_spans)
+            log.info("engine ready", url=url)
             if teacher:
                 readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
                 if not await _ready(teacher, stop):

@@ -1,9 +1,7 @@
 """The SGLang server beside this worker, over HTTP.
 
-Two interfaces exist: since 0.5.21 an answer tells under which weight versions its tokens were made (`weight_versions`);
-before, it tells only the version at its end. There we stream: each event carries the tokens since the last one, and our
-plugin's list of their versions. Without the plugin it is the version at that moment, which may be that of an update
-which has overtaken them: then spans are exact to a few tokens at an idle engine, and not at all at a busy one.
+Which weights sampled a token two releases tell in two ways: since 0.5.21 an answer has `weight_versions`, as spans;
+before, our plugin gives it a version for each token (SGLang itself tells only the version at the answer's end).
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,9 +24,9 @@ from sluice.wire.membership import RESTING, WAKING
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
 _VERSIONS = "sluice_versions"
-"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token."""
+"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before any update."""
 _ABORTED = re.compile(r"Request \S+ was aborted")
-"""What SGLang 0.5.17 says of a request that it has not begun, where it says "abort" of one that it has."""
+"""What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one that it has."""
 
 
 class EngineError(Exception):
@@ -59,7 +56,6 @@ class Engine:
         self._request_timeout = request_timeout
         self._session: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()
-        self.has_spans = True
         self.info: dict[str, Any] = {}
 
     async def __aenter__(self) -> Engine:
@@ -84,14 +80,12 @@ class Engine:
         return http.request(self.session, method, self.url + path, timeout=timeout, **options)
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until the server answers, and learn what it can do."""
+        """Wait until the server answers, and learn how it was started."""
         end = time.monotonic() + seconds
         reason = "no answer"
         while time.monotonic() < end:
             healthy, reason = await self.health(timeout=10.0)
             if healthy:
-                paths = (await self._get("/openapi.json"))["paths"]
-                self.has_spans = "/begin_weight_update" in paths
                 self.info = await self._get("/server_info")
                 return
             await asyncio.sleep(0.25)
@@ -125,16 +119,13 @@ class Engine:
             "input_ids": input_ids,
             "sampling_params": sampling,
             "return_logprob": True,
-            "stream": not self.has_spans,
             "extra_key": cache or None,
         }
         try:
             async with self._request("POST", "/generate", self._request_timeout, json=body) as answer:
-                if answer.status != 200:
-                    await self._refuse(answer)
-                if self.has_spans:
-                    return _generation(await answer.json())
-                return await streamed(events(answer.content.iter_any()))
+                if answer.status == 200:
+                    return generation(await answer.json())
+                return refusal(answer.status, await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}: {type(error).__name__} {error}") from error
         except asyncio.CancelledError:  # nobody wants it any more, but the engine would go on for seconds
@@ -155,15 +146,6 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}/abort_request: {type(error).__name__} {error}") from error
 
-    async def _refuse(self, answer: aiohttp.ClientResponse) -> None:
-        text = await answer.text()
-        try:
-            message = json.loads(text)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = text[:500]
-        kind = PromptRefusedError if answer.status == 400 else EngineError
-        raise kind(f"engine answered {answer.status}: {message}")
-
     async def _get(self, path: str) -> dict[str, Any]:
         try:
             async with self._request("GET", path, 30.0) as answer:
@@ -179,72 +161,52 @@ def version_number(text: str) -> int:
     return int(text) if text.isdigit() else UNKNOWN_VERSION
 
 
-def _generation(body: dict[str, Any]) -> Generation:
+def refusal(status: int, text: str) -> Generation:
+    """What an answer that is not 200 means: nothing, of a request that was aborted before it began. Else it raises."""
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text[:500]
+    if _ABORTED.fullmatch(message):
+        return Generation([], [], [], "abort", None)
+    kind = PromptRefusedError if status == 400 else EngineError
+    raise kind(f"engine answered {status}: {message}")
+
+
+def generation(body: dict[str, Any]) -> Generation:
     meta = body["meta_info"]
-    entries = meta["output_token_logprobs"]
-    spans = [
-        WeightSpan(version_number(span["version"]), span["start"], span["end"])
-        for span in meta["weight_versions"]
-        if span["end"] > span["start"]
-    ]
-    return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
-
-
-def _finished(meta: dict[str, Any], tokens: list[int], log_probs: list[float], spans: list[WeightSpan]) -> Generation:
-    finish = meta["finish_reason"] or {"type": "abort"}
+    finish, entries = meta["finish_reason"], meta["output_token_logprobs"]
+    spans = _spans(meta, len(entries))
+    if spans is None and finish["type"] != "abort":
+        raise EngineError(
+            "engine: the answer does not tell which weights sampled its tokens. Before SGLang 0.5.21 our plugin "
+            "tells: set weightSync.enginePlugin to true, or take a later release"
+        )
+    if spans is None:  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
+        spans, entries = [], []
     matched = finish.get("matched")
-    return Generation(tokens, log_probs, spans, finish["type"], matched if isinstance(matched, str) else None)
+    return Generation(
+        [int(e[1]) for e in entries],
+        [float(e[0]) for e in entries],
+        spans,
+        finish["type"],
+        matched if isinstance(matched, str) else None,
+    )
 
 
-async def streamed(arriving: AsyncIterator[dict[str, Any]]) -> Generation:
-    """Put a stream together. Where tokens have no versions of their own, a piece of several under a new one was begun
-    under the one before: it counts as that.
-    """
-    spans: list[WeightSpan] = []
-    entries: list[Any] = []
-    meta: dict[str, Any] = {"finish_reason": None}
-    before: int | None = None
-    async for event in arriving:
-        meta = event["meta_info"]
-        if piece := meta.get("output_token_logprobs"):
-            for version, same in groupby(_versions(meta, len(piece), before)):
-                end = spans[-1].end if spans else 0
-                start = spans.pop().start if spans and spans[-1].version == version else end
-                spans.append(WeightSpan(version, start, end + len(list(same))))
-            entries += piece
-            before = version_number(meta["weight_version"])
-    if (made := meta.get("completion_tokens", len(entries))) != len(entries):
-        raise EngineError(f"engine: {len(entries)} tokens came for {made}; it needs --incremental-streaming-output")
-    return _finished(meta, [int(e[1]) for e in entries], [float(e[0]) for e in entries], spans)
-
-
-def _versions(meta: dict[str, Any], tokens: int, before: int | None) -> list[int]:
-    """Of each token of a piece. before: what the answer said with the piece before this one."""
-    known = meta.get(_VERSIONS) or []
-    if len(known) == tokens and None not in known:
-        return [version_number(version) for version in known]
-    now = version_number(meta["weight_version"])
-    return [now if before is None or tokens == 1 else before] * tokens
-
-
-def _message(error: Any) -> str:
-    return str(error["message"] if isinstance(error, dict) and "message" in error else error)
-
-
-async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events, however large (aiohttp limits its lines)."""
-    rest: list[bytes] = []
-    async for piece in pieces:
-        *lines, last = piece.split(b"\n")
-        for line in lines:
-            text = b"".join([*rest, line]).strip()
-            rest = []
-            if text.startswith(b"data:") and text != b"data: [DONE]":
-                event: dict[str, Any] = json.loads(text[5:])
-                if error := event.get("error"):
-                    if _ABORTED.fullmatch(_message(error)):
-                        return
-                    refused = isinstance(error, dict) and error.get("code") == 400
-                    raise (PromptRefusedError if refused else EngineError)(f"engine: {_message(error)}")
-                yield event
-        rest.append(last)
+def _spans(meta: dict[str, Any], tokens: int) -> list[WeightSpan] | None:
+    """None: the answer does not tell."""
+    if "weight_versions" in meta:
+        told = meta["weight_versions"]
+        return [WeightSpan(version_number(s["version"]), s["start"], s["end"]) for s in told if s["end"] > s["start"]]
+    versions = meta.get(_VERSIONS, [])
+    if len(versions) != tokens:
+        return None
+    if not any(versions):  # no update yet: weights of the start, or the name that they were given since
+        versions = [meta["weight_version"]] * tokens
+    spans, start = [], 0
+    for version, same in groupby(versions):
+        end = start + len(list(same))
+        spans.append(WeightSpan(version_number(version or ""), start, end))
+        start = end
+    return spans

@@ -60,22 +60,7 @@ async def test_an_end_token_is_a_stop(engine: Engine) -> None:
     assert (made.finish, made.tokens, made.matched_stop) == ("stop", tokens[: tokens.index(end) + 1], None)
 
 
-async def test_streaming_gives_what_one_answer_gives(engine: Engine) -> None:
-    params = {"max_new_tokens": 60, "ignore_eos": True, "temperature": 0}
-    whole = await engine.generate("whole", PROMPT, params)
-    engine.has_spans = False
-    streamed = await engine.generate("streamed", PROMPT, params)
-    assert (streamed.tokens, streamed.finish) == (whole.tokens, whole.finish)
-    assert distance(streamed.log_probs, whole.log_probs) < EXACT
-    sample = Sample(0)
-    sample.append_prompt(PROMPT)
-    sample.append(streamed.tokens, streamed.log_probs, streamed.spans)
-    assert sample.weight_versions == whole.spans
-
-
-@pytest.mark.parametrize("spans", [True, False])
-async def test_an_aborted_request_answers_what_it_has(engine: Engine, sglang: Sglang, spans: bool) -> None:
-    engine.has_spans = spans
+async def test_an_aborted_request_answers_what_it_has(engine: Engine, sglang: Sglang) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
     await sglang.generated(50)
     await engine.abort("long")
@@ -173,11 +158,10 @@ def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
     return run
 
 
-@pytest.mark.parametrize(("mode", "spans"), [("retract", True), ("retract", False), ("abort", True)])
+@pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str, spans: bool
+    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
 ) -> None:
-    engine.has_spans = spans
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))
     await sglang.generated(40)
@@ -189,10 +173,8 @@ async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_wh
     assert 30 < at < 900
     found, tokens = sample.rollout_log_probs.tolist(), sample.tokens.tolist()
     old, new = (log_probs(directory, tokens, 900) for directory in (model, other_model))
-    # By log-probs. A stream under load puts tokens of both into one piece, which counts as the older ones'.
-    changed = next(i for i in range(900) if abs(found[i] - old[i]) > EXACT)
-    assert changed == at if spans else 30 < changed <= at
-    assert distance(found[changed:], new[changed:]) < EXACT
+    assert distance(found[:at], old[:at]) < EXACT
+    assert distance(found[at:], new[at:]) < EXACT
     assert distance(found[:at], new[:at]) > 100 * EXACT
     assert distance(found[at:], old[at:]) > 100 * EXACT
     mask_off_policy(sample)

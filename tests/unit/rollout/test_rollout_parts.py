@@ -1,16 +1,12 @@
-"""The worker's pure parts: events of a stream, weight spans, masks, filters, prompts, sampling parameters."""
+"""The worker's pure parts: an engine's answers, weight spans, masks, filters, prompts, sampling parameters."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.environment import ConfigurationError
@@ -21,92 +17,67 @@ from sluice_rollout.engine import (
     EngineError,
     Generation,
     PromptRefusedError,
-    events,
-    streamed,
+    generation,
+    refusal,
     version_number,
 )
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
 
 
-async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
+def answer(tokens: int, finish: str = "stop", **more: Any) -> dict[str, Any]:
+    entries = [[-float(i), i, None] for i in range(tokens)]
+    meta = {"weight_version": "5", "output_token_logprobs": entries, "finish_reason": {"type": finish}}
+    return {"meta_info": meta | more}
 
 
-def read(data: bytes, size: int = 1 << 20) -> list[Any]:
-    async def all_of_them() -> list[Any]:
-        return [event async for event in events(pieces(data, size))]
-
-    return asyncio.run(all_of_them())
-
-
-def put_together(*arriving: dict[str, Any]) -> Generation:
-    async def some() -> AsyncIterator[dict[str, Any]]:
-        for event in arriving:
-            yield event
-
-    return asyncio.run(streamed(some()))
+def test_spans_of_an_answer_count() -> None:
+    told = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 2}]
+    made = generation(answer(3, weight_versions=[*told, {"version": "5", "start": 2, "end": 3}]))
+    assert made == Generation([0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None)
 
 
-def event(version: str, new: int, so_far: int, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """The last `new` of so many tokens, as SGLang sends them with --incremental-streaming-output."""
-    entries = [[-1.0, i, None] for i in range(so_far - new, so_far)]
-    meta = {"weight_version": version, "output_token_logprobs": entries, "completion_tokens": so_far}
-    return {"meta_info": meta | more | {"finish_reason": {"type": finish} if finish else None}}
+def test_versions_of_tokens_are_put_together_to_spans() -> None:
+    made = generation(answer(5, "length", sluice_versions=[None, "3", "3", "4", "4"]))
+    assert made.spans == [WeightSpan(UNKNOWN_VERSION, 0, 1), WeightSpan(3, 1, 3), WeightSpan(4, 3, 5)]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.text(max_size=5)), max_size=5), st.integers(1, 40))
-def test_events_come_whole_however_they_are_cut(sent: list[dict[str, str]], size: int) -> None:
-    data = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in sent) + b"data: [DONE]\n\n"
-    assert read(data, size) == sent
+def test_before_the_first_update_the_name_of_the_weights_counts() -> None:
+    assert generation(answer(2, sluice_versions=[None, None])).spans == [WeightSpan(5, 0, 2)]
+    unnamed = answer(2, sluice_versions=[None, None], weight_version="default")
+    assert generation(unnamed).spans == [WeightSpan(UNKNOWN_VERSION, 0, 2)]
 
 
-def test_an_event_may_be_larger_than_a_line_of_aiohttp() -> None:
-    large = {"tokens": list(range(200_000))}
-    assert read(b"data: " + json.dumps(large).encode() + b"\n\n", 65536) == [large]
+def test_an_answer_without_versions_is_refused_and_without_tokens_needs_none() -> None:
+    with pytest.raises(EngineError, match=r"does not tell which weights.* set weightSync.enginePlugin to true"):
+        generation(answer(3))
+    with pytest.raises(EngineError, match="does not tell"):
+        generation(answer(3, sluice_versions=["3", "3"]))
+    assert generation(answer(0, "abort")) == Generation([], [], [], "abort", None)
 
 
-def test_a_prompt_may_be_refused_in_the_stream() -> None:
-    with pytest.raises(PromptRefusedError, match=r"^engine: too long$"):
-        read(b'data: {"error": {"message": "too long", "code": 400}}\n\n')
+def test_what_a_request_had_that_was_aborted_in_the_queue_is_left() -> None:
+    assert generation(answer(3, "abort")) == Generation([], [], [], "abort", None)
 
 
 def test_a_request_that_is_aborted_before_it_begins_is_no_error() -> None:
-    assert read(b'data: {"error": {"message": "Request 1-0 was aborted"}}\n\ndata: [DONE]\n\n') == []
+    text = json.dumps({"error": {"message": "Request 1-0 was aborted"}})
+    assert refusal(400, text) == Generation([], [], [], "abort", None)
 
 
-def test_an_error_in_the_stream_is_the_engines() -> None:
-    with pytest.raises(EngineError, match="out of memory"):
-        read(b'data: {"error": "out of memory"}\n\n')
-
-
-def test_a_token_of_a_stream_belongs_to_the_version_of_the_event_that_brought_it() -> None:
-    made = put_together(event("3", 2, 2), event("3", 0, 2), event("4", 1, 3), event("4", 3, 6, "stop"))
-    assert made.spans == [WeightSpan(3, 0, 2), WeightSpan(4, 2, 6)]
-    assert (made.tokens, made.finish) == ([0, 1, 2, 3, 4, 5], "stop")
-
-
-def test_tokens_that_come_together_under_a_new_version_count_as_begun_under_the_old_one() -> None:
-    made = put_together(event("3", 1, 1), event("4", 4, 5), event("4", 4, 9), event("5", 2, 11, "length"))
-    assert made.spans == [WeightSpan(3, 0, 5), WeightSpan(4, 5, 11)]
-
-
-def test_where_each_token_has_a_version_that_counts() -> None:
-    known = event("4", 4, 5, sluice_versions=["3", "3", "4", "4"])
-    unknown = event("5", 2, 7, sluice_versions=[None, None])
-    made = put_together(event("3", 1, 1, sluice_versions=["3"]), known, unknown, event("5", 2, 9, "stop"))
-    assert made.spans == [WeightSpan(3, 0, 3), WeightSpan(4, 3, 7), WeightSpan(5, 7, 9)]
-
-
-def test_a_stream_that_ends_without_a_word_is_an_abort() -> None:
-    assert put_together(event("3", 2, 2)).finish == "abort"
-    assert put_together().tokens == []
-
-
-def test_a_stream_of_another_kind_is_told_by_its_counts() -> None:
-    with pytest.raises(EngineError, match=r"5 tokens came for 3; it needs --incremental-streaming-output"):
-        put_together(event("3", 2, 2), event("3", 3, 3, "stop"))
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "message"),
+    [
+        (400, '{"error": {"message": "too long"}}', PromptRefusedError, r"^engine answered 400: too long$"),
+        (500, '{"error": {"message": "out of memory"}}', EngineError, r"^engine answered 500: out of memory$"),
+        (502, "<html>", EngineError, r"^engine answered 502: <html>$"),
+        (500, '{"error": "out"}', EngineError, r'^engine answered 500: {"error": "out"}$'),
+    ],
+)
+def test_another_answer_is_an_error(status: int, text: str, kind: type[EngineError], message: str) -> None:
+    with pytest.raises(EngineError, match=message) as caught:
+        refusal(status, text)
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("0", 0), ("default", UNKNOWN_VERSION), ("", -1), ("-1", -1)])

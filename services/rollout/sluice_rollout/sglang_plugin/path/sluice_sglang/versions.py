@@ -43,8 +43,9 @@ def before_pause(scheduler: Any, request: Any) -> None:
 
 
 def note(result: Any, processor: Any, i: int, request: Any, logits_output: Any) -> None:
-    """Once for each token. i: the request's place in the batch."""
+    """Once for each pass that gave the request tokens: one, or those of a draft that were accepted."""
     if request.customized_info is None:
         request.customized_info = {}
     version = getattr(logits_output, "sluice_version", _present["version"])
-    request.customized_info.setdefault(KEY, []).append(version)
+    versions = request.customized_info.setdefault(KEY, [])
+    versions += [version] * (len(request.output_ids) - len(versions))
