@@ -61,11 +61,12 @@ def engine_environment() -> dict[str, str]:
 
 
 _CPU_ARGUMENTS = (
-    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle --dtype float32"
+    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle --dtype float32 "
+    "--enable-metrics"
 )
 _GPU_ARGUMENTS = (
     "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
-    "--mem-fraction-static 0.3 --dtype bfloat16"
+    "--mem-fraction-static 0.3 --dtype bfloat16 --enable-metrics"
 )
 
 
@@ -217,6 +218,12 @@ class Sglang:
     def load(self, name: str) -> int:
         """num_running_reqs, num_used_tokens, ... as the scheduler sees them now."""
         return sum(int(rank[name]) for rank in call(self.url + "/v1/loads")[1]["loads"])
+
+    def metric(self, name: str) -> float | None:
+        """Of all ranks, as it was told last: every so many passes. None: not told yet."""
+        lines = call(self.url + "/metrics")[1].splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.startswith(f"sglang:{name}{{")]
+        return sum(values) if values else None
 
     async def generated(self, tokens: int) -> None:
         """Wait until running requests hold so many tokens."""

@@ -52,6 +52,10 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
     assert differences[1] > 100 * EXACT
 
 
+async def test_an_engine_does_not_look_for_garbage_among_what_it_has_imported(engine: Engine) -> None:
+    assert engine.frozen
+
+
 async def test_an_end_token_is_a_stop(engine: Engine) -> None:
     greedy = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
     tokens = (await engine.generate("one", PROMPT, greedy)).tokens

@@ -128,8 +128,10 @@ def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
 @pytest.mark.parametrize("saver", [True, False])
 @pytest.mark.parametrize("idle", [True, False])
 def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptied(
-    receive: SimpleNamespace, idle: bool, saver: bool
+    receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, idle: bool, saver: bool
 ) -> None:
+    dropped: list[object] = []
+    monkeypatch.setattr(receive, "drop_unused", dropped.append)  # SGLang's own: tested at a real engine
     waiting = [SimpleNamespace(extra_key="3"), SimpleNamespace(extra_key=None)]
     scheduler = SimpleNamespace(
         is_fully_idle=lambda: idle, waiting_queue=waiting, server_args=SimpleNamespace(enable_memory_saver=saver)
@@ -146,6 +148,7 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
     assert receive.flush_cache(original, scheduler, True) is idle
     second = [request.extra_key for request in waiting]
     assert asked == [saver, True], "spare memory goes back only where a trainer wants it, or the caller does"
+    assert dropped == ([] if idle else [scheduler] * 2)
     names = {*before, *first, *second}
     assert len(names) == (2 if idle else 6)
     come = SimpleNamespace(extra_key="3")

@@ -128,16 +128,28 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
 
     An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory back, and asks for
     as much in the next update: both take milliseconds in which nobody generates. Where requests run or wait it refuses
-    to empty the cache. Who looks something up from then on finds nothing of what is in it: the requests that wait, as
-    all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows nothing of the update.
+    to empty the cache. What nobody uses of it goes all the same, and who looks something up from then on finds nothing
+    of the rest: the requests that wait, as all do after a `retract`, and all that come (`in_new_cache`), also those
+    whose sender knows nothing of the update.
     """
     if not scheduler.is_fully_idle():
         scheduler.sluice_refusals = getattr(scheduler, "sluice_refusals", 0) + 1
         for request in scheduler.waiting_queue:
             in_new_cache(scheduler, request)
+        drop_unused(scheduler)
     if empty_cache is None:
         empty_cache = bool(scheduler.server_args.enable_memory_saver)
     return original(scheduler, empty_cache)
+
+
+def drop_unused(scheduler: Any) -> None:
+    """Old entries that stay would fill the memory; SGLang then looks through all of them for each token's place."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    memory = scheduler.token_to_kv_pool_allocator
+    memory.free_group_begin()  # or each entry's memory is given back by itself
+    scheduler.tree_cache.evict(EvictParams(num_tokens=scheduler.max_total_num_tokens))
+    memory.free_group_end()
 
 
 def in_new_cache(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
