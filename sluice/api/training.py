@@ -248,9 +248,10 @@ class WeightSync(Model):
         True,
         description="Start SGLang with sluice's plugin: it receives a bucket into one buffer, loads all experts of a "
         "mixture's layer at once, survives a trainer that dies in the middle of an update, keeps requests from "
-        "what older weights have left in its prefix cache, tells which weights sampled each token (before SGLang "
-        "0.5.21), and ends when it is told to, not seconds later. false: for an engine image whose SGLang has no "
-        "plugins. A directory (disk) always holds single experts.",
+        "what older weights have left in its prefix cache, tells which weights sampled each token, and ends when "
+        "it is told to, not seconds later. false: for an engine image whose SGLang has no plugins, or other ones; it "
+        "then has to tell the weights of each token itself, as SGLang does from 0.5.21 on. A directory (disk) always "
+        "holds single experts.",
     )
 
 
