@@ -187,6 +187,7 @@ def refusal(status: int, text: str) -> Generation:
 
 
 def generation(body: dict[str, Any]) -> Generation:
+    """What an answer has. Raises EngineError where it does not tell which weights sampled its tokens."""
     meta = body["meta_info"]
     finish, entries = meta["finish_reason"], meta["output_token_logprobs"]
     spans = _spans(meta, len(entries))
