@@ -98,11 +98,7 @@ class Engine:
 
         SGLang 0.5.21 does so by itself. A server whose user keeps its admin key to themselves refuses.
         """
-        try:
-            async with self._request("POST", "/freeze_gc", 10.0) as answer:
-                self.frozen = answer.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineError(f"engine {self.url}/freeze_gc: {type(error).__name__} {error}") from error
+        self.frozen = await self._post("/freeze_gc") == 200
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
         """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
@@ -153,11 +149,16 @@ class Engine:
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. They answer with what they have."""
         body = {"rid": rid} if rid else {"abort_all": True}
+        await self._post("/abort_request", body)
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None) -> int:
+        """The answer's status."""
         try:
-            async with self._request("POST", "/abort_request", 10.0, json=body) as answer:
+            async with self._request("POST", path, 10.0, json=body) as answer:
                 await answer.read()
+                return answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineError(f"engine {self.url}/abort_request: {type(error).__name__} {error}") from error
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:
@@ -191,13 +192,13 @@ def generation(body: dict[str, Any]) -> Generation:
     meta = body["meta_info"]
     finish, entries = meta["finish_reason"], meta["output_token_logprobs"]
     spans = _spans(meta, len(entries))
-    if spans is None and finish["type"] != "abort":
-        raise EngineError(
-            "engine: the answer does not tell which weights sampled its tokens. Before SGLang 0.5.21 our plugin "
-            "tells: set weightSync.enginePlugin to true, or take a later release"
-        )
-    if spans is None:  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
-        spans, entries = [], []
+    if spans is None:
+        if finish["type"] != "abort":
+            raise EngineError(
+                "engine: the answer does not tell which weights sampled its tokens. Before SGLang 0.5.21 our plugin "
+                "tells: set weightSync.enginePlugin to true, or take a later release"
+            )
+        spans, entries = [], []  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
     matched = finish.get("matched")
     return Generation(
         [int(e[1]) for e in entries],

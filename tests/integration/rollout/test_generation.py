@@ -52,7 +52,7 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
     assert differences[1] > 100 * EXACT
 
 
-async def test_an_engine_does_not_look_for_garbage_among_what_it_has_imported(engine: Engine) -> None:
+async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(engine: Engine) -> None:
     assert engine.frozen
 
 
