@@ -215,6 +215,8 @@ class SampleGroup:
 
     prompt: Prompt
     samples: list[Sample] = field(default_factory=list)
+    failure: str = ""
+    """The error that this group met, where it goes back unfinished because of it. It counts against the group."""
 
     @property
     def group_id(self) -> int:

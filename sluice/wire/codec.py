@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleGroup, SampleStatus, WeightSpan
+from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 
-CHUNK_BYTES = 1 << 20
-"""Pieces of a large message: far below gRPC's default limit of 4 MiB."""
+CHUNK_BYTES = 512 << 10
+"""Pieces of a large message: far below gRPC's limits, and little memory for each of a thousand streams."""
 
 _STATUS = {
     SampleStatus.PENDING: pb.SAMPLE_STATUS_PENDING,
@@ -111,45 +112,76 @@ def _array(data: bytes, dtype: str, field: str) -> Any:
 
 
 def group_to_message(group: SampleGroup) -> pb.SampleGroup:
-    return pb.SampleGroup(prompt=prompt_to_message(group.prompt), samples=[sample_to_message(s) for s in group.samples])
-
-
-def group_from_message(message: pb.SampleGroup) -> SampleGroup:
-    return SampleGroup(
-        prompt=prompt_from_message(message.prompt), samples=[sample_from_message(s) for s in message.samples]
+    return pb.SampleGroup(
+        prompt=prompt_to_message(group.prompt),
+        samples=[sample_to_message(s) for s in group.samples],
+        failure=group.failure,
     )
 
 
-def to_chunks(key: int, data: bytes) -> Iterator[pb.Chunk]:
-    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a last piece."""
-    for start in range(0, max(len(data), 1), CHUNK_BYTES):
-        piece = data[start : start + CHUNK_BYTES]
-        yield pb.Chunk(key=key, data=piece, last=start + CHUNK_BYTES >= len(data))
+def group_from_message(message: pb.SampleGroup | SerializedGroup) -> SampleGroup:
+    return SampleGroup(
+        prompt=prompt_from_message(message.prompt),
+        samples=[sample_from_message(s) for s in message.samples],
+        failure=message.failure,
+    )
+
+
+def to_chunks(key: int, *parts: bytes | bytearray | memoryview) -> Iterator[pb.Chunk]:
+    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a last piece.
+
+    parts: the message's bytes, which are not put together first.
+    """
+    views = [memoryview(part) for part in parts if len(part)]
+    size = sent = sum(map(len, views))
+    if not size:
+        yield pb.Chunk(key=key, last=True)
+    for view in views:
+        for start in range(0, len(view), CHUNK_BYTES):
+            piece = bytes(view[start : start + CHUNK_BYTES])
+            first = sent == size
+            sent -= len(piece)
+            yield pb.Chunk(key=key, data=piece, last=not sent, size=size if first else 0)
 
 
 class Assembler:
     """Puts the pieces of messages together again; pieces of several keys may be interleaved."""
 
-    def __init__(self, max_bytes: int = 1 << 30) -> None:
-        self._parts: dict[int, list[bytes]] = {}
-        self._sizes: dict[int, int] = {}
+    def __init__(self, max_bytes: int = (2 << 30) - 1) -> None:
+        """max_bytes: of one message; protobuf itself takes no more than 2 GiB."""
+        self._whole: dict[int, bytearray] = {}
+        self._filled: dict[int, int] = {}
         self._max_bytes = max_bytes
 
-    def add(self, chunk: pb.Chunk) -> bytes | None:
-        """The whole message where this was its last piece. Raises SampleError over max_bytes."""
-        size = self._sizes.get(chunk.key, 0) + len(chunk.data)
-        if size > self._max_bytes:
-            raise SampleError(f"a group of more than {self._max_bytes} bytes")
-        if chunk.last and chunk.key not in self._parts:
-            return chunk.data
-        self._parts.setdefault(chunk.key, []).append(chunk.data)
-        self._sizes[chunk.key] = size
+    def add(self, chunk: pb.Chunk) -> bytes | bytearray | None:
+        """The whole message where this was its last piece.
+
+        Raises SampleError where the message is larger than max_bytes, or its pieces do not come to what was announced.
+        """
+        key, piece = chunk.key, chunk.data
+        if key not in self._whole:
+            if chunk.size > self._max_bytes:
+                raise SampleError(f"a message of {chunk.size} bytes; at most {self._max_bytes} are taken")
+            if chunk.last and chunk.size == len(piece):
+                return piece
+            self._whole[key], self._filled[key] = bytearray(chunk.size), 0
+        whole, at = self._whole[key], self._filled[key]
+        end = at + len(piece)
+        if end > len(whole) or (chunk.last and end < len(whole)):
+            self.drop(key)
+            raise SampleError(f"pieces of {end} bytes came of a message of {len(whole)}")
+        whole[at:end] = piece
+        self._filled[key] = end
         if not chunk.last:
             return None
-        del self._sizes[chunk.key]
-        return b"".join(self._parts.pop(chunk.key))
+        self.drop(key)
+        return whole
+
+    def holds(self, key: int) -> bool:
+        """True for a message of which some pieces have come."""
+        return key in self._whole
 
     def drop(self, key: int) -> None:
         """Forget the pieces of a message that will not be completed."""
-        self._parts.pop(key, None)
-        self._sizes.pop(key, None)
+        self._whole.pop(key, None)
+        self._filled.pop(key, None)

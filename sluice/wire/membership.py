@@ -1,7 +1,7 @@
 """A member of the rendezvous: joins, sends heartbeats, and joins again whenever the service comes back.
 
-Nothing here ever gives up: the rendezvous may be killed and replaced at any time, and a member without it can go on
-with what it knows. Who must not go on (an engine that was dropped) reads it from `latest`.
+Nothing here gives up but where no retry helps: the rendezvous may be killed and replaced at any time, and a member
+without it can go on with what it knows. Who must not go on (an engine that was dropped) reads it from `latest`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
-from sluice.wire import rpc, tls
+from sluice.wire import protocol, rpc, tls
+from sluice.wire.protocol import MixedReleasesError
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 
 HEARTBEAT_SECONDS = 2.0
+"""Between two heartbeats, until the rendezvous says otherwise: with many members it wants fewer."""
 RESTING, WAKING = "resting", "waking"
 """What an engine that shares its GPUs calls its weights when it has given its memory to the trainer, and when it has
 taken back the part that its weights need. It keeps the name, so that whoever comes next knows: a new trainer, the
@@ -45,7 +47,7 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
         self.latest: pb.ServerMessage | None = None
         self.connected = asyncio.Event()
-        self.refused: str | None = None
+        self.refused: rpc.RefusedError | MixedReleasesError | None = None
         self.news_count = 0
         self._news = asyncio.Event()
 
@@ -59,9 +61,20 @@ class Membership:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
+    def _interval(self) -> float:
+        return self.latest.heartbeat_seconds if self.latest else HEARTBEAT_SECONDS
+
+    @property
     def version(self) -> int:
         """The weight version that the ledger has for us; -1: none."""
         return int(self.latest.version) if self.latest else -1
+
+    async def until_refused(self) -> None:
+        """Raises `refused` as soon as the rendezvous has turned us away for good."""
+        seen = 0
+        while self.refused is None:
+            seen = await self.news(seen)
+        raise self.refused
 
     def beat(self) -> None:
         """Send a heartbeat now: the state has changed."""
@@ -88,35 +101,54 @@ class Membership:
             while True:
                 try:
                     async for message in stub.Join(self._messages(), metadata=rpc.metadata(), wait_for_ready=patient):
+                        protocol.check_peer("the rendezvous", message.protocol)
                         pause = _REJOIN_SECONDS[0]
+                        if message.heartbeat_seconds < self._interval:
+                            self.beat()  # the present wait is longer than the new one
                         self.latest = message
                         self.connected.set()
                         self._tell()
-                except grpc.aio.AioRpcError as error:
-                    foreign = tls.refusal(error.details())
-                    if foreign or error.code() in _FINAL:
-                        self.refused = f"refused by the rendezvous: {foreign or error.details()}"
-                        self.connected.clear()
-                        self._tell()
-                        return
+                except (grpc.aio.AioRpcError, MixedReleasesError) as error:
+                    self.refused = _refusal(error)
                 self.connected.clear()
                 self._tell()
+                if self.refused:
+                    return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _REJOIN_SECONDS[1])
 
     async def _messages(self) -> AsyncIterator[pb.MemberMessage]:
-        yield pb.MemberMessage(hello=self._hello())
+        sources = self.latest.sources if self.latest else {}
+        hello = self._hello()
+        hello.protocol = protocol.PROTOCOL
+        yield pb.MemberMessage(hello=hello, sources=sources)
         while True:
             self._beat.clear()
             yield pb.MemberMessage(heartbeat=self._heartbeat())
             try:
-                await asyncio.wait_for(self._beat.wait(), HEARTBEAT_SECONDS)
+                await asyncio.wait_for(self._beat.wait(), self._interval)
             except TimeoutError:
                 continue
 
 
+def _refusal(
+    error: grpc.aio.AioRpcError | MixedReleasesError,
+) -> rpc.RefusedError | MixedReleasesError | None:
+    """What to tell of a stream that broke, where no other one would be better; None: it may."""
+    if isinstance(error, MixedReleasesError):
+        return error
+    foreign = tls.refusal(error.details())
+    if not foreign and error.code() not in _FINAL:
+        return None
+    text = f"refused by the rendezvous: {foreign or error.details()}"
+    mixed = protocol.is_refusal(error.trailing_metadata())
+    return MixedReleasesError(text) if mixed else rpc.RefusedError(text)
+
+
 async def find(address: str, role: str, *, seconds: float, at_least: int = 1) -> list[pb.Member]:
-    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is missing."""
+    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is missing, and
+    MixedReleasesError where one, or the rendezvous between us, is of a release that does not understand ours.
+    """
     deadline = asyncio.get_running_loop().time() + seconds
     async with rpc.channel(address) as channel:
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
@@ -131,6 +163,8 @@ async def find(address: str, role: str, *, seconds: float, at_least: int = 1) ->
                 return book
 
             book = await rpc.retrying(ask, what=f"rendezvous at {address}", seconds=max(left, 1.0))
+            for member in book.members:
+                protocol.check_peer(f"{member.name}, or the rendezvous at {address},", member.protocol)
             if len(book.members) >= at_least:
                 return list(book.members)
             if asyncio.get_running_loop().time() >= deadline:

@@ -1,5 +1,5 @@
-"""gRPC as the house uses it: keepalive, a token and a deadline on every call, TLS where the job asks for it, retries
-while a peer restarts.
+"""gRPC as the house uses it: keepalive, a token, the protocol's number and a deadline on every call, TLS where the job
+asks for it, retries while a peer restarts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from sluice.wire import tls
+from sluice.wire import protocol, tls
+from sluice.wire.protocol import MixedReleasesError
 from sluice.wire.tls import Tls
 
 T = TypeVar("T")
 
 TOKEN_ENV = "SLUICE_TOKEN"  # noqa: S105 - the name of the variable, not a token
 _OPTIONS = [
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 6256 << 10),
+    ("grpc.max_send_message_length", 6256 << 10),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -31,12 +32,19 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""The peer is away, or stops: it cancels calls that it has not taken up. Our own cancelling raises CancelledError."""
 
 
 class DeadlineError(TimeoutError):
     """A wait ran out. The message says what it was waiting for."""
+
+
+class SilentPeerError(Exception):
+    """The peer began an answer and does not go on with it. The message says for how long."""
 
 
 class RefusedError(Exception):
@@ -48,37 +56,49 @@ def job_token() -> str:
     return os.environ.get(TOKEN_ENV, "")
 
 
-class _RequireToken(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not carry the job's token."""
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call that does not carry the job's token, or that speaks another protocol."""
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
-
-        async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
-
-        self._refuse = {
-            (False, False): grpc.unary_unary_rpc_method_handler(refuse),
-            (False, True): grpc.unary_stream_rpc_method_handler(refuse),
-            (True, False): grpc.stream_unary_rpc_method_handler(refuse),
-            (True, True): grpc.stream_stream_rpc_method_handler(refuse),
-        }
+        self._expected = f"Bearer {token}" if token else ""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        given = next((str(v) for k, v in details.invocation_metadata if k == "authorization"), "")
         handler = await continuation(details)
-        if handler is None or hmac.compare_digest(given, self._expected):
-            return handler
-        return self._refuse[handler.request_streaming, handler.response_streaming]
+        if handler is None:
+            return None
+        token = next((str(v) for k, v in details.invocation_metadata if k == "authorization"), "")
+        if self._expected and not hmac.compare_digest(token, self._expected):
+            text = "the call does not carry this job's token"
+            return _refusing(handler, grpc.StatusCode.UNAUTHENTICATED, text)
+        if text := protocol.refusal(details.invocation_metadata):
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            return _refusing(handler, code, text, protocol.carried())
+        return handler
+
+
+def _refusing(
+    handler: Any, code: grpc.StatusCode, text: str, trailing: protocol.Metadata = ()
+) -> grpc.RpcMethodHandler:
+    """A handler of the same kind that says no, before it has read anything."""
+
+    async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(code, text, trailing)
+
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    return kinds[handler.request_streaming, handler.response_streaming](refuse)
 
 
 def server(token: str | None = None) -> grpc.aio.Server:
     """A server with our options. Add the servicer, bind, start."""
     token = job_token() if token is None else token
-    interceptors = [_RequireToken(token)] if token else []
-    return grpc.aio.server(options=_OPTIONS, interceptors=interceptors)
+    return grpc.aio.server(options=_OPTIONS, interceptors=[_Gate(token)])
 
 
 def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> int:
@@ -111,7 +131,8 @@ def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
 def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
     """What every call carries."""
     token = job_token() if token is None else token
-    return (("authorization", f"Bearer {token}"),) if token else ()
+    authorization = (("authorization", f"Bearer {token}"),) if token else ()
+    return authorization + protocol.carried()
 
 
 def _hint(details: str | None) -> str:
@@ -120,22 +141,33 @@ def _hint(details: str | None) -> str:
     return "; it may want TLS, which this process was not given" if plain else ""
 
 
+def refused(what: str, error: grpc.aio.AioRpcError) -> RefusedError | MixedReleasesError:
+    """What to raise for an answer that no retry changes."""
+    if protocol.is_refusal(error.trailing_metadata()):
+        return MixedReleasesError(f"{what}: {error.details()}")
+    return RefusedError(f"{what}: {error.code().name}: {error.details()}")
+
+
 async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: float) -> T:
     """Repeat a call while its peer is not there (it restarts), for at most `seconds`; then say what was waited for.
 
-    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is there and says no.
+    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is there and says no,
+    MixedReleasesError where it says so for its release.
     """
     end = time.monotonic() + seconds
     pause = 0.1
     while True:
         try:
             return await call()
+        except SilentPeerError as error:
+            if time.monotonic() + pause > end:
+                raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({error})") from error
         except grpc.aio.AioRpcError as error:
             foreign = tls.refusal(error.details())
             if foreign:
                 raise RefusedError(f"{what}: {foreign}") from error
             if error.code() not in _RETRIED:
-                raise RefusedError(f"{what}: {error.code().name}: {error.details()}") from error
+                raise refused(what, error) from error
             if time.monotonic() + pause > end:
                 cause = f"{error.code().name}: {error.details()}{_hint(error.details())}"
                 raise DeadlineError(f"{what}: no answer for {seconds:.0f} s ({cause})") from error

@@ -19,6 +19,7 @@ from sluice.environment import ConfigurationError
 DIRECTORY_ENV, NAME_ENV = "SLUICE_TLS_DIR", "SLUICE_TLS_NAME"
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 _FOREIGN = ("CERTIFICATE_VERIFY_FAILED", "BAD_SIGNATURE", "certificate signature failure", "Verification Check failed")
+_DATES = {"certificate is not yet valid": "not valid yet", "certificate has expired": "no longer valid"}
 _PLAIN = ("WRONG_VERSION_NUMBER",)
 
 
@@ -66,6 +67,9 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
 
 def refusal(details: str | None) -> str:
     """Why no call can ever reach this peer, from the details of a failed one; empty: it may be just not there."""
+    for words, text in _DATES.items():
+        if words in (details or ""):
+            return f"the peer's certificate is {text} by this machine's clock: is the clock right?"
     if any(word in (details or "") for word in _FOREIGN):
         return "the peer's certificate is not from this job's CA, or not for its name: it belongs to another job"
     if any(word in (details or "") for word in _PLAIN):

@@ -17,16 +17,22 @@ class Caller(_message.Message):
     def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class LeasePromptsRequest(_message.Message):
-    __slots__ = ("worker", "max_groups", "version", "wait_seconds")
+    __slots__ = ("worker", "max_groups", "version", "wait_seconds", "request", "held", "session")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MAX_GROUPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     worker: Caller
     max_groups: int
     version: int
     wait_seconds: float
-    def __init__(self, worker: _Optional[_Union[Caller, _Mapping]] = ..., max_groups: _Optional[int] = ..., version: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    request: int
+    held: _containers.RepeatedCompositeFieldContainer[Lease]
+    session: int
+    def __init__(self, worker: _Optional[_Union[Caller, _Mapping]] = ..., max_groups: _Optional[int] = ..., version: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., request: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class LeasedGroup(_message.Message):
     __slots__ = ("prompt", "lease_seconds", "partial")
@@ -35,16 +41,16 @@ class LeasedGroup(_message.Message):
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     prompt: _common_pb2.Prompt
     lease_seconds: float
-    partial: _containers.RepeatedCompositeFieldContainer[_common_pb2.Sample]
-    def __init__(self, prompt: _Optional[_Union[_common_pb2.Prompt, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., partial: _Optional[_Iterable[_Union[_common_pb2.Sample, _Mapping]]] = ...) -> None: ...
+    partial: _common_pb2.SampleGroup
+    def __init__(self, prompt: _Optional[_Union[_common_pb2.Prompt, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., partial: _Optional[_Union[_common_pb2.SampleGroup, _Mapping]] = ...) -> None: ...
 
 class LeasePromptsResponse(_message.Message):
-    __slots__ = ("groups", "exhausted")
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("group", "exhausted")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
-    groups: _containers.RepeatedCompositeFieldContainer[LeasedGroup]
+    group: _common_pb2.Chunk
     exhausted: bool
-    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., exhausted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[_common_pb2.Chunk, _Mapping]] = ..., exhausted: _Optional[bool] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "lease_attempt")
@@ -141,28 +147,32 @@ class Sequence(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., response_length: _Optional[int] = ..., trainable_tokens: _Optional[int] = ..., reward: _Optional[float] = ..., rank: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.SampleStatus, str]] = ...) -> None: ...
 
 class TakeBatchResponse(_message.Message):
-    __slots__ = ("state", "step", "sequences", "waiting_for", "wait_time_seconds")
+    __slots__ = ("state", "step", "sequences", "waiting_for", "wait_time_seconds", "checkpoint_wanted")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[TakeBatchResponse.State]
         STATE_READY: _ClassVar[TakeBatchResponse.State]
         STATE_WAITING: _ClassVar[TakeBatchResponse.State]
         STATE_EXHAUSTED: _ClassVar[TakeBatchResponse.State]
+        STATE_FAILED: _ClassVar[TakeBatchResponse.State]
     STATE_UNSPECIFIED: TakeBatchResponse.State
     STATE_READY: TakeBatchResponse.State
     STATE_WAITING: TakeBatchResponse.State
     STATE_EXHAUSTED: TakeBatchResponse.State
+    STATE_FAILED: TakeBatchResponse.State
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     WAIT_TIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_WANTED_FIELD_NUMBER: _ClassVar[int]
     state: TakeBatchResponse.State
     step: int
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
     waiting_for: str
     wait_time_seconds: float
-    def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ...) -> None: ...
+    checkpoint_wanted: bool
+    def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ..., checkpoint_wanted: _Optional[bool] = ...) -> None: ...
 
 class GetShardRequest(_message.Message):
     __slots__ = ("trainer", "step", "rank", "data_parallel_size")
@@ -254,17 +264,59 @@ class Evaluation(_message.Message):
     version: int
     dataset: str
     metrics: _containers.ScalarMap[str, float]
-    examples: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleGroup]
+    examples: int
     seconds: float
-    def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[_Union[_common_pb2.SampleGroup, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., examples: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class GetEvaluationsResponse(_message.Message):
-    __slots__ = ("evaluations", "pending_versions")
+    __slots__ = ("evaluations", "pending_versions", "finished_groups")
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     PENDING_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
     pending_versions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., pending_versions: _Optional[_Iterable[int]] = ...) -> None: ...
+    finished_groups: int
+    def __init__(self, evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., pending_versions: _Optional[_Iterable[int]] = ..., finished_groups: _Optional[int] = ...) -> None: ...
+
+class GetExamplesRequest(_message.Message):
+    __slots__ = ("version", "dataset")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    dataset: str
+    def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ...) -> None: ...
+
+class GetFailuresRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("serial", "group_id", "dataset", "row", "leases", "reason", "time", "version")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    group_id: int
+    dataset: str
+    row: int
+    leases: int
+    reason: str
+    time: float
+    version: int
+    def __init__(self, serial: _Optional[int] = ..., group_id: _Optional[int] = ..., dataset: _Optional[str] = ..., row: _Optional[int] = ..., leases: _Optional[int] = ..., reason: _Optional[str] = ..., time: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
+
+class GetFailuresResponse(_message.Message):
+    __slots__ = ("failures",)
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
@@ -277,7 +329,7 @@ class WatchRequest(_message.Message):
     def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
 
 class BufferStats(_message.Message):
-    __slots__ = ("step", "total_steps", "version", "checkpoint_step", "trainer_attempt", "depth", "leases", "returned", "started", "admitted", "counters", "metrics", "evaluation", "policy_lag", "stored_bytes", "capacity_bytes", "epoch", "waiting_for")
+    __slots__ = ("step", "total_steps", "version", "checkpoint_step", "trainer_attempt", "depth", "leases", "returned", "started", "admitted", "counters", "metrics", "evaluation", "policy_lag", "stored_bytes", "capacity_bytes", "epoch", "waiting_for", "failed", "under_way_bytes", "under_way_peak_bytes", "under_way_limit_bytes")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +351,13 @@ class BufferStats(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FailedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +376,10 @@ class BufferStats(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     step: int
     total_steps: int
     version: int
@@ -335,4 +398,8 @@ class BufferStats(_message.Message):
     capacity_bytes: int
     epoch: int
     waiting_for: str
-    def __init__(self, step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., trainer_attempt: _Optional[int] = ..., depth: _Optional[int] = ..., leases: _Optional[int] = ..., returned: _Optional[int] = ..., started: _Optional[int] = ..., admitted: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., policy_lag: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    failed: _containers.ScalarMap[str, int]
+    under_way_bytes: int
+    under_way_peak_bytes: int
+    under_way_limit_bytes: int
+    def __init__(self, step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., trainer_attempt: _Optional[int] = ..., depth: _Optional[int] = ..., leases: _Optional[int] = ..., returned: _Optional[int] = ..., started: _Optional[int] = ..., admitted: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., evaluation: _Optional[_Mapping[str, float]] = ..., policy_lag: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting_for: _Optional[str] = ..., failed: _Optional[_Mapping[str, int]] = ..., under_way_bytes: _Optional[int] = ..., under_way_peak_bytes: _Optional[int] = ..., under_way_limit_bytes: _Optional[int] = ...) -> None: ...

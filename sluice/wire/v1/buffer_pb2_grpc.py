@@ -38,7 +38,7 @@ class BufferStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.LeasePrompts = channel.unary_unary(
+        self.LeasePrompts = channel.unary_stream(
                 '/sluice.v1.Buffer/LeasePrompts',
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.LeasePromptsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_buffer__pb2.LeasePromptsResponse.FromString,
@@ -88,6 +88,16 @@ class BufferStub:
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.GetEvaluationsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_buffer__pb2.GetEvaluationsResponse.FromString,
                 _registered_method=True)
+        self.GetExamples = channel.unary_stream(
+                '/sluice.v1.Buffer/GetExamples',
+                request_serializer=sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.GetFailures = channel.unary_unary(
+                '/sluice.v1.Buffer/GetFailures',
+                request_serializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/sluice.v1.Buffer/Stats',
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.StatsRequest.SerializeToString,
@@ -108,6 +118,7 @@ class BufferServicer:
 
     def LeasePrompts(self, request, context):
         """Up to `max_groups` prompt groups, each under a lease with a deadline. Waits while the staleness budget is used up.
+        A lease whose answer was lost is sent again by the worker's next call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,7 +180,21 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetEvaluations(self, request, context):
-        """Results of evaluations that are complete, oldest first.
+        """Results of evaluations that are complete, oldest first, a limited number at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetExamples(self, request, context):
+        """Groups of an evaluation that are kept for people to look at: chunked SampleGroups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFailures(self, request, context):
+        """Groups that failed for good, oldest first, a limited number at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +215,7 @@ class BufferServicer:
 
 def add_BufferServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'LeasePrompts': grpc.unary_unary_rpc_method_handler(
+            'LeasePrompts': grpc.unary_stream_rpc_method_handler(
                     servicer.LeasePrompts,
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.LeasePromptsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_buffer__pb2.LeasePromptsResponse.SerializeToString,
@@ -240,6 +265,16 @@ def add_BufferServicer_to_server(servicer, server):
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetEvaluationsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_buffer__pb2.GetEvaluationsResponse.SerializeToString,
             ),
+            'GetExamples': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetExamples,
+                    request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'GetFailures': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFailures,
+                    request_deserializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.SerializeToString,
+            ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.StatsRequest.FromString,
@@ -275,7 +310,7 @@ class Buffer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/sluice.v1.Buffer/LeasePrompts',
@@ -524,6 +559,60 @@ class Buffer:
             '/sluice.v1.Buffer/GetEvaluations',
             sluice_dot_v1_dot_buffer__pb2.GetEvaluationsRequest.SerializeToString,
             sluice_dot_v1_dot_buffer__pb2.GetEvaluationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.Buffer/GetExamples',
+            sluice_dot_v1_dot_buffer__pb2.GetExamplesRequest.SerializeToString,
+            sluice_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFailures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.Buffer/GetFailures',
+            sluice_dot_v1_dot_buffer__pb2.GetFailuresRequest.SerializeToString,
+            sluice_dot_v1_dot_buffer__pb2.GetFailuresResponse.FromString,
             options,
             channel_credentials,
             insecure,

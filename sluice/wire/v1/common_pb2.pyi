@@ -107,19 +107,23 @@ class Prompt(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., lease_attempt: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_id: _Optional[int] = ..., epoch: _Optional[int] = ..., dataset: _Optional[str] = ..., row: _Optional[int] = ..., prompt_json: _Optional[str] = ..., label_json: _Optional[str] = ..., metadata_json: _Optional[str] = ..., tools_json: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class SampleGroup(_message.Message):
-    __slots__ = ("prompt", "samples")
+    __slots__ = ("prompt", "samples", "failure")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    failure: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("key", "data", "last")
+    __slots__ = ("key", "data", "last", "size")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     key: int
     data: bytes
     last: bool
-    def __init__(self, key: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+    size: int
+    def __init__(self, key: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ..., size: _Optional[int] = ...) -> None: ...

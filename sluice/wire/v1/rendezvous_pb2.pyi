@@ -23,7 +23,7 @@ UPDATE_PHASE_VERIFY: UpdatePhase
 UPDATE_PHASE_RESUME: UpdatePhase
 
 class Member(_message.Message):
-    __slots__ = ("role", "name", "attempt", "index", "address", "devices", "world_size", "version", "info")
+    __slots__ = ("role", "name", "attempt", "index", "address", "devices", "world_size", "version", "info", "protocol")
     class InfoEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class Member(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     attempt: int
@@ -49,15 +50,25 @@ class Member(_message.Message):
     world_size: int
     version: int
     info: _containers.ScalarMap[str, str]
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    protocol: int
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class MemberMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat")
+    __slots__ = ("hello", "heartbeat", "sources")
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     hello: Member
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Member, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    sources: _containers.ScalarMap[str, int]
+    def __init__(self, hello: _Optional[_Union[Member, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., sources: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("state", "version", "gauges")
@@ -77,18 +88,27 @@ class Heartbeat(_message.Message):
     def __init__(self, state: _Optional[str] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("epoch", "admitted", "version", "dropped", "heartbeat_seconds")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("admitted", "version", "dropped", "heartbeat_seconds", "sources", "protocol")
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     admitted: bool
     version: int
     dropped: str
     heartbeat_seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    sources: _containers.ScalarMap[str, int]
+    protocol: int
+    def __init__(self, admitted: _Optional[bool] = ..., version: _Optional[int] = ..., dropped: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., sources: _Optional[_Mapping[str, int]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class AddressBookRequest(_message.Message):
     __slots__ = ("role", "at_least", "attempt", "wait_seconds")
@@ -141,54 +161,42 @@ class UpdatePlan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineMember, _Mapping]]] = ...) -> None: ...
 
 class PhaseReport(_message.Message):
-    __slots__ = ("source", "attempt", "version", "engine", "engine_attempt", "generation", "phase", "error", "seconds")
+    __slots__ = ("source", "attempt", "version", "phase", "engines")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     source: str
     attempt: int
     version: int
-    engine: str
-    engine_attempt: int
-    generation: int
     phase: UpdatePhase
+    engines: _containers.RepeatedCompositeFieldContainer[EngineReport]
+    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., engines: _Optional[_Iterable[_Union[EngineReport, _Mapping]]] = ...) -> None: ...
+
+class EngineReport(_message.Message):
+    __slots__ = ("engine", "attempt", "generation", "error")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    attempt: int
+    generation: int
     error: str
-    seconds: float
-    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_attempt: _Optional[int] = ..., generation: _Optional[int] = ..., phase: _Optional[_Union[UpdatePhase, str]] = ..., error: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, engine: _Optional[str] = ..., attempt: _Optional[int] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class PhaseAck(_message.Message):
-    __slots__ = ("go_on",)
-    GO_ON_FIELD_NUMBER: _ClassVar[int]
-    go_on: bool
-    def __init__(self, go_on: _Optional[bool] = ...) -> None: ...
-
-class EndUpdateRequest(_message.Message):
-    __slots__ = ("source", "attempt", "version")
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    source: str
-    attempt: int
-    version: int
-    def __init__(self, source: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
-
-class EndUpdateResponse(_message.Message):
-    __slots__ = ("epoch", "in_sync")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    in_sync: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("gone",)
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetLedgerRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("joiners_to",)
+    JOINERS_TO_FIELD_NUMBER: _ClassVar[int]
+    joiners_to: int
+    def __init__(self, joiners_to: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("member", "state", "admitted", "generation", "seconds_since_heartbeat", "gauges", "last_error")

@@ -56,11 +56,6 @@ class RendezvousStub:
                 request_serializer=sluice_dot_v1_dot_rendezvous__pb2.PhaseReport.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_rendezvous__pb2.PhaseAck.FromString,
                 _registered_method=True)
-        self.EndUpdate = channel.unary_unary(
-                '/sluice.v1.Rendezvous/EndUpdate',
-                request_serializer=sluice_dot_v1_dot_rendezvous__pb2.EndUpdateRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_rendezvous__pb2.EndUpdateResponse.FromString,
-                _registered_method=True)
         self.GetLedger = channel.unary_unary(
                 '/sluice.v1.Rendezvous/GetLedger',
                 request_serializer=sluice_dot_v1_dot_rendezvous__pb2.GetLedgerRequest.SerializeToString,
@@ -74,8 +69,8 @@ class RendezvousServicer:
     """
 
     def Join(self, request_iterator, context):
-        """A member joins with Hello, then sends a Heartbeat at least every `heartbeat_seconds`. The stream's end, or silence
-        for `member_timeout_seconds`, is the member's death.
+        """A member joins with Hello, then sends a Heartbeat every `heartbeat_seconds`. The stream's end, or silence for five
+        times as long, is the member's death.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,14 +91,8 @@ class RendezvousServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportPhase(self, request, context):
-        """One engine passed a phase of the update, or failed in it and is dropped.
+        """Engines passed a phase of the update, or failed in it and are dropped.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndUpdate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -136,11 +125,6 @@ def add_RendezvousServicer_to_server(servicer, server):
                     servicer.ReportPhase,
                     request_deserializer=sluice_dot_v1_dot_rendezvous__pb2.PhaseReport.FromString,
                     response_serializer=sluice_dot_v1_dot_rendezvous__pb2.PhaseAck.SerializeToString,
-            ),
-            'EndUpdate': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndUpdate,
-                    request_deserializer=sluice_dot_v1_dot_rendezvous__pb2.EndUpdateRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_rendezvous__pb2.EndUpdateResponse.SerializeToString,
             ),
             'GetLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLedger,
@@ -258,33 +242,6 @@ class Rendezvous:
             '/sluice.v1.Rendezvous/ReportPhase',
             sluice_dot_v1_dot_rendezvous__pb2.PhaseReport.SerializeToString,
             sluice_dot_v1_dot_rendezvous__pb2.PhaseAck.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EndUpdate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sluice.v1.Rendezvous/EndUpdate',
-            sluice_dot_v1_dot_rendezvous__pb2.EndUpdateRequest.SerializeToString,
-            sluice_dot_v1_dot_rendezvous__pb2.EndUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,
