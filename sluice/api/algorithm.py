@@ -7,20 +7,18 @@ from typing import Literal
 from pydantic import Field
 
 from sluice.api.base import (
-    DottedPath,
     Fraction,
-    LossFunction,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     Rule,
 )
-from sluice.api.base import Path as PathField
 from sluice.api.distillation import Distillation
 from sluice.api.losses import BY_COVARIANCE, DUAL_CLIPPED, Clip, ClipCov, Gate, KLCov
 from sluice.api.losses import PolicyLoss as PolicyLoss
 from sluice.api.off_policy import OffPolicy
+from sluice.api.paths import LossFunction, ModelPath, UserFunction
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
 
 Estimator = Literal[
@@ -76,7 +74,7 @@ class KL(Model):
 class Critic(Model):
     """The value model of ppo. Its optimizer is as trainer.optimizer, but for the learning rate."""
 
-    model_path: PathField | None = Field(
+    model_path: ModelPath | None = Field(
         None,
         description="Checkpoint that the critic starts from, of a language or a reward model. Default: model.path.",
     )
@@ -99,7 +97,7 @@ class Algorithm(Model):
     """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime and verl do."""
 
     estimator: Estimator = Field("grpo", description="How rewards become advantages.")
-    function: DottedPath | None = Field(None, description="Own estimator; with `estimator: custom`.")
+    function: UserFunction | None = Field(None, description="Own estimator; with `estimator: custom`.")
     normalize_std: bool = Field(
         True, description="grpo, gspo, cispo, grpo_passk: divide advantages by the group's standard deviation."
     )

@@ -87,16 +87,6 @@ Quantity = Annotated[
 FreeForm = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 """An object whose fields are somebody else's: a pod template, a volume source."""
 
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
-DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
-DottedPath = Annotated[str, Field(pattern=DOTTED_PATH)]
-"""A Python function: `package.module.function`, `package.module:function` or `path/to/file.py:function`."""
-LossFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^sft$")]
-"""The word `sft`, or a Python function as in DottedPath."""
-GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$")]
-"""The word `none`, or a Python function as in DottedPath."""
-GroupFilter = Annotated[str, Field(pattern=DOTTED_PATH + "|^nonzero_std$")]
-"""The word `nonzero_std`, or a Python function as in DottedPath."""
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]

@@ -26,7 +26,7 @@ COLUMNS = [
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Steps", "integer", ".status.totalSteps", 1),
     ("Loss", "string", ".status.loss", 1),
-    ("Reason", "string", ".status.conditions[-1:].reason", 1),
+    ("Reason", "string", ".status.reason", 1),
 ]
 
 

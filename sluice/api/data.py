@@ -11,9 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sluice.api.base import (
-    DottedPath,
     FreeForm,
-    GenerateFunction,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,9 +20,7 @@ from sluice.api.base import (
     Quantity,
     Rule,
 )
-from sluice.api.base import (
-    Path as PathField,
-)
+from sluice.api.paths import DataPath, GenerateFunction, ModelPath, TokenizerPath, UserFunction
 
 MADE_ROWS = "rows"
 """Where the buffer's storage has the files that RowSources made."""
@@ -43,12 +39,14 @@ def parse_path(text: str) -> tuple[Path, slice]:
 class ModelSource(Model):
     """The model that is trained."""
 
-    path: PathField = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
+    path: ModelPath = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
     volume: FreeForm | None = Field(
-        None, description="Kubernetes volume source that holds the model; `path` is then relative to its root."
+        None,
+        description="Kubernetes volume source that holds the model; `path`, and every other path of a model or a "
+        "tokenizer, is then relative to its root.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
-    reference_path: PathField | None = Field(
+    reference_path: ModelPath | None = Field(
         None, description="Checkpoint of the reference policy for the KL terms. Default: the model as it is at step 0."
     )
     init: Literal["pretrained", "random"] = Field(
@@ -59,7 +57,7 @@ class ModelSource(Model):
 class RowSource(Model):
     """Rows that your own code yields. They are written to a file once, before the buffer starts."""
 
-    function: DottedPath = Field(
+    function: UserFunction = Field(
         description="What gives rows when it is called: `package.module.name` or `path/to/file.py:name`, a generator "
         "function, or a class whose objects one can iterate over or index."
     )
@@ -80,7 +78,7 @@ class RowSource(Model):
 class PromptSource(Model):
     """Prompts, one row each: a file of JSON Lines, JSON or Parquet, or your own code's; slime's or verl's rows."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+    path: DataPath | None = Field(
         None,
         description="File or directory (.jsonl, .json, .parquet). A slice picks rows: `file.jsonl@[0:1000]`.",
     )
@@ -165,9 +163,10 @@ class RewardModel(Model):
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
         description="Address of the server, without path."
     )
-    tokenizer: PathField | None = Field(
+    tokenizer: TokenizerPath | None = Field(
         None,
         description="Directory of the reward model's tokenizer: its chat template renders prompt and response. "
+        "With model.volume: relative to that volume's root. "
         "Default: the prompt and, right behind it, the response, as plain text.",
     )
     output: NonNegativeInt = Field(0, description="Which of the model's outputs is the reward.")
@@ -202,7 +201,7 @@ class Reward(Model):
         description="A built-in reward. `data_source`: the row's data_source picks it, as in verl. "
         "A row's `metadata.rm_type` goes before whatever is set here.",
     )
-    function: DottedPath | None = Field(
+    function: UserFunction | None = Field(
         None,
         description="Own function: `package.module.function` or `path/to/file.py:function`, sync or async, "
         "with sluice's, slime's or verl's parameters.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sluice.api.base import Model, Path, Rule
+from sluice.api.base import Model, Rule
+from sluice.api.paths import RolloutsPath
 
 
 class Debug(Model):
@@ -15,7 +16,7 @@ class Debug(Model):
         description="Keep all samples of every trained step as rollouts/step_<n>.parquet in the run directory "
         "(docs/evaluation.md has the columns).",
     )
-    replay: Path | None = Field(
+    replay: RolloutsPath | None = Field(
         None,
         description="Train on the rollouts of an earlier run, in their order, without engines: the directory of its "
         "dumped files. With data.volume: relative to that volume's root. Needs rollout.replicas: 0.",

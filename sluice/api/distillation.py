@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.base import Model, PositiveFloat, Rule
-from sluice.api.base import Path as PathField
+from sluice.api.paths import ModelPath
 
 WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
 Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
@@ -16,7 +16,7 @@ Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 class Teacher(Model):
     """The model that is learned from. Its tokenizer must be the student's. Exactly one of `path` and `url`."""
 
-    path: PathField | None = Field(
+    path: ModelPath | None = Field(
         None,
         description="Hugging Face checkpoint that the trainer scores with, beside the policy and under its parallel "
         "layout; of any shape. With model.volume: relative to that volume's root.",

@@ -22,8 +22,10 @@ from sluice.api.lifecycle import (
     Secrets,
     Tls,
 )
+from sluice.api.room import room_rules
 from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.status import RLJobStatus
+from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS
 from sluice.api.training import Buffer, Checkpoint, Rollout, Trainer, WeightSync
 
 KIND = "RLJob"
@@ -161,6 +163,8 @@ class RLJobSpec(Model):
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
+        *CHECKPOINT_ACROSS_GROUPS,
+        *room_rules(_SEQUENCES, _SAMPLES, _or("self.rollout.sampling.maxResponseTokens", 1024)),
     )
 
     @property

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
+from sluice.api import yaml_text
 from sluice.api.base import API_VERSION
 from sluice.api.job import KIND, RLJob
 from sluice.api.problems import describe
+from sluice.api.yaml_text import MAX_BYTES
 
 
 class ManifestError(ValueError):
@@ -22,25 +22,29 @@ class ManifestError(ValueError):
 
 def read_documents(path: Path) -> list[CommentedMap]:
     """All YAML documents of a file (YAML 1.2, as kubectl reads them: 1e-6 is a number)."""
+    return parse_documents(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of YAML. Raises ManifestError."""
     try:
-        text = path.read_text()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"{path}: more than {MAX_BYTES >> 10} KiB; expected an RLJob manifest")
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: not a text file: {error.reason} at byte {error.start}") from error
-    return parse_documents(text, str(path))
 
 
 def parse_documents(text: str, source: str) -> list[CommentedMap]:
-    yaml = YAML(typ="rt")
     try:
-        documents = [d for d in yaml.load_all(io.StringIO(text)) if d is not None]
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise ManifestError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from error
-    except YAMLError as error:  # a control character, of which ruamel tells only the place in the file
-        raise ManifestError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+        documents = [d for d in yaml_text.load_all(text) if d is not None]
+    except YAMLError as error:
+        raise ManifestError(yaml_text.explain(error, source)) from error
     if not documents:
         raise ManifestError(f"{source}: the file is empty; expected an RLJob manifest")
     for document in documents:
@@ -51,7 +55,8 @@ def parse_documents(text: str, source: str) -> list[CommentedMap]:
 
 def load_job(path: Path, overrides: list[str] | None = None) -> RLJob:
     """The one RLJob in a file, with `path=value` overrides applied (`spec.` may be left out)."""
-    jobs = [d for d in read_documents(path) if d.get("kind") == KIND] or read_documents(path)
+    documents = read_documents(path)
+    jobs = [d for d in documents if d.get("kind") == KIND] or documents
     if len(jobs) > 1:
         names = ", ".join(str((d.get("metadata") or {}).get("name", "?")) for d in jobs)
         raise ManifestError(f"{path}: {len(jobs)} RLJobs in one file ({names}); expected one")
@@ -83,10 +88,9 @@ def apply_override(document: Any, override: str) -> None:
         target = _descend(target, key, override, ".".join(keys[:position]))
     _can_hold(target, override, ".".join(keys[:-1]))
     try:
-        value = YAML(typ="safe").load(text) if text else ""
+        value = yaml_text.load(text) if text else ""
     except YAMLError as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ManifestError(f"--set {override}: the value is not valid YAML: {problem}") from error
+        raise ManifestError(yaml_text.explain(error, f"--set {path}")) from error
     if isinstance(target, list):
         index = _index(target, keys[-1], override)
         if index == len(target):

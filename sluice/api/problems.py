@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from sluice.api.base import DOTTED_PATH
 from sluice.api.job import RLJob
+from sluice.api.paths import DOTTED_PATH
 
 _FUNCTION = "a Python function as package.module.name or path/to/file.py:name"
 PATTERNS = {

@@ -66,6 +66,7 @@ class LastFailure(Model):
     exit_code: int | None = Field(None, description="Of that container.")
     message: Annotated[str, Field(max_length=32768)] = Field("", description="Last log lines of what died.")
     time: Time = Field(description="When it was seen.")
+    times: int = Field(1, description="How often in a row such a container has ended of the same cause.")
 
 
 class RLJobStatus(Model):
@@ -78,6 +79,7 @@ class RLJobStatus(Model):
         default_factory=list, description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed."
     )
     state: str = Field("", description="One word for people, derived from the conditions.")
+    reason: str = Field("", description="Reason of the condition that `state` is derived from.")
     step: int | None = Field(None, description="Steps that are trained.")
     total_steps: int | None = Field(
         None, description="Steps that there will be. With epochs: once the prompts are counted."
@@ -94,6 +96,9 @@ class RLJobStatus(Model):
     rollout_replicas: int | None = Field(None, description="Engines that there should be: what /scale shows.")
     rollout_selector: str | None = Field(
         None, description="Label selector of the engines' pods: what autoscalers look at."
+    )
+    checkpoint_claim: str | None = Field(
+        None, description="The PersistentVolumeClaim with the job's checkpoints, where the operator has made it."
     )
     start_time: Time | None = Field(None, description="When the job was admitted.")
     completion_time: Time | None = Field(None, description="When it succeeded or failed.")

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, WithJsonSchema
 
 from sluice.api.base import (
-    DottedPath,
     FreeForm,
-    GroupFilter,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,6 +16,9 @@ from sluice.api.base import (
     Quantity,
     Rule,
 )
+from sluice.api.paths import GroupFilter, UserFunction
+from sluice.api.resources import Resources
+from sluice.api.storage import PLACES, CheckpointStorage, Storage
 
 
 class Sampling(Model):
@@ -44,8 +45,8 @@ class Partial(Model):
 class Hooks(Model):
     """Own functions (prompt, sample) that may change each finished sample, sync or async."""
 
-    before_reward: DottedPath | None = Field(None, description="Before the sample is judged.")
-    after_reward: DottedPath | None = Field(None, description="After it was judged: its reward is set.")
+    before_reward: UserFunction | None = Field(None, description="Before the sample is judged.")
+    after_reward: UserFunction | None = Field(None, description="After it was judged: its reward is set.")
 
 
 EngineArg = Annotated[
@@ -84,7 +85,7 @@ class Rollout(Model):
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         1.0, description="Start this many times batchSize groups and take the first that finish."
     )
-    function: DottedPath | None = Field(
+    function: UserFunction | None = Field(
         None,
         description="Own generate function `async def play(episode)`, for several turns and tools; or, decorated with "
         "`whole_group`, `async def play(episodes)` for all samples of a prompt.",
@@ -94,6 +95,16 @@ class Rollout(Model):
         description="`function` may take this long between two turns of the model (its tools); then its sample fails.",
     )
     hooks: Hooks = Field(default_factory=Hooks)
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU; "
+        "without GPUs 250m and 1Gi.",
+    )
+    worker_resources: Resources = Field(
+        default_factory=Resources,
+        description="Of the container beside the engine, which judges samples. Default: requests of 500m and 1Gi; "
+        "without GPUs 100m and 256Mi.",
+    )
     template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
@@ -186,6 +197,11 @@ class Trainer(Model):
     )
     recompute: Literal["none", "full"] = Field("none", description="Recompute activations in the backward pass.")
     precision: Literal["bf16", "fp32"] | None = Field(None, description="Default: bf16 on GPU, fp32 on CPU.")
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each GPU; without GPUs 250m "
+        "and 1Gi for each process.",
+    )
     template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
@@ -226,6 +242,9 @@ class Trainer(Model):
         return self.world_size // self.model_parallel_size
 
 
+LONGEST_PAUSE_SECONDS = 600.0
+
+
 class WeightSync(Model):
     """How new weights reach the engines."""
 
@@ -254,12 +273,13 @@ class WeightSync(Model):
         "holds single experts.",
     )
 
+    @property
+    def pause_seconds(self) -> float:
+        """How long an engine may stay paused: until a trainer that died in an update has a successor.
 
-class Storage(Model):
-    """The volume claim of the buffer."""
-
-    size: Quantity = Field("20Gi", description="Size of the claim.")
-    storage_class_name: str | None = Field(None, description="Default: the cluster's default class.")
+        The operator's probes and the worker beside the engine judge by it.
+        """
+        return max(LONGEST_PAUSE_SECONDS, 2 * self.timeout_seconds)
 
 
 class Buffer(Model):
@@ -276,7 +296,17 @@ class Buffer(Model):
 class Checkpoint(Model):
     """What is kept of the training, and where."""
 
-    volume: FreeForm | None = Field(None, description="Kubernetes volume source for checkpoints.")
+    volume: FreeForm | None = Field(
+        None, description="Kubernetes volume source for checkpoints, in place of the operator's claim."
+    )
+    storage: CheckpointStorage | None = Field(
+        None, description="The claim that the operator makes. Default, without volume and ephemeral: one of 100Gi."
+    )
+    ephemeral: bool = Field(
+        False,
+        description="Keep checkpoints, the final model and metrics in the trainer's pod alone: they go with it, and a "
+        "trainer that is lost after its first checkpoint fails the job.",
+    )
     every_steps: PositiveInt = Field(20, description="Steps between checkpoints. The last step is always saved.")
     keep: PositiveInt = Field(2, description="How many checkpoints are kept.")
     async_: Annotated[bool, Field(alias="async")] = Field(
@@ -287,3 +317,10 @@ class Checkpoint(Model):
     export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
         True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."
     )
+
+    rules = PLACES
+
+    @property
+    def claim(self) -> CheckpointStorage | None:
+        """The claim that the operator makes; None: checkpoints lie elsewhere."""
+        return None if self.volume is not None or self.ephemeral else self.storage or CheckpointStorage()

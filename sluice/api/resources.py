@@ -1,0 +1,30 @@
+"""What a container asks of its node."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sluice.api.base import Model, Quantity, Rule
+
+GPU = "nvidia.com/gpu"
+
+
+class Resources(Model):
+    """Requests and limits of a container, as in a pod. What is not named keeps the default of the container."""
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict, description="What a node must have free, such as `cpu: 8` and `memory: 64Gi`."
+    )
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict, description="What the container may use at most. A limit without a request is both."
+    )
+
+    rules = (
+        Rule(
+            f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' in self.limits)",
+            lambda r: GPU not in r.requests and GPU not in r.limits,
+            f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out here",
+        ),
+    )
