@@ -27,9 +27,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from sluice import causes
 from sluice.rewards import configuration, custom, registry
 from sluice.rewards.configuration import Configuration
-from sluice.rewards.types import RewardError, read_value
+from sluice.rewards.types import RewardError, late, read_value
 
 DROP = None
 """Instead of jobs: forget those that have not been started."""
@@ -90,8 +91,7 @@ def _read(value: Any) -> Any:
 def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     if isinstance(error, RewardError):
         return {"error": str(error), "reason": error.reason}
-    text = str(RewardError(f"{name} raised {type(error).__name__}: {error}"))
-    return {"error": text, "reason": "raised"}
+    return {"error": f"{name} raised {causes.cause(error)}", "reason": "raised", "details": causes.full(error)}
 
 
 def _outcomes(value: Any, argument: Any) -> list[Any]:
@@ -160,7 +160,7 @@ async def _all_at_once(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> Non
             async with asyncio.timeout(rewards.limits.timeout_seconds):
                 outcomes = _outcomes(await rewards.of("")(argument), argument)
         except TimeoutError:
-            text = f"{rewards.name}: no reward after {rewards.limits.timeout_seconds:g} s"
+            text = f"{rewards.name}: {late(rewards.limits.timeout_seconds)}"
             outcomes = _failures(RewardError(text, "timeout"), rewards.name, argument)
         except Exception as error:
             outcomes = _failures(error, rewards.name, argument)

@@ -7,16 +7,20 @@ Cheap built-in rewards run here. A user's function, mathematics and tested progr
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from dataclasses import replace
 
+from sluice import causes
 from sluice.api import Reward, quantity_value
 from sluice.rewards import metrics, registry, remote
 from sluice.rewards.configuration import Configuration
 from sluice.rewards.model import RewardModel
 from sluice.rewards.pool import Outcome, Pool
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
+
+log = logging.getLogger(__name__)
 
 
 class Judge:
@@ -50,9 +54,7 @@ class Judge:
         if self._reward.type in registry.in_pool:
             await self._builtin.check()
         if self._reward.type == "code":
-            from sluice.rewards.sandbox import isolation
-
-            metrics.SANDBOX.labels(isolation=await asyncio.to_thread(isolation)).set(1)
+            await _check_sandbox()
         if self._model:
             await asyncio.to_thread(self._model.load)
 
@@ -93,13 +95,25 @@ class Judge:
         return (await self._function("", sample))[0]
 
 
+async def _check_sandbox() -> None:
+    """Say what confines programs here, and what does not. Raises RewardError where they may not run."""
+    from sluice.rewards.sandbox import hide, isolation
+
+    here = await asyncio.to_thread(isolation)
+    metrics.SANDBOX.labels(isolation=str(here)).set(1)
+    for layer in here.missing:
+        log.warning(here.warning(layer))
+    if here.layers == ("seccomp",):  # then a program may look into processes of its user
+        hide()
+
+
 def _run_here(name: str, sample: RewardInput) -> RewardValue:
     try:
         return registry.here[name](sample)
     except RewardError:
         raise
     except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
-        raise RewardError(f"{name} raised {type(error).__name__}: {error}", "raised") from error
+        raise RewardError(f"{name} raised {causes.cause(error)}", "raised", causes.full(error)) from error
 
 
 def _processes() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sluice.rewards.configuration import Configuration
 from sluice.rewards.process import LostError, Process
-from sluice.rewards.types import Judgement, RewardError
+from sluice.rewards.types import Judgement, RewardError, late
 
 MOMENT_SECONDS = 1.0
 MOST_PER_SLOT = 4
@@ -193,7 +193,7 @@ class Pool:
                         return
         except TimeoutError:
             seconds = self.configuration.timeout_seconds
-            job.fail(RewardError(f"{self._name(job)}: no reward after {seconds:g} s", "timeout"))
+            job.fail(RewardError(f"{self._name(job)}: {late(seconds)}", "timeout"))
             raise LostError("it hangs", "timeout") from None
         except LostError as error:
             job.fail(self._lost(error, job))
@@ -249,7 +249,7 @@ class Pool:
         """The process ends jobs itself, unless one of them blocks it: then it must go."""
         limit = time.monotonic() - self.configuration.timeout_seconds - _GRACE_SECONDS
         if any(job.started < limit for job in running.values()):
-            raise LostError(f"no reward after {self.configuration.timeout_seconds:g} s", "timeout")
+            raise LostError(late(self.configuration.timeout_seconds), "timeout")
 
     def _gives_up(self, job: _Job, error: LostError) -> bool:
         if job.tries < _TRIES:  # one of many ended the process: nobody knows which
@@ -281,7 +281,7 @@ def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
 
 def _outcome(value: Any) -> Outcome:
     if isinstance(value, dict):
-        return RewardError(str(value["error"]), str(value["reason"]))
+        return RewardError(str(value["error"]), str(value["reason"]), str(value.get("details", "")))
     reward, parts = value
     if not math.isfinite(reward):
         raise ValueError

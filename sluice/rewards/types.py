@@ -20,14 +20,18 @@ _MOST_PARTS = 64
 _LONGEST_NAME = 128
 _SHOWN = 200
 _LONGEST_MESSAGE = 2000
+_LONGEST_DETAILS = 20_000
 
 
 class RewardError(Exception):
-    """The reward of one sample could not be had. The message says why, for people; the reason, for metrics."""
+    """The reward of one sample could not be had. The message says why, for people; the reason, for metrics.
 
-    def __init__(self, message: str, reason: str = "refused") -> None:
+    details: the traceback of the function that raised, for a log.
+    """
+
+    def __init__(self, message: str, reason: str = "refused", details: str = "") -> None:
         super().__init__(message[:_LONGEST_MESSAGE])
-        self.reason = reason
+        self.reason, self.details = reason, details[-_LONGEST_DETAILS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,11 @@ def _number(value: Any, what: str) -> float:
     if not math.isfinite(number):
         raise RewardError(f"{what} is {number}, expected a finite number")
     return number
+
+
+def late(seconds: float) -> str:
+    """What is said of a reward that hangs."""
+    return f"no reward after {seconds:g} s (reward.timeoutSeconds)"
 
 
 def shown(value: Any) -> str:

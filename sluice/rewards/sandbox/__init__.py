@@ -5,31 +5,52 @@
 
 from __future__ import annotations
 
-import json
-import struct
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+import logging
+from dataclasses import dataclass, field
+from typing import Any
 
+from sluice.rewards.sandbox.client import EndedError, Zygote
+from sluice.rewards.sandbox.confine import hide
 from sluice.rewards.types import RewardError
 
-# The zygote must not import what `import sluice` imports (numpy starts threads): it gets the package's folders alone.
-_BOOT = """
-import sys, types
-for name, path in zip(("sluice", "sluice.rewards", "sluice.rewards.sandbox"), sys.argv[1:]):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from sluice.rewards.sandbox.zygote import main
-main()
-"""
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+__all__ = ["Isolation", "Ran", "Sandbox", "hide", "isolation"]
+
+log = logging.getLogger(__name__)
+
+_TRIES = 2
+_WITHOUT = {
+    "uid": "programs run as the pod's own user; a watch, not the kernel, limits their threads",
+    "namespaces": "programs write to the pod's temporary directory, where a watch, not the kernel, limits their files; "
+    "seccomp alone stands between them and the network",
+    "landlock": "programs can read every file that their user may read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What confines programs on this machine. layers: those that hold. missing: layer -> why it does not."""
+
+    layers: tuple[str, ...]
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "+".join(self.layers)
+
+    def warning(self, layer: str) -> str:
+        """One line about a missing layer: which, why, and what that means."""
+        return (
+            f"code: the sandbox has no layer {layer!r} here ({self.missing[layer]}): {_WITHOUT[layer]}; "
+            "docs/security.md says more"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How one test went. status: ok, error, timeout, output (too much of it). error: the end of what went to stderr."""
+    """How one test went.
+
+    status: ok, error, timeout, output (too much of it), limit (too many threads or files). error: the end of what went
+    to stderr, or which limit.
+    """
 
     status: str
     output: str
@@ -37,55 +58,67 @@ class Ran:
 
 
 class Sandbox:
-    """One zygote. Use it from one thread."""
+    """One zygote, and another one where it ended. Use it from one thread."""
 
     def __init__(self) -> None:
-        here = Path(__file__).parent
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-X", "utf8", "-c", _BOOT, str(here.parents[1]), str(here.parent), str(here)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_ENVIRONMENT,
-        )
-        self.isolation: str = self._answer()["isolation"]
-        if self.isolation.startswith("none"):
-            self.close()
-            raise RewardError(
-                f"code: programs cannot be confined on this machine ({self.isolation}); "
-                "use a sandbox service of your own, through reward.url",
-                "unavailable",
-            )
+        self._zygote = _start()
+        self.isolation = _isolation(self._zygote)
 
     def run(self, **request: Any) -> Ran:
-        """Run one test: see zygote._run."""
-        body = json.dumps(request).encode()
-        stream = self._stream(self._process.stdin)
-        stream.write(struct.pack("<I", len(body)) + body)
-        stream.flush()
-        return Ran(**self._answer())
+        """Run one test: see zygote._run. Raises RewardError where it cannot be run, for no fault of the program.
 
-    def _answer(self) -> dict[str, Any]:
-        stream = self._stream(self._process.stdout)
-        header = stream.read(4)
-        if len(header) < 4:
-            raise RewardError("code: the sandbox's process is gone", "died")
-        answer: dict[str, Any] = json.loads(stream.read(*struct.unpack("<I", header)))
-        return answer
+        A test at which the sandbox fails is run once more, in a new zygote.
+        """
+        for _ in range(_TRIES):
+            self._replace_if_ended()
+            try:
+                answer = self._zygote.ask(request)
+            except TimeoutError:
+                self._zygote.kill()
+                raise RewardError("code: the sandbox gave no answer, and was replaced", "timeout") from None
+            except EndedError as error:
+                cause = f"its process ended: {error}"
+            else:
+                if answer["status"] != "failed":
+                    return Ran(**answer)
+                cause = answer["error"]
+                self._zygote.close()
+            log.warning("code: the sandbox failed at a test (%s), and is replaced", cause)
+        raise RewardError(f"code: the sandbox failed twice at one test ({cause})", "died")
 
-    @staticmethod
-    def _stream(stream: IO[bytes] | None) -> IO[bytes]:
-        assert stream is not None
-        return stream
+    def _replace_if_ended(self) -> None:
+        if self._zygote.alive:
+            return
+        self._zygote = _start()
+        before, self.isolation = self.isolation, _isolation(self._zygote)
+        for layer in self.isolation.missing.keys() - before.missing.keys():
+            log.warning(self.isolation.warning(layer))
 
     def close(self) -> None:
-        self._stream(self._process.stdin).close()
-        self._stream(self._process.stdout).close()
-        self._process.kill()
-        self._process.wait()
+        self._zygote.close()
 
 
-def isolation() -> str:
-    """Which layers confine programs on this machine, as `+`-joined names. Raises RewardError where they may not run."""
+def _start() -> Zygote:
+    try:
+        zygote = Zygote()
+    except EndedError as error:
+        raise RewardError(f"code: the sandbox does not start ({error})", "unavailable") from error
+    if refused := zygote.hello["refused"]:
+        zygote.close()
+        raise RewardError(
+            f"code: programs cannot be confined on this machine ({refused}); "
+            "use a sandbox service of your own, through reward.url",
+            "unavailable",
+        )
+    return zygote
+
+
+def _isolation(zygote: Zygote) -> Isolation:
+    return Isolation(tuple(zygote.hello["layers"]), zygote.hello["missing"])
+
+
+def isolation() -> Isolation:
+    """What confines programs on this machine. Raises RewardError where they may not run."""
     sandbox = Sandbox()
     sandbox.close()
     return sandbox.isolation

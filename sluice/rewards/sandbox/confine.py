@@ -1,32 +1,35 @@
 """What a process gives up before it runs a program that nobody has read. Standard library only.
 
-Four layers, each of which may be missing on some machine: namespaces (no network, no mounts of others; often forbidden
-in containers), landlock (files), seccomp (sockets, processes, signals), resource limits. `confine` says which it had;
-without seccomp it refuses, since then nothing may stand between the program and the network.
+Layers, of which all but the last two may be missing on some machine: a user of the program's own (`account`),
+namespaces, Landlock (files), seccomp (calls), resource limits. `probe` finds out once which of them hold here;
+`confine` applies exactly these, and fails where one no longer does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import struct
 import sys
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
-from sluice.rewards.sandbox import landlock, seccomp
+from sluice.rewards.sandbox import account, landlock, namespaces, seccomp
 
 FILE_BYTES = 16 << 20
-FILES = 64
+OPEN_FILES = 64
+THREADS = 256
 DIRECTORY_BYTES = 64 << 20
+DIRECTORY_ENTRIES = 4096
 STACK_BYTES = 256 << 20
 
-_NEW_NAMESPACES = 0x10000000 | 0x40000000 | 0x00020000 | 0x08000000  # user, network, mount, IPC
-_PRIVATE = (1 << 18) | (1 << 14)  # MS_PRIVATE | MS_REC
-_TMPFS_FLAGS = 2 | 4  # MS_NOSUID | MS_NODEV
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _SIGKILL = 1, 38, 9
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
 _CAPABILITY_VERSION_3 = 0x20080522
+_SUCCESS = b"\0"
 _DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
 
 
@@ -38,54 +41,127 @@ class Limits:
     cpu_seconds: int
 
 
-def confine(directory: str, limits: Limits) -> list[str]:
-    """Confine this process to reading Python's own files and writing in `directory`, its own.
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What confines programs on this machine.
 
-    Returns the layers that hold. Raises OSError where seccomp does not.
+    uid: the program's own user; None: it runs as ours. missing: layer -> why this machine does not have it.
+    refused: why programs must not run here at all; "" where they may.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-    layers = ["namespaces"] if _namespaces(libc, directory) else []
-    os.chdir(directory)
-    _limit(limits)
-    _drop_capabilities(libc)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    try:
-        landlock.restrict([*_python(), *_DEVICES], [directory, "/dev/null"])
-        layers.append("landlock")
-    except OSError:
-        pass  # an older kernel: file permissions are all there is, and whoever asks is told
+
+    uid: int | None = None
+    namespaces: bool = False
+    landlock: bool = False
+    missing: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        held = {"uid": self.uid is not None, "namespaces": self.namespaces, "landlock": self.landlock}
+        return [*(name for name, holds in held.items() if holds), "seccomp"]
+
+
+def probe(directory: str) -> Layers:
+    """Try every layer, each in a process of its own; `directory`: an empty one to try them with."""
+    _python()  # read now: another user may not be able to
+    layers, missing = Layers(), dict[str, str]()
+    for name in ("uid", "namespaces", "landlock"):
+        for more in _with(layers, name):
+            if reason := _attempt(partial(_try, directory, more)):
+                missing[name] = reason
+            else:
+                layers = more
+                missing.pop(name, None)
+                break
+    refused = _attempt(partial(confine, directory, Limits(1 << 32, 10), layers, os.getpid()))
+    return replace(layers, missing=missing, refused=refused)
+
+
+def confine(directory: str, limits: Limits, layers: Layers, parent: int) -> None:
+    """Confine this process to reading Python's own files and writing in `directory`, for good.
+
+    parent: the process that forked this one, which is not to outlive it. Raises OSError where a layer does not hold.
+    """
+    _enter(directory, layers)
+    _limit(limits, layers)
+    _keep_apart(parent)
     seccomp.install()
-    return [*layers, "seccomp"]
 
 
-def _namespaces(libc: ctypes.CDLL, directory: str) -> bool:
-    """No network but an own, unconnected one; the directory in memory, with a size. False where that is forbidden."""
-    user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_NEW_NAMESPACES):
-        return False
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    options = f"size={DIRECTORY_BYTES},nr_inodes=4096,mode=700".encode()
-    libc.mount(None, b"/", None, _PRIVATE, None)
-    libc.mount(b"tmpfs", directory.encode(), b"tmpfs", _TMPFS_FLAGS, options)
-    return True
+def hide() -> None:
+    """Keep this process's memory, environment and descriptors from others of the same user (in /proc)."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _limit(limits: Limits) -> None:
-    for what, value in (
-        (resource.RLIMIT_AS, limits.memory),
-        (resource.RLIMIT_CPU, limits.cpu_seconds),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NOFILE, FILES),
-        (resource.RLIMIT_STACK, STACK_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
+# --- one layer after the other
+
+
+def _with(layers: Layers, name: str) -> list[Layers]:
+    """The same with one layer more, in the forms in which it may hold."""
+    match name:
+        case "uid":
+            return [replace(layers, uid=uid) for uid in account.candidates()]
+        case "namespaces":
+            return [replace(layers, namespaces=True)]
+        case _:
+            return [replace(layers, landlock=True)]
+
+
+def _try(directory: str, layers: Layers) -> None:
+    """Enter the layers. Raises OSError where one does not hold, or takes from programs what they import."""
+    if layers.uid is not None:
+        account.require_capabilities()
+    _enter(directory, layers)
+    if layers.uid is not None:
+        packages = sysconfig.get_path("purelib")
+        account.require_readable(_python())
+        account.require_readable(os.path.join(packages, name) for name in os.listdir(packages))
+
+
+def _enter(directory: str, layers: Layers) -> None:
+    if layers.uid is not None:
+        os.chown(directory, layers.uid, layers.uid)
+        account.take(layers.uid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else our own files in /proc are not ours; see _keep_apart
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out this process goes first; a courtesy, no layer
+    if layers.namespaces:
+        namespaces.enter(directory, size=DIRECTORY_BYTES, entries=DIRECTORY_ENTRIES)
+    os.chdir(directory)
+    _drop_capabilities(libc)
+    seccomp.forbid_new_privileges()
+    if layers.landlock:
+        landlock.restrict([*_python(), *_DEVICES], [directory, "/dev/null"])
+
+
+def _limit(limits: Limits, layers: Layers) -> None:
+    values = {
+        resource.RLIMIT_AS: limits.memory,
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_STACK: STACK_BYTES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 1024,
+    }
+    if layers.uid is not None:  # counted by user over the whole node: a limit for nobody but a user of one's own
+        values[resource.RLIMIT_NPROC] = THREADS
+    for what, value in values.items():
         _, hard = resource.getrlimit(what)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         room = 1 if what == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else 0  # SIGXCPU before SIGKILL
         resource.setrlimit(what, (value, value + room))
+
+
+def _keep_apart(parent: int) -> None:
+    """Die with the parent, and be no process that others may look into. A change of user would undo both."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if os.getppid() != parent:
+        raise OSError("the sandbox's process is gone")
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -93,6 +169,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(header, none)
 
 
+@cache
 def _python() -> list[str]:
     """Where Python, its libraries and the system's shared libraries are."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -100,3 +177,22 @@ def _python() -> list[str]:
     return sorted(
         {*filter(None, paths), "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"}
     )
+
+
+def _attempt(action: Callable[[], None]) -> str:
+    """Why `action` fails in a process of its own; "" where it does not."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os.write(write_end, _SUCCESS)
+        except BaseException as error:
+            os.write(write_end, (str(error) or type(error).__name__).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return "" if answer == _SUCCESS else answer.decode("utf-8", "replace") or "the attempt died"

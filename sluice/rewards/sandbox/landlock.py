@@ -27,7 +27,8 @@ def _call(*arguments: object) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(*arguments)
     if result < 0:
-        raise OSError(ctypes.get_errno(), "landlock")
+        number = ctypes.get_errno()
+        raise OSError(number, f"landlock: {os.strerror(number)}")
     return result
 
 

@@ -2,7 +2,8 @@
 
 It is a clean interpreter: neither labels nor expected outputs ever come here, so that a program finds none, whatever it
 looks through. Forking it costs a few milliseconds where starting Python costs ten times as many. It reads requests and
-writes answers as JSON behind a length, on its standard input and output.
+writes answers as JSON behind a length, on its standard input and output. What goes wrong with one test is that test's
+answer; it ends with its other side only.
 """
 
 from __future__ import annotations
@@ -14,22 +15,19 @@ import io
 import json
 import os
 import secrets
-import select
-import shutil
-import signal
 import struct
 import sys
 import tempfile
-import time
 import traceback
 import types
 from typing import Any, NoReturn
 
-from sluice.rewards.sandbox.confine import Limits, confine
+from sluice.rewards.sandbox import home, tree
+from sluice.rewards.sandbox.confine import Layers, Limits, confine, hide, probe
+from sluice.rewards.sandbox.watch import watch
 
-OUTPUT_BYTES = 4 << 20
 _ERROR_BYTES = 4000
-_RESULT = 3
+_RESULT, _UNCONFINED = 3, 4
 # What contest programs use without importing it: the judges of APPS and LiveCodeBench provide it, too.
 _PRELUDE = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
@@ -39,10 +37,17 @@ _PRELUDE = (
 
 def main() -> None:
     """Serve until the other side is gone."""
+    hide()
     prelude = _prelude()
-    _write({"isolation": _probe()})
-    while (request := _read()) is not None:
-        _write(_run(request, prelude))
+    with home.new() as place, contextlib.suppress(BrokenPipeError):
+        layers = _probe(place)
+        _write({"layers": layers.names, "missing": layers.missing, "refused": layers.refused})
+        while (request := _read()) is not None:
+            try:
+                answer = _run(request, prelude, layers, place)
+            except Exception as error:
+                answer = {"status": "failed", "output": "", "error": f"{type(error).__name__}: {error}"}
+            _write(answer)
 
 
 # --- the other side
@@ -76,71 +81,54 @@ def _write(answer: dict[str, Any]) -> None:
 # --- one test
 
 
-def _run(request: dict[str, Any], prelude: dict[str, Any]) -> dict[str, Any]:
+def _run(request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place: str) -> dict[str, Any]:
     """Run one test in a process of its own.
 
     request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON) to call a function;
-    check: code to run behind the source. Answers {status: ok | error | timeout | output, output, error}.
+    check: code to run behind the source. Answers {status: ok | error | timeout | output | limit, output, error}, or the
+    status failed where the sandbox is at fault and not the program.
     """
-    directory = tempfile.mkdtemp(prefix="sluice-test-")
-    channels = {1: os.pipe(), 2: os.pipe(), _RESULT: os.pipe()}
+    directory = tempfile.mkdtemp(prefix="test-", dir=place)
     try:
-        with tempfile.TemporaryFile() as given:
+        with contextlib.ExitStack() as stack:
+            given = stack.enter_context(tempfile.TemporaryFile())
             given.write(request.get("input", "").encode("utf-8", "replace"))
             given.seek(0)
-            token = secrets.token_hex(16)
+            channels = {name: _pipe(stack) for name in (1, 2, _RESULT, _UNCONFINED)}
+            token, zygote = secrets.token_hex(16), os.getpid()
             child = os.fork()
             if child == 0:
-                _be_the_test(request, prelude, directory, channels, given.fileno(), token)
-        for _, write_end in channels.values():
-            os.close(write_end)
-        readers = {read_end: name for name, (read_end, _) in channels.items()}
-        return _watch(child, readers, request, token)
+                descriptors = {0: given.fileno(), **{name: end.fileno() for name, (_, end) in channels.items()}}
+                _be_the_test(request, prelude, layers, directory, descriptors, token, zygote)
+            for _, write_end in channels.values():
+                write_end.close()
+            readers = {read_end.fileno(): name for name, (read_end, _) in channels.items()}
+            ended = watch(child, readers, directory, request["seconds"])
     finally:
-        for read_end, _ in channels.values():
-            os.close(read_end)
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _watch(child: int, readers: dict[int, int], request: dict[str, Any], token: str) -> dict[str, Any]:
-    data = {name: bytearray() for name in readers.values()}
-    end, status = time.monotonic() + request["seconds"], ""
-    open_ends = set(readers)
-    while open_ends and not status:
-        ready, _, _ = select.select(list(open_ends), [], [], max(end - time.monotonic(), 0))
-        status = "" if ready else "timeout"
-        for descriptor in ready:
-            part, kept = os.read(descriptor, 1 << 16), data[readers[descriptor]]
-            kept += part
-            if not part:
-                open_ends.discard(descriptor)
-            elif len(kept) > OUTPUT_BYTES:
-                status = "output"
-    status = status or _wait(child, end)
-    if status in ("timeout", "output"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _remove(directory)
     asked = "call" in request or "check" in request
-    result = data[_RESULT].decode("utf-8", "replace")
+    status, result = ended.status, ended.data[_RESULT].decode("utf-8", "replace")
+    if ended.data[_UNCONFINED]:
+        return {"status": "failed", "output": "", "error": ended.data[_UNCONFINED].decode("utf-8", "replace")}
     if status == "ok" and asked and not result.startswith(token):
         status = "error"  # it ended before it had done what it was asked
     return {
         "status": status,
-        "output": result[len(token) :] if asked else data[1].decode("utf-8", "replace"),
-        "error": data[2][-_ERROR_BYTES:].decode("utf-8", "replace"),
+        "output": result[len(token) :] if asked else ended.data[1].decode("utf-8", "replace"),
+        "error": ended.excess or ended.data[2][-_ERROR_BYTES:].decode("utf-8", "replace"),
     }
 
 
-def _wait(child: int, end: float) -> str:
-    """How a process ended whose outputs are closed: ok or error; timeout where it goes on without them."""
-    while time.monotonic() < end:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            code = os.waitstatus_to_exitcode(status)
-            return "ok" if code == 0 else "timeout" if code == -signal.SIGXCPU else "error"
-        time.sleep(0.001)
-    return "timeout"
+def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    read_end, write_end = os.pipe()
+    return stack.enter_context(io.FileIO(read_end)), stack.enter_context(io.FileIO(write_end, "w"))
+
+
+def _remove(directory: str) -> None:
+    try:
+        tree.remove(directory)
+    except OSError as error:  # the next sandbox on this machine tries again
+        print(f"code: {directory} cannot be removed: {error}", file=sys.stderr, flush=True)
 
 
 # --- inside
@@ -149,15 +137,17 @@ def _wait(child: int, end: float) -> str:
 def _be_the_test(
     request: dict[str, Any],
     prelude: dict[str, Any],
+    layers: Layers,
     directory: str,
-    channels: dict[int, tuple[int, int]],
-    given: int,
+    descriptors: dict[int, int],
     token: str,
+    zygote: int,
 ) -> NoReturn:
     code = 1
     try:
-        _take_over(channels, given)
-        confine(directory, Limits(request["memory"], request["cpu_seconds"]))
+        _take_over(descriptors)
+        _confine(directory, Limits(request["memory"], request["cpu_seconds"]), layers, zygote)
+        tempfile.tempdir = directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 20_000))
         code = _perform(request, prelude, token)
     except SystemExit as error:
@@ -171,19 +161,28 @@ def _be_the_test(
         os._exit(code & 0xFF)
 
 
-def _take_over(channels: dict[int, tuple[int, int]], given: int) -> None:
-    """Descriptors 0 to 3 are the test's own, and there are no others; not even the zygote's."""
-    sources = {0: given, **{name: write_end for name, (_, write_end) in channels.items()}}
+def _take_over(descriptors: dict[int, int]) -> None:
+    """Descriptors 0 to 4 are the test's own, and there are no others; not even the zygote's."""
     moved = {
-        name: fcntl.fcntl(source, fcntl.F_DUPFD, 64) for name, source in sources.items()
+        name: fcntl.fcntl(source, fcntl.F_DUPFD, 64) for name, source in descriptors.items()
     }  # out of one another's way
     for name, source in moved.items():
         os.dup2(source, name)
-    os.closerange(_RESULT + 1, 1024)
+    os.closerange(_UNCONFINED + 1, 1024)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="replace"
     )
+
+
+def _confine(directory: str, limits: Limits, layers: Layers, zygote: int) -> None:
+    """Confine this process; where that fails, say so through a channel that no program ever has, and end."""
+    try:
+        confine(directory, limits, layers, zygote)
+    except BaseException as error:
+        os.write(_UNCONFINED, f"a program could not be confined: {error}".encode("utf-8", "replace"))
+        os._exit(1)
+    os.close(_UNCONFINED)
 
 
 def _perform(request: dict[str, Any], prelude: dict[str, Any], token: str) -> int:
@@ -234,23 +233,9 @@ def _prelude() -> dict[str, Any]:
     return names | {name: sys.modules[name] for name in _PRELUDE}
 
 
-def _probe() -> str:
-    """Which layers hold here, as `+`-joined names; `none: <why>` where a program must not run."""
-    directory = tempfile.mkdtemp(prefix="sluice-probe-")
-    read_end, write_end = os.pipe()
+def _probe(place: str) -> Layers:
+    directory = tempfile.mkdtemp(prefix="probe-", dir=place)
     try:
-        child = os.fork()
-        if child == 0:
-            try:
-                text = "+".join(confine(directory, Limits(1 << 32, 10)))
-            except BaseException as error:
-                text = f"none: {type(error).__name__}: {error}"
-            os.write(write_end, text.encode())
-            os._exit(0)
-        os.close(write_end)
-        text = os.read(read_end, 4096).decode()
-        os.waitpid(child, 0)
-        return text or "none: the probe died"
+        return probe(directory)
     finally:
-        os.close(read_end)
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)

@@ -1,0 +1,117 @@
+"""A zygote, seen from the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# The zygote must not import what `import sluice` imports (numpy starts threads): it gets the package's folders alone.
+_BOOT = """
+import sys, types
+for name, path in zip(("sluice", "sluice.rewards", "sluice.rewards.sandbox"), sys.argv[1:]):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from sluice.rewards.sandbox.zygote import main
+main()
+"""
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 10.0
+"""For what a zygote does around a test: to fork, and to clean up."""
+_END_SECONDS = 5.0
+_PIECE = 1 << 16
+
+
+class EndedError(Exception):
+    """The zygote has ended. The message says how."""
+
+
+class Zygote:
+    """hello: {layers: names of those that hold, missing: {layer: why}, refused: why programs may not run, or ""}."""
+
+    def __init__(self) -> None:
+        here = Path(__file__).parent
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-X", "utf8", "-c", _BOOT, str(here.parents[1]), str(here.parent), str(here)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_ENVIRONMENT,
+            bufsize=0,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        try:
+            self.hello: dict[str, Any] = self._answer(time.monotonic() + _START_SECONDS)
+        except TimeoutError:
+            self.kill()
+            raise EndedError(f"it was not ready after {_START_SECONDS:g} s") from None
+
+    @property
+    def alive(self) -> bool:
+        return not self._stdin.closed and self._process.poll() is None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request. Raises EndedError, or TimeoutError: then it must be killed."""
+        end = time.monotonic() + request["seconds"] + _GRACE_SECONDS
+        body = json.dumps(request).encode()
+        data = memoryview(struct.pack("<I", len(body)) + body)
+        while data:
+            _, ready, _ = select.select([], [self._stdin], [], max(end - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            try:
+                data = data[os.write(self._stdin.fileno(), data[:_PIECE]) :]
+            except BrokenPipeError:
+                raise self._ended() from None
+        return self._answer(end)
+
+    def _answer(self, end: float) -> dict[str, Any]:
+        (size,) = struct.unpack("<I", self._exactly(4, end))
+        answer: dict[str, Any] = json.loads(self._exactly(size, end))
+        return answer
+
+    def _exactly(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            ready, _, _ = select.select([self._stdout], [], [], max(end - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            part = os.read(self._stdout.fileno(), size - len(data))
+            if not part:
+                raise self._ended()
+            data += part
+        return bytes(data)
+
+    def _ended(self) -> EndedError:
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return EndedError("it closed its output")
+        finally:
+            self.kill()
+        return EndedError(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+
+    def close(self) -> None:
+        """Have it clean up and end."""
+        self._stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once; the next one cleans up after it."""
+        self._stdin.close()
+        self._stdout.close()
+        self._process.kill()
+        self._process.wait(_END_SECONDS)

@@ -1,0 +1,70 @@
+"""Where a zygote keeps the directories of its programs. Standard library only.
+
+Each zygote holds a lock on a directory of its own. A zygote that was killed cannot clean up, so the next one removes
+what nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from sluice.rewards.sandbox import tree
+
+_PREFIX = "sluice-sandbox-"
+
+
+@contextlib.contextmanager
+def new() -> Iterator[str]:
+    """A directory for as long as this process needs it; those of zygotes that are gone are removed first."""
+    _sweep()
+    path, lock = _locked()
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # whatever tidies up temporary directories was here
+            tree.remove(path)
+        os.close(lock)
+
+
+def _locked() -> tuple[str, int]:
+    while True:
+        path = tempfile.mkdtemp(prefix=_PREFIX)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # another zygote took it for an abandoned one; so it does below
+        if _lock(lock) and os.path.exists(path):
+            os.chmod(path, 0o711)  # noqa: S103  (a program of another user passes through to its own directory)
+            return path, lock
+        os.close(lock)
+
+
+def _sweep() -> None:
+    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{_PREFIX}*")):
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone already, or another user's
+        try:
+            if os.fstat(lock).st_uid == os.geteuid() and _lock(lock):
+                tree.remove(path)
+        except FileNotFoundError:
+            pass  # another zygote was faster
+        except OSError as error:
+            print(f"code: {path} cannot be removed: {error}", file=sys.stderr, flush=True)
+        finally:
+            os.close(lock)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
