@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
-from sluice.telemetry import run_directory
+from sluice.telemetry import run_directory, steady
 from sluice.wire import rpc
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
@@ -23,7 +22,7 @@ class Snapshot:
 
     stats: buffer_pb2.BufferStats | None = None
     ledger: rendezvous_pb2.Ledger | None = None
-    time: float = field(default_factory=time.time)
+    time: float = field(default_factory=steady.seconds)
 
     def states(self) -> dict[str, str]:
         """Member name -> what it does, in one word."""

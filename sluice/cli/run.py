@@ -19,6 +19,7 @@ from sluice.cli.monitor import Monitor, Snapshot
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import health, run_directory
+from sluice.telemetry.books import Books
 from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
@@ -112,7 +113,7 @@ def _read(path: Path) -> Any:
 
 async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
-    started = time.time()
+    started = time.monotonic()
     monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
     watch = Warnings(health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size))  # earlier is not news
     status: RLJobStatus | None = None
@@ -150,7 +151,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             refreshing.cancel()
             show(view, status, monitor.latest, metrics, watch)
             await monitor.close()
-    write_summary(directory, status, monitor, time.time() - started)
+    write_summary(directory, status, monitor, time.monotonic() - started)
     return None if stopped else status
 
 
@@ -185,6 +186,11 @@ def tls_of(job: RLJob, observed: Observed) -> Tls:
     return Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job)) if secret else PLAIN
 
 
+def books_of(stats: BufferStats | None) -> Books:
+    """What became of the groups, by the last statistics that the buffer gave."""
+    return Books.of(stats.counters, stats.failed) if stats else Books.of({}, {})
+
+
 def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:
     """summary.json. Wall time adds up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
@@ -197,6 +203,7 @@ def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor,
         restarts=status.restarts if status else 0,
         wall_seconds=earlier + seconds,
         counters=counters,
+        books=books_of(stats),
     )
     run_directory.write_json(path, summary)
 
@@ -219,6 +226,8 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
         shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
         words += ": " + ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
     console.print(words, highlight=False, soft_wrap=True)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if status.state == "Failed":
         condition, failure = status.condition("Failed"), status.last_failure
         reason = condition.message if condition else "the job failed"

@@ -103,6 +103,8 @@ def _decode(data: bytes, where: str) -> Any:
         raise ConfigurationError(f"{where}:{error.colno}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{where}: not valid JSON: nested too deeply") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigurationError(f"{where}: not valid JSON: {error}") from error
 
 
 def _read_list(path: Path) -> Iterator[Located]:

@@ -83,6 +83,8 @@ class _Text:
                     raise self.error(f"not valid JSON: {error.msg}") from error
             except RecursionError as error:
                 raise self.error("not valid JSON: nested too deeply") from error
+            except ValueError as error:  # a number of more digits than Python reads
+                raise self.error(f"not valid JSON: {error}") from error
             else:
                 if self._ended or self._text[end : end + 1] in _BEHIND or end < len(self._text) - _MARGIN:
                     self.advance(end - self._at)

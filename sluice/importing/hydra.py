@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
+from sluice.api import yaml_text
+from sluice.api.yaml_text import DisproportionError
 from sluice.importing.draft import ImportFailedError, Setting
 from sluice.importing.script import Argument
 
@@ -32,7 +32,9 @@ def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
 def value_of(text: str) -> Any:
     """The value of an override. Hydra's grammar is close to YAML's flow style; what is neither is a text."""
     try:
-        return YAML(typ="safe").load(text) if text else None
+        return yaml_text.load(text) if text else None
+    except DisproportionError as error:
+        raise ImportFailedError(yaml_text.explain(error, f"{text[:40]}...")) from error
     except YAMLError:
         return text
 
@@ -40,9 +42,10 @@ def value_of(text: str) -> Any:
 def from_yaml(text: str, source: str) -> dict[str, Setting]:
     """All values of a configuration file by dotted key. Lists are values; Hydra's `defaults` are not followed."""
     try:
-        document = YAML(typ="rt").load(io.StringIO(text))
+        documents = list(yaml_text.load_all(text))
     except YAMLError as error:
-        raise ImportFailedError(f"{source}: not valid YAML: {error}") from error
+        raise ImportFailedError(yaml_text.explain(error, source)) from error
+    document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, CommentedMap):
         raise ImportFailedError(f"{source}: expected a configuration, an object of verl's groups")
     return {setting.name: setting for setting in _flat(document, "")}

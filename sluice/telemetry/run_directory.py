@@ -4,6 +4,7 @@
     logs/            one file for each process        samples/        prompts, responses and rewards, sampled
     tensorboard/     event files                      evaluation.jsonl one line for each evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
+    failures.jsonl   groups that failed for good, and why
     rollouts/        all samples of each step, where debug.dumpRollouts is set
 
 A step that is trained again after a restart is written again: readers take the last line of a step.
@@ -19,6 +20,7 @@ from typing import Any
 
 METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.jsonl"
+FAILURES = "failures.jsonl"
 TIMELINE = "timeline.jsonl"
 SUMMARY = "summary.json"
 

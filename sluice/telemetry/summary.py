@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.books import Books
 
 
 def summarize(
-    directory: Path, *, state: str, restarts: int, wall_seconds: float, counters: dict[str, int]
+    directory: Path, *, state: str, restarts: int, wall_seconds: float, counters: dict[str, int], books: Books
 ) -> dict[str, Any]:
-    """The summary. `counters` are the buffer's; rewards and evaluations come from the run directory."""
+    """The summary. counters: the buffer's; rewards and evaluations come from the run directory."""
     steps = run_directory.by_step(directory / run_directory.METRICS)
     rewards, losses, differences = (
         [record[name] for record in steps.values() if name in record]
@@ -28,12 +29,15 @@ def summarize(
         "eval_first": evaluations[0][1] if evaluations else None,
         "eval_last": evaluations[-1][1] if evaluations else None,
         "samples_trained": counters.get("samples_trained", 0),
-        "groups_leased": counters.get("groups_leased", 0),
-        "groups_trained": counters.get("groups_trained", 0),
-        "groups_lost": counters.get("groups_lost", 0),
-        "groups_trained_twice": counters.get("groups_trained_twice", 0),
-        "groups_filtered": counters.get("groups_filtered", 0),
-        "groups_failed": counters.get("groups_failed", 0),
+        "groups_leased": books.leased,
+        "groups_trained": books.trained,
+        "groups_filtered": books.filtered,
+        "groups_failed": books.failed,
+        "groups_failed_by_reason": dict(books.reasons),
+        "groups_open": books.open,
+        "groups_lost": books.lost or counters.get("groups_lost", 0),
+        "groups_trained_twice": books.twice,
+        "warnings": list(books.warnings()),
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
         "wall_seconds": round(wall_seconds, 1),

@@ -1,0 +1,74 @@
+"""The books of a run: every prompt group that was leased is trained, filtered, failed, or still there.
+
+Checked at the end of every run. The buffer counts each state for itself, so that a group that is in none of them, or in
+two, shows up as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Groups by what became of them. failed: by reason. open: in work, or stored and not trained."""
+
+    leased: int
+    trained: int
+    filtered: int
+    failed: int
+    open: int
+    twice: int
+    reasons: Mapping[str, int]
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> Books:
+        """counters, reasons: `counters` and `failed` of the buffer's statistics."""
+
+        def count(name: str) -> int:
+            return int(counters.get(f"groups_{name}", 0))
+
+        return cls(
+            leased=count("leased"),
+            trained=count("trained"),
+            filtered=count("filtered"),
+            failed=count("failed"),
+            open=count("in_work") + count("stored"),
+            twice=count("trained_twice"),
+            reasons=dict(reasons),
+        )
+
+    @property
+    def lost(self) -> int:
+        """Groups of which nobody knows what became; below 0: groups that are in two states."""
+        return self.leased - self.trained - self.filtered - self.failed - self.open
+
+    def text(self) -> str:
+        """`320 groups leased = 300 trained + 8 filtered + 12 failed (...) + 0 open`."""
+        failed = f"{self.failed} failed" + (f" ({self._by_reason()})" if self.failed else "")
+        return (
+            f"{self.leased} groups leased = {self.trained} trained + {self.filtered} filtered + {failed} "
+            f"+ {self.open} open"
+        )
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with the books, in words."""
+        if self.lost or self.twice:
+            yield (
+                f"the books do not balance: {self.text()}; {self.lost} groups are lost and {self.twice} were trained "
+                "twice. This is a defect of sluice: please report it with the buffer's log"
+            )
+        if self.failed:
+            yield (
+                f"{self.failed} of {self.leased} groups ({self.failed / max(self.leased, 1):.1%}) failed and were not "
+                f"trained: {self._by_reason()}. failures.jsonl in the run directory names each"
+            )
+
+    def _by_reason(self) -> str:
+        most = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
+        told = [f"{count} {name.replace('_', ' ')}" for name, count in most[:_SHOWN]]
+        rest = sum(count for _, count in most[_SHOWN:])
+        return ", ".join(told + ([f"{rest} for other reasons"] if rest else []))
