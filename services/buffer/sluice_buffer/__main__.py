@@ -14,6 +14,8 @@ from typing import Any
 import grpc.aio
 
 from sluice import environment
+from sluice.api import quantity_value
+from sluice.api.room import budget_bytes
 from sluice.environment import Environment
 from sluice.telemetry import endpoints, logs
 from sluice.wire import rpc
@@ -21,6 +23,7 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
 from sluice.wire.v1 import rendezvous_pb2 as rendezvous
 from sluice_buffer import metrics
+from sluice_buffer.budget import Budget
 from sluice_buffer.committer import Committer, durable
 from sluice_buffer.core import Buffer, open_buffer
 from sluice_buffer.service import Service
@@ -32,12 +35,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class Snapshot:
     """The newest statistics, for threads that must not look into the buffer's memory."""
 
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self.refresh()
 
     def refresh(self) -> None:
-        self._stats = self._buffer.stats()
+        self._stats = self._service.stats()
 
     def get(self) -> buffer_pb2.BufferStats:
         return self._stats
@@ -49,20 +52,25 @@ class Snapshot:
 
 
 async def serve(env: Environment, buffer: Buffer) -> None:
-    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError)."""
+    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError) or the rendezvous refuses us."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    committer, snapshot, server = Committer(buffer), Snapshot(buffer), rpc.server()
-    buffer_pb2_grpc.add_BufferServicer_to_server(Service(committer), server)
+    committer, server = Committer(buffer), rpc.server()
+    budget = Budget(budget_bytes(int(quantity_value(str(buffer.job.spec.buffer.memory)))))
+    service = Service(committer, budget)
+    snapshot = Snapshot(service)
+    buffer_pb2_grpc.add_BufferServicer_to_server(service, server)
     port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
     await server.start()
     address = f"{env.advertise}:{port}"
     logs.get().info("serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost)
     pulse = endpoints.Pulse()
     endpoints.serve(env, ready=endpoints.well, alive=pulse.check, registry=metrics.registry(snapshot.get))
-    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(committer, snapshot))]
-    async with _joined(env, address, snapshot), pulse.beating():
+    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(service, snapshot))]
+    async with _joined(env, address, snapshot) as membership, pulse.beating():
+        if membership:
+            tasks.append(asyncio.create_task(membership.until_refused()))
         ends: list[asyncio.Future[Any]] = [committer.broken, *tasks]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await _shut_down(server, committer, tasks)
@@ -70,7 +78,9 @@ async def serve(env: Environment, buffer: Buffer) -> None:
         finished.result()
 
 
-def _joined(env: Environment, address: str, snapshot: Snapshot) -> contextlib.AbstractAsyncContextManager[Any]:
+def _joined(
+    env: Environment, address: str, snapshot: Snapshot
+) -> contextlib.AbstractAsyncContextManager[Membership | None]:
     """Registered at the rendezvous, where there is one."""
     if not env.rendezvous:
         return contextlib.nullcontext()
@@ -93,14 +103,16 @@ async def _shut_down(server: grpc.aio.Server, committer: Committer, tasks: Seque
     logs.get().info("stopped")
 
 
-async def _expire(committer: Committer, snapshot: Snapshot) -> None:
-    """Take back leases that ran out, soon after they did."""
+async def _expire(service: Service, snapshot: Snapshot) -> None:
+    """Take back leases that ran out, soon after they did; and see whether there is room again for who waits."""
+    committer = service.committer
     pause = min(1.0, committer.buffer.job.spec.buffer.lease_seconds / 4)
     while True:
         await asyncio.sleep(pause)
         expired = await committer.run(committer.buffer.expire)
         if expired:
             logs.get().warning("leases ran out", groups=expired)
+        service.line.call_up()
         snapshot.refresh()
 
 

@@ -17,8 +17,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MAX_FAILURES = 10
-"""A group that came back unfinished more often, without progress, is failed: it would go round for ever."""
+SUSPECT_FAILURES = 2
+"""A group that came back so often by its worker's end or by an error may be what ends workers. It is handed out alone
+among its like: a worker has one such group at a time, so that innocent ones are cleared and the guilty one is known."""
+MAX_FAILURES = 5
+"""A group that came back so often is failed for good: it would go round for ever."""
+
+
+def barren_limit(batch_size: int) -> int:
+    """Failed groups in a row, without one usable sample between them, after which the job is given up.
+
+    Two batches tell that it is not chance; the bounds are for tiny and for very large batches.
+    """
+    return min(max(2 * batch_size, 32), 512)
 
 
 @dataclass(frozen=True, slots=True)

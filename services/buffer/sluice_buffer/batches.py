@@ -88,6 +88,8 @@ class Batches:
             text += f", {waiting} came back and wait for a worker"
         if not leased:
             text += ", no worker has asked for more"
+        if self.memory.filtered_run >= size:
+            text += f"; the dynamic filter dropped the last {self.memory.filtered_run} groups"
         return text
 
     def _holders(self, group_ids: list[int]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,14 @@ import numpy as np
 
 from sluice.sample import Sample, SampleError, SampleGroup, SampleStatus
 from sluice.wire.codec import group_from_message, sample_from_message, sample_to_message
+from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.state import SampleFacts, pack_fact, pack_facts
 
+AnyGroup = pb.SampleGroup | SerializedGroup
+"""A group, parsed as a whole or sample by sample."""
+_TOGETHER_BYTES = 1 << 20
+"""Values of so many bytes are looked at together: one look costs less than many, but they are copied for it."""
 _FAILED = pb.SAMPLE_STATUS_FAILED
 _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
 
@@ -41,7 +47,7 @@ class Checked:
         return len(self.errors) == len(self.rewards)
 
 
-def check_finished(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Checked:
+def check_finished(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked:
     """Raise SampleError where the group breaks an invariant; else what is in it.
 
     version: the weights that stand for a sample which names none.
@@ -75,13 +81,16 @@ def _slow(group: SampleGroup, version: int) -> Checked:
     return Checked(summary, [fact.reward for fact in facts], oldest, errors)
 
 
-def _fast(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Checked | None:
+def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked | None:
     """The facts of a group that is sound beyond doubt; None otherwise."""
     samples = message.samples
     if len(samples) != samples_per_prompt:
         return None
     summary, rewards, oldest, errors = [], [], [], []
-    tokens, masks, log_probs = [], [], []
+    tokens: list[bytes] = []
+    masks: list[bytes] = []
+    log_probs: list[bytes] = []
+    gathered = 0
     for position, sample in enumerate(samples):
         token_bytes, mask, probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
         taught = sample.teacher_log_probs
@@ -106,6 +115,11 @@ def _fast(message: pb.SampleGroup, samples_per_prompt: int, version: int) -> Che
         tokens.append(token_bytes)
         log_probs.append(probs)
         log_probs.append(taught)
+        gathered += 3 * size
+        if gathered > _TOGETHER_BYTES:
+            if not _values_are_sound(tokens, masks, log_probs):
+                return None
+            tokens, masks, log_probs, gathered = [], [], [], 0
     sound = math.isfinite(sum(rewards)) and _values_are_sound(tokens, masks, log_probs)
     return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
 
@@ -146,7 +160,7 @@ def _values_are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[b
     return math.isfinite(float(np.frombuffer(b"".join(log_probs), dtype="<f4").sum()))
 
 
-def check_partial(message: pb.SampleGroup, samples_per_prompt: int) -> None:
+def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
     """Raise SampleError where returned samples could not be continued. Not every sample needs to be there."""
     seen: set[int] = set()
     try:
@@ -168,12 +182,12 @@ def _unjudged(sample: Sample) -> Sample:
     return sample
 
 
-def oldest_version(message: pb.SampleGroup) -> int | None:
+def oldest_version(message: AnyGroup) -> int | None:
     """The oldest weights that any token comes from; None where there is no token yet."""
     return min((span.version for sample in message.samples for span in sample.weight_versions), default=None)
 
 
-def progress(message: pb.SampleGroup) -> int:
+def progress(message: AnyGroup) -> int:
     """Response tokens that are there."""
     return sum(sample.response_length for sample in message.samples)
 
@@ -194,9 +208,9 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
     return sample_to_message(result)
 
 
-def prompt_tokens(message: pb.SampleGroup) -> bytes:
+def prompt_tokens(samples: Iterable[pb.Sample]) -> bytes:
     """The prompt's token ids, from the first sample that has any."""
-    for sample in message.samples:
+    for sample in samples:
         if sample.tokens:
             return bytes(sample.tokens[: len(sample.tokens) - 4 * sample.response_length])
     return b""

@@ -17,6 +17,7 @@ import structlog
 
 from sluice_buffer.core import Buffer
 from sluice_buffer.errors import CallError
+from sluice_buffer.memory import Memory
 from sluice_buffer.storage import StorageError, StorageFullError, WriteBatch
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ PACE_SECONDS = 0.004
 alone does not wait."""
 BULK_BYTES = 4 << 20
 """A write of so much is worth its own sync."""
+STAGED_BYTES = 16 << 20
+"""No more than this waits for one write (and one group more): LMDB holds a copy of all that it writes at once."""
 _LARGE_VALUE = 64 << 10
 """Values of this mean size are better copied beside the event loop than before it goes on."""
 _STAGE_SECONDS = 0.1
@@ -43,18 +46,26 @@ class Committer:
         """Gets an exception when the storage cannot be used any more; the process should end."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._waiting: list[_Entry] = []
+        self._postponed: list[tuple[Callable[[], Any], _Done]] = []
+        """Transitions that came while the memory is loaded again."""
+        self._recovery: asyncio.Task[None] | None = None
         self._flying = False
         self._started = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Future[None]] = set()
         self.changes = 0
         """How many writes have landed."""
+        self.landed_hooks: list[Callable[[], None]] = []
+        """Called after each write that has landed."""
 
     def apply(self, transition: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         """Run a transition now; call `done` with its result once that is durable, or with why it was refused.
 
         A transition may be run a second time, on a memory that was loaded again, where its write failed.
         """
+        if self._recovery:
+            self._postponed.append((transition, done))
+            return
         try:
             result = transition()
         except (CallError, StorageFullError) as error:
@@ -80,6 +91,11 @@ class Committer:
 
         self.apply(transition, done)
         return await future
+
+    async def room(self) -> None:
+        """Wait until what is staged for the next write is not more than can be copied at once."""
+        while self.buffer.memory.batch.size >= STAGED_BYTES and not self.broken.done():
+            await self.changed(self.changes, 1.0)
 
     def _kick(self) -> None:
         """Start the next write, unless one is under way or the last one started a moment ago."""
@@ -115,44 +131,64 @@ class Committer:
             done(result, None)
 
     def _landed(self, landed: asyncio.Future[None], entries: list[_Entry]) -> None:
-        self._flying = False
         error = landed.exception()
-        if error is None:
-            self._answer(entries)
-        else:
-            self._recover(entries, error)
+        if error is not None:
+            self._recovery = asyncio.create_task(self._recover(entries, error))
+            return
+        self._answer(entries)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._flying = False
         self._wake()
         self._kick()
 
-    def _recover(self, entries: list[_Entry], error: BaseException) -> None:
-        """A write failed: go back to what is on disk, and try each transition alone: only those fail that must."""
+    async def _recover(self, entries: list[_Entry], error: BaseException) -> None:
+        """A write failed: go back to what is on disk, and try each transition alone: only those fail that must.
+
+        All that waits for the disk is done beside the event loop: workers are answered meanwhile.
+        """
         _log.warning("write failed", error=str(error), transitions=len(entries) + len(self._waiting))
-        entries, self._waiting = entries + self._waiting, []
+        self._postponed = [(transition, done) for transition, _, done in entries + self._waiting] + self._postponed
+        self._waiting = []
         try:
-            self._reload()
+            await self._reload()
             if isinstance(error, StorageFullError):
                 self.buffer.choked(error)
-            for transition, _, done in entries:
-                self._alone(transition, done)
-        except StorageError as fatal:
-            self._break(fatal, entries)
+            while self._postponed:
+                transition, done = self._postponed[0]
+                await self._alone(transition, done)
+                del self._postponed[0]
+        except Exception as fatal:  # the storage is broken, or a bug: in both cases the process must end
+            self._break(fatal, [(transition, None, done) for transition, done in self._postponed])
+            if not isinstance(fatal, StorageError):
+                raise
+        finally:
+            self._recovery = None
+        self._go_on()
 
-    def _alone(self, transition: Callable[[], Any], done: _Done) -> None:
+    async def _alone(self, transition: Callable[[], Any], done: _Done) -> None:
         try:
             result = transition()
-            self.buffer.storage.write(self.buffer.flush())
+            await self._off_loop(self.buffer.storage.write, self.buffer.flush())
         except CallError as refused:
             done(None, refused)
         except StorageFullError as full:
-            self._reload()
+            await self._reload()
             self.buffer.choked(full)
             done(None, full)
         else:
             done(result, None)
 
-    def _reload(self) -> None:
-        self.buffer.storage.reopen()
-        self.buffer.reload()
+    async def _reload(self) -> None:
+        def load() -> Memory:
+            self.buffer.storage.reopen()
+            return self.buffer.load()
+
+        self.buffer.use(await self._off_loop(load))
+
+    async def _off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     def _break(self, error: Exception, entries: list[_Entry]) -> None:
         if not self.broken.done():
@@ -162,6 +198,8 @@ class Committer:
 
     def _wake(self) -> None:
         self.changes += 1
+        for hook in self.landed_hooks:
+            hook()
         watchers, self._watchers = self._watchers, set()
         for watcher in watchers:
             if not watcher.done():

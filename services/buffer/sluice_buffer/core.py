@@ -15,18 +15,21 @@ from typing import Any, cast
 
 from sluice.api import RLJob, quantity_value
 from sluice.environment import ConfigurationError
+from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1.common_pb2 import Prompt
 from sluice_buffer.admission import Policy, admitted, total_steps
 from sluice_buffer.balance import assign
 from sluice_buffer.batches import Batches
+from sluice_buffer.failures import Failures
 from sluice_buffer.filling import filler_of
 from sluice_buffer.filters import NONZERO_STD
-from sluice_buffer.leases import Leases, Worker
+from sluice_buffer.leases import Call, Leases, Worker
 from sluice_buffer.loading import load
 from sluice_buffer.memory import Memory
 from sluice_buffer.prompts import Prompts, prompts_of
 from sluice_buffer.rounds import NO_EVALUATION, Rounds
-from sluice_buffer.state import TRAINING, GroupState, Key, LeaseName, lease_id, unpack_facts
+from sluice_buffer.state import GroupState, Key, LeaseName, unpack_facts
 from sluice_buffer.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
 from sluice_buffer.submits import Answer, Submits
 
@@ -60,7 +63,7 @@ class Buffer:
         storage: Storage,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = steady.seconds,
     ) -> None:
         self.job, self.prompts, self.storage = job, prompts, storage
         self.policy = policy_of(job, prompts.order.epoch_size)
@@ -75,8 +78,10 @@ class Buffer:
         self._clock, self._wall = clock, wall
         self._capacity, self._capacity_at = 0, float("-inf")
         self._ceiling, self._ceiling_until = 0, float("-inf")
+        self._refused_at = -1
+        """The step during which a group last found no room."""
         self._identify()
-        self.reload()
+        self.use(self.load())
         if not self.memory.progress.serial and self.memory.progress.step == 0:
             self.rounds.committed(0, final=False)
 
@@ -100,9 +105,13 @@ class Buffer:
         except StorageError as error:
             raise ConfigurationError(str(error)) from error
 
-    def reload(self) -> None:
-        """Build the memory from the disk."""
-        self.memory: Memory = load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
+    def load(self) -> Memory:
+        """The memory as the disk has it. May run on any thread."""
+        return load(self.storage, self._clock() + self.job.spec.buffer.lease_seconds)
+
+    def use(self, memory: Memory) -> None:
+        """Go on with this memory."""
+        self.memory = memory
         filter_name = None if self.filler else self.job.spec.rollout.dynamic_filter
         plan = self.prompts.plan if self.filler is None or self.filler.evaluates else NO_EVALUATION
         self.rounds = Rounds(self.memory, plan, self._wall)
@@ -116,7 +125,13 @@ class Buffer:
         )
         self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
         self.submits = Submits(
-            self.memory, self.policy, self.leases, self.rounds, filter_name if filter_name == NONZERO_STD else None
+            self.memory,
+            self.policy,
+            self.leases,
+            self.rounds,
+            Failures(self.memory, self.policy, self._wall),
+            filter_name if filter_name == NONZERO_STD else None,
+            self.prompts.order.epoch_size,
         )
 
     def close(self) -> None:
@@ -132,8 +147,13 @@ class Buffer:
         self.batches.settle()
         return self.memory.flush()
 
-    def lease(self, worker: Worker, limit: int, worker_version: int) -> list[Key]:
-        return self.leases.lease(worker, min(limit, self.lease_room()), worker_version, self._clock())
+    def lease(self, call: Call, limit: int, worker_version: int) -> list[Key]:
+        room = 0 if self.memory.verdict else self.lease_room()
+        return self.leases.lease(call, min(limit, room), worker_version, self._clock())
+
+    def available(self, worker_version: int) -> int:
+        """How many groups workers that serve `worker_version` could lease now."""
+        return 0 if self.memory.verdict else min(self.lease_room(), self.leases.available(worker_version))
 
     def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]]) -> list[str]:
         return self.leases.heartbeat(worker, names, self._clock())
@@ -141,11 +161,18 @@ class Buffer:
     def expire(self) -> int:
         return self.leases.expire(self._clock())
 
-    def submit(self, data: bytes) -> Answer:
-        return self.submits.submit(data, self.room())
+    def submit(self, data: bytes | bytearray) -> Answer:
+        try:
+            return self.submits.submit(data, self.room())
+        except StorageFullError:
+            self._refused_at = self.memory.progress.step
+            raise
 
-    def give_back(self, data: bytes) -> tuple[bool, str]:
+    def give_back(self, data: bytes | bytearray) -> tuple[bool, str]:
         return self.submits.give_back(data, self.room())
+
+    def refuse(self, prompt: Prompt, why: str) -> None:
+        self.submits.refuse(prompt, why)
 
     def take(self, step: int, attempt: int) -> str | None:
         if self.filler and step == self.memory.progress.step + 1:
@@ -157,6 +184,7 @@ class Buffer:
         self.batches.commit(step, version, attempt, metrics)
 
     def commit_checkpoint(self, step: int, attempt: int) -> int:
+        self._refused_at = -1
         return self.batches.commit_checkpoint(step, attempt)
 
     def rewind(self, step: int, attempt: int) -> int:
@@ -191,12 +219,31 @@ class Buffer:
         largest = self.memory.largest
         return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
 
-    # -- looking
+    def checkpoint_wanted(self) -> bool:
+        """True where the next batch has no room, and a checkpoint of the last step would make some.
 
-    def lease_id(self, key: Key) -> str:
-        group = self.memory.find(key)
-        serial = 0 if key.round == TRAINING else self.memory.rounds[key.round].serial
-        return lease_id(key, serial, group.lease_attempt if group else 0)
+        Not before: a checkpoint costs time. Not later: whoever waits for room waits for ever.
+        """
+        memory = self.memory
+        if memory.progress.step <= memory.progress.checkpoint_step:
+            return False
+        batch = max((sum(memory.groups[i].size for i in ids) for ids in memory.batches.values()), default=0)
+        return self.room() < batch or self.lease_room() == 0
+
+    def dead_end(self) -> str:
+        """Why no batch can ever be put together again, in words; empty: one can."""
+        memory = self.memory
+        if memory.verdict:
+            return memory.verdict
+        nothing_to_forget = memory.progress.step == memory.progress.checkpoint_step
+        if not (nothing_to_forget and self._refused_at == memory.progress.step and self.storage.bounded_by_size()):
+            return ""
+        return (
+            f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of {self.policy.batch_size} "
+            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free any; make it larger"
+        )
+
+    # -- looking
 
     def sequences(self, step: int, ranks: int) -> list[pb.Sequence]:
         """The fixed batch of a step, in batch order, with the rank and optimizer step of each sequence."""
@@ -227,6 +274,8 @@ class Buffer:
     def waiting_for(self) -> str:
         """What the trainer waits for, in words; empty: for nothing."""
         memory, step = self.memory, self.memory.progress.step
+        if memory.verdict:
+            return memory.verdict
         if step >= self.batches.last_step or step + 1 in memory.batches:
             return ""
         if self.lease_room() == 0:
@@ -261,6 +310,7 @@ class Buffer:
             capacity_bytes=self._capacity,
             epoch=max(0, progress.next_group - 1) // self.prompts.order.epoch_size,
             waiting_for=self.waiting_for(),
+            failed=progress.failed,
         )
 
     def counters(self) -> dict[str, int]:
@@ -274,6 +324,8 @@ class Buffer:
             "samples_trained": memory.trained * self.policy.samples_per_prompt,
             "groups_filtered": memory.counts[GroupState.FILTERED],
             "groups_failed": memory.counts[GroupState.FAILED],
+            "groups_in_work": memory.counts[GroupState.LEASED] + memory.counts[GroupState.WAITING],
+            "groups_stored": memory.stored_groups,
             "groups_lost": memory.lost,
             "groups_trained_twice": memory.twice,
         }

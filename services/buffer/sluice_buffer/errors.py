@@ -17,3 +17,7 @@ class PreconditionError(CallError):
 
 class InvalidCallError(CallError):
     """The call could never be right."""
+
+
+class SilentSenderError(CallError):
+    """The caller began a message and does not go on with it."""

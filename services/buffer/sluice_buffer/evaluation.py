@@ -16,10 +16,15 @@ def failed_facts(samples: int, version: int) -> list[SampleFacts]:
 
 
 def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[str, float]:
-    """Metrics of one data set. A failed sample is wrong, with reward 0; lengths are of samples that did not fail."""
+    """Metrics of one data set. weight_version: what sampled it; in asynchronous training that may be newer than what
+    the evaluation was opened for. A failed sample is wrong, with reward 0; lengths are of samples that did not fail.
+    """
     samples = [fact for group in groups for fact in group]
     lengths = [f.response_length for f in samples if f.status != pb.SAMPLE_STATUS_FAILED] or [0]
     count = max(len(samples), 1)
+    versions = [v for f in samples if f.status != pb.SAMPLE_STATUS_FAILED for v in (f.min_version, f.max_version)] or [
+        0
+    ]
     result = {
         "reward": sum(f.reward for f in samples) / count,
         "response_len/mean": statistics.fmean(lengths),
@@ -28,6 +33,8 @@ def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[
         "response_len/min": float(min(lengths)),
         "truncated_ratio": sum(f.status == pb.SAMPLE_STATUS_TRUNCATED for f in samples) / count,
         "failed_ratio": sum(f.status == pb.SAMPLE_STATUS_FAILED for f in samples) / count,
+        "weight_version/min": float(min(versions)),
+        "weight_version/max": float(max(versions)),
         "count": float(len(samples)),
         "groups": float(len(groups)),
     }

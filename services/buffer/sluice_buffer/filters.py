@@ -43,9 +43,6 @@ def worker_filter(metadata_json: str) -> str | None:
     return str(reason)[:200] if reason else None
 
 
-def dynamic_filter(name: str | None, rewards: Sequence[float], metadata_json: str) -> str | None:
-    """Why the group is dropped, or None where it is kept."""
-    reason = worker_filter(metadata_json)
-    if reason is None and name == NONZERO_STD and not nonzero_std(rewards):
-        return zero_std(rewards)
-    return reason
+def dynamic_filter(name: str | None, rewards: Sequence[float]) -> str | None:
+    """The reason for which the built-in filter `name` drops the group, or None where it keeps it."""
+    return zero_std(rewards) if name == NONZERO_STD and not nonzero_std(rewards) else None

@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 from sluice_buffer.admission import MAX_FAILURES, Policy, may_continue, may_start
-from sluice_buffer.errors import StaleAttemptError
-from sluice_buffer.memory import Memory, Round
-from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName
+from sluice_buffer.errors import PreconditionError, StaleAttemptError
+from sluice_buffer.memory import Memory, Round, is_suspect
+from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName, lease_id
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     name: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A worker's call for leases. number: grows with each call of a session, which is one process of the worker.
+
+    held: ids of all leases that have reached it.
+    """
+
+    worker: Worker
+    number: int = 0
+    held: frozenset[str] = frozenset()
+    session: int = 0
 
 
 FILLER = Worker("filler", 1)
@@ -43,6 +56,8 @@ class Leases:
     give_up: GiveUp
     filled: bool = False
     """The buffer makes the training samples itself: workers get evaluations alone."""
+    calls: dict[Worker, tuple[int, int]] = field(default_factory=dict)
+    """Session and number of the newest call of each worker."""
 
     def admit(self, worker: Worker) -> None:
         """Refuse a worker of an older attempt; free what an older attempt held."""
@@ -52,44 +67,95 @@ class Leases:
         if worker.attempt > known:
             self.memory.progress.workers[worker.name] = worker.attempt
             self.memory.changed = True
-            for key in list(self.memory.deadlines):
+            for key in sorted(self.memory.leases_of[worker.name]):
                 group = self.memory.find(key)
-                if group and group.worker == worker.name and group.worker_attempt < worker.attempt:
+                if group and group.worker_attempt < worker.attempt:
                     self.release(key, group, f"{worker.name} attempt {group.worker_attempt} was replaced")
 
-    def lease(self, worker: Worker, limit: int, worker_version: int, now: float) -> list[Key]:
-        """Up to `limit` groups for a worker: evaluation, then what came back, then new ones."""
-        training = () if self.filled else self._training(worker_version)
-        return self._take(chain(self._evaluation(worker_version), training), worker, limit, worker_version, now)
+    def lease(self, call: Call, limit: int, worker_version: int, now: float) -> list[Key]:
+        """Groups for a worker: what it was given and never got, evaluation, what came back, then new ones.
+
+        At most `limit`, not counting the first. Raises PreconditionError for a call that a later one has overtaken:
+        nobody reads its answer.
+        """
+        worker = call.worker
+        self.admit(worker)
+        session, newest = self.calls.get(worker, (call.session, 0))
+        if session == call.session and call.number < newest:
+            raise PreconditionError(f"call {call.number} of {worker.name} was overtaken by a later one")
+        self.calls[worker] = call.session, call.number
+        lost = self._not_arrived(call)
+        for key in lost:
+            self.memory.deadlines[key] = now + self.lease_seconds
+        training = () if self.filled else self._training(worker, worker_version)
+        candidates = chain(self._evaluation(worker, worker_version), training)
+        return lost + self._take(candidates, worker, limit - len(lost), worker_version, now)
 
     def fill(self, limit: int, version: int) -> list[Key]:
         """Up to `limit` training groups for the buffer itself; their leases do not run out."""
-        return self._take(self._training(version), FILLER, limit, version, math.inf)
+        return self._take(self._training(FILLER, version), FILLER, limit, version, math.inf)
+
+    def available(self, worker_version: int) -> int:
+        """How many groups there are for workers that serve `worker_version`."""
+        memory = self.memory
+        rounds = (found for version, found in memory.rounds.items() if version <= worker_version)
+        count = sum(len(r.waiting) + len(r.suspects) + self.round_size - r.next_group for r in rounds)
+        if self.filled:
+            return count
+        if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
+            count += memory.counts[GroupState.WAITING]
+        return count + self.may_start(worker_version)
+
+    def _not_arrived(self, call: Call) -> list[Key]:
+        """Leases of the worker that it does not know of."""
+        keys = sorted(self.memory.leases_of[call.worker.name])
+        return [key for key in keys if self.lease_id(key) not in call.held]
+
+    def lease_id(self, key: Key) -> str:
+        """The id of a group's present lease."""
+        group = self.memory.find(key)
+        serial = 0 if key.round == TRAINING else self.memory.rounds[key.round].serial
+        return lease_id(key, serial, group.lease_attempt if group else 0)
 
     def _take(
         self, candidates: Iterable[Key], worker: Worker, limit: int, worker_version: int, now: float
     ) -> list[Key]:
         """The first candidates. Each is handed out before the next is asked for."""
-        self.admit(worker)
         keys: list[Key] = []
-        for key in candidates:
+        for key in candidates if limit > 0 else ():
             if len(keys) >= limit:
                 break
             self._hand_out(key, worker, worker_version, now)
             keys.append(key)
         return keys
 
-    def _evaluation(self, worker_version: int) -> Iterator[Key]:
+    def _evaluation(self, worker: Worker, worker_version: int) -> Iterator[Key]:
         for version in sorted(v for v in self.memory.rounds if v <= worker_version):
-            yield from self._of_round(self.memory.rounds[version])
+            found = self.memory.rounds[version]
+            for group_id in self._returned(worker, found, found.groups):
+                yield Key(version, group_id)
+            while found.next_group < self.round_size:
+                yield Key(version, found.next_group)
 
-    def _training(self, worker_version: int) -> Iterator[Key]:
-        version = self.memory.progress.step
-        if may_continue(self.policy, version=version, worker_version=worker_version):
-            while (group_id := self._next_waiting()) is not None:
+    def _training(self, worker: Worker, worker_version: int) -> Iterator[Key]:
+        memory = self.memory
+        if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
+            for group_id in self._returned(worker, memory, memory.groups):
                 yield Key(TRAINING, group_id)
         while self.may_start(worker_version):
-            yield Key(TRAINING, self.memory.progress.next_group)
+            yield Key(TRAINING, memory.progress.next_group)
+
+    def _returned(self, worker: Worker, queues: Memory | Round, groups: Mapping[int, Group]) -> Iterator[int]:
+        """Groups that came back, the lowest first; of suspects one at most for a worker."""
+        suspect = _lowest(queues.suspects, groups, suspects=True)
+        if suspect is not None and not self._has_suspect(worker):
+            yield suspect
+        while (group_id := _lowest(queues.waiting, groups, suspects=False)) is not None:
+            yield group_id
+
+    def _has_suspect(self, worker: Worker) -> bool:
+        leased = (self.memory.find(key) for key in self.memory.leases_of[worker.name])
+        return any(group is not None and is_suspect(group) for group in leased)
 
     def may_start(self, worker_version: int) -> int:
         return may_start(
@@ -100,24 +166,6 @@ class Leases:
             next_group=self.memory.progress.next_group,
         )
 
-    def _of_round(self, found: Round) -> Iterator[Key]:
-        while found.waiting:
-            if found.groups[found.waiting[0]].state is GroupState.WAITING:
-                yield Key(found.version, found.waiting[0])
-            heapq.heappop(found.waiting)
-        while found.next_group < self.round_size:
-            yield Key(found.version, found.next_group)
-
-    def _next_waiting(self) -> int | None:
-        """The lowest training group that waits; what the heap still has of others is dropped on the way."""
-        heap = self.memory.waiting
-        while heap:
-            group = self.memory.groups.get(heap[0])
-            if group and group.state is GroupState.WAITING:
-                return heap[0]
-            heapq.heappop(heap)
-        return None
-
     def _hand_out(self, key: Key, worker: Worker, worker_version: int, now: float) -> None:
         group = self.memory.find(key)
         if group is None:
@@ -127,8 +175,7 @@ class Leases:
         if not group.size:  # with a partial response its oldest token counts
             group.version = worker_version
         group.lease_attempt += 1
-        group.worker, group.worker_attempt = worker.name, worker.attempt
-        self.memory.deadlines[key] = now + self.lease_seconds
+        self.memory.lease_to(key, group, worker.name, worker.attempt, now + self.lease_seconds)
         self.memory.count("leases_granted")
 
     def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]], now: float) -> list[str]:
@@ -168,7 +215,17 @@ class Leases:
         """Take a group back unfinished; it goes to the next worker that asks, or is failed after too many times."""
         if blame:
             group.failures += 1
-        if group.failures > MAX_FAILURES:
-            self.give_up(key, group, f"given up after {group.failures} leases without progress; the last: {why}")
+        if group.failures >= MAX_FAILURES:
+            self.give_up(key, group, why)
         else:
             self.memory.move(key, group, GroupState.WAITING)
+
+
+def _lowest(heap: list[int], groups: Mapping[int, Group], *, suspects: bool) -> int | None:
+    """The lowest group of a queue that waits there; what the heap still has of others is dropped on the way."""
+    while heap:
+        group = groups.get(heap[0])
+        if group and group.state is GroupState.WAITING and is_suspect(group) is suspects:
+            return heap[0]
+        heapq.heappop(heap)
+    return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sluice_buffer.memory import PROGRESS, Memory, Progress, Result, Round, unpack_ids
 from sluice_buffer.state import TRAINING, Group, GroupState, Key
@@ -14,32 +15,57 @@ from sluice_buffer.storage import Storage, footprint, numbers
 
 
 def load(storage: Storage, deadline: float) -> Memory:
-    """The memory as the disk has it. Leases go on; all end at `deadline`, unless their workers send a heartbeat."""
+    """The memory as the disk has it. Leases go on; all end at `deadline`, unless their workers send a heartbeat.
+
+    Touches nothing but the storage: it may run beside the event loop.
+    """
     memory = Memory()
     _load_progress(memory, storage)
+    _load_groups(memory, storage, deadline)
+    committed = []
+    for raw, data in storage.scan("batches"):
+        (step,) = numbers(raw)
+        if step <= memory.progress.checkpoint_step:
+            memory.forgotten += len(data) // 8
+        else:
+            memory.batches[step] = unpack_ids(data)
+        if step <= memory.progress.step:
+            committed.append(np.frombuffer(data, dtype="<i8"))
+    memory.twice = _twice(committed)
+    _load_rounds(memory, storage, deadline)
+    return memory
+
+
+def _load_groups(memory: Memory, storage: Storage, deadline: float) -> None:
+    """Groups that are over are most of a long job's: of them only the state is read."""
+    over = memory.over = bytearray(memory.progress.next_group)
+    first_over = int(GroupState.TRAINED)
     for raw, data in storage.scan("groups"):
-        (group_id,) = numbers(raw)
+        group_id = int.from_bytes(raw, "big")
+        if data[0] >= first_over and group_id < len(over):
+            over[group_id] = data[0]
+            continue
         group = Group.unpack(data)
         memory.index(group_id, group)
         _account(memory, Key(TRAINING, group_id), group, deadline)
-    for raw, data in storage.scan("batches"):
-        (step,) = numbers(raw)
-        ids = unpack_ids(data)
-        if step <= memory.progress.checkpoint_step:
-            memory.forgotten += len(ids)
-        else:
-            memory.batches[step] = ids
-    _load_rounds(memory, storage, deadline)
-    found = audit(storage, memory.progress)
-    memory.twice, memory.missing = found.twice, found.missing
-    return memory
+        if group.state in (GroupState.FINISHED, GroupState.BATCHED):
+            memory.missing += storage.get("samples", raw + bytes(4)) is None
+    for state in GroupState:
+        memory.counts[state] += over.count(state) if state.over else 0
+
+
+def _twice(committed: list[npt.NDArray[np.int64]]) -> int:
+    """Groups in two committed batches. Anything but 0 is a bug, whatever the memory believes."""
+    ids = np.sort(np.concatenate(committed)) if committed else np.empty(0, np.int64)
+    return int(np.count_nonzero(ids[1:] == ids[:-1]))
 
 
 def _load_progress(memory: Memory, storage: Storage) -> None:
     stored = storage.get("meta", PROGRESS)
     if stored is not None:
         values: dict[str, Any] = json.loads(stored)
-        values["counters"] = Counter(values["counters"])
+        for name in ("counters", "failed"):
+            values[name] = Counter(values.get(name, {}))
         memory.progress = Progress(**values)
 
 
@@ -54,8 +80,6 @@ def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
         found = memory.rounds[version]
         found.groups[group_id] = group
         found.unfinished -= not group.state.in_work
-        if group.state is GroupState.WAITING:
-            heapq.heappush(found.waiting, group_id)
         _account(memory, Key(version, group_id), group, deadline)
     for _, data in storage.scan("results"):
         result = Result(**json.loads(data))
@@ -65,31 +89,9 @@ def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
 
 def _account(memory: Memory, key: Key, group: Group, deadline: float) -> None:
     if group.state is GroupState.LEASED:
-        memory.deadlines[key] = deadline
+        memory.lease_to(key, group, group.worker, group.worker_attempt, deadline)
+    elif group.state is GroupState.WAITING:
+        memory.queue(key, group)
     if group.size:
         memory.stored += footprint(group.size)
         memory.largest = max(memory.largest, footprint(group.size))
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """What the disk says about the guarantee, whatever the memory believes. Both numbers are 0, or there is a bug."""
-
-    twice: int
-    missing: int
-
-
-def audit(storage: Storage, progress: Progress) -> Audit:
-    """Look for groups in two committed batches, and for groups without the samples that they should have."""
-    seen = bytearray(progress.next_group)
-    twice = missing = 0
-    for raw, data in storage.scan("batches"):
-        (step,) = numbers(raw)
-        for group_id in unpack_ids(data) if step <= progress.step else ():
-            twice += seen[group_id]
-            seen[group_id] = 1
-    for raw, data in storage.scan("groups"):
-        group = Group.unpack(data)
-        if group.state in (GroupState.FINISHED, GroupState.BATCHED):
-            missing += storage.get("samples", raw + bytes(4)) is None
-    return Audit(twice, missing)

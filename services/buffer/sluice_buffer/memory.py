@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import json
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 
+from sluice_buffer.admission import SUSPECT_FAILURES
 from sluice_buffer.state import TRAINING, Group, GroupState, Key
 from sluice_buffer.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
 
@@ -37,6 +38,10 @@ class Progress:
     """Newest attempt seen of each worker."""
     counters: Counter[str] = field(default_factory=Counter)
     metrics: dict[str, float] = field(default_factory=dict)
+    failures: int = 0
+    """Serial number of the last group that failed for good."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """How many groups failed, by reason."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,7 @@ class Round:
     opened: float
     groups: dict[int, Group] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
+    suspects: list[int] = field(default_factory=list)
     unfinished: int = 0
 
     @property
@@ -80,9 +86,13 @@ class Memory:
     """Training groups in each state."""
     waiting: list[int] = field(default_factory=list)
     """Heap of training groups that came back; may name groups that wait no more."""
+    suspects: list[int] = field(default_factory=list)
+    """The same of groups that may be what ends workers (SUSPECT_FAILURES)."""
     in_work: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     deadlines: dict[Key, float] = field(default_factory=dict)
+    leases_of: defaultdict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """Leased groups of each worker, by its name."""
     batches: dict[int, list[int]] = field(default_factory=dict)
     """Fixed batches, by step. Forgotten ones keep their ids on disk only."""
     forgotten: int = 0
@@ -90,7 +100,7 @@ class Memory:
     twice: int = 0
     """Groups in two committed batches, and"""
     missing: int = 0
-    """groups whose record says that samples are stored which are not there: found by `audit` on the disk."""
+    """groups whose record says that samples are stored which are not there: both counted on the disk (loading.py)."""
     rounds: dict[int, Round] = field(default_factory=dict)
     results: dict[int, list[Result]] = field(default_factory=dict)
     stored: int = 0
@@ -99,6 +109,10 @@ class Memory:
     dirty: dict[Key, Group] = field(default_factory=dict)
     changed: bool = False
     """Something must be written."""
+    filtered_run: int = 0
+    """Groups that the dynamic filter dropped since the last one that it kept."""
+    verdict: str = ""
+    """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new start tries again."""
 
     # -- looking
 
@@ -128,6 +142,12 @@ class Memory:
         """Groups in committed batches of the surviving history."""
         return self.forgotten + sum(len(ids) for step, ids in self.batches.items() if step <= self.progress.step)
 
+    @property
+    def stored_groups(self) -> int:
+        """Groups whose samples wait to be trained: in no batch yet, or in one that is not committed."""
+        ahead = sum(len(ids) for step, ids in self.batches.items() if step > self.progress.step)
+        return len(self.finished) + ahead
+
     # -- changing
 
     def count(self, name: str, by: int = 1) -> None:
@@ -143,13 +163,29 @@ class Memory:
         old, group.state = group.state, state
         self.touch(key, group)
         if state is not GroupState.LEASED:
-            self.deadlines.pop(key, None)
+            self.unlease(key, group)
             group.worker = ""
         if key.round == TRAINING:
             self.counts[old] -= 1
             self.index(key.group_id, group)
-        elif state is GroupState.WAITING:
-            heapq.heappush(self.rounds[key.round].waiting, key.group_id)
+        if state is GroupState.WAITING:
+            self.queue(key, group)
+
+    def lease_to(self, key: Key, group: Group, worker: str, worker_attempt: int, deadline: float) -> None:
+        """Note who works on a leased group, and until when."""
+        group.worker, group.worker_attempt = worker, worker_attempt
+        self.deadlines[key] = deadline
+        self.leases_of[worker].add(key)
+
+    def unlease(self, key: Key, group: Group) -> None:
+        """Forget who works on a group."""
+        self.deadlines.pop(key, None)
+        self.leases_of[group.worker].discard(key)
+
+    def queue(self, key: Key, group: Group) -> None:
+        """Put a group that came back where the next worker looks for it."""
+        queues = self if key.round == TRAINING else self.rounds[key.round]
+        heapq.heappush(queues.suspects if is_suspect(group) else queues.waiting, key.group_id)
 
     def start(self, key: Key) -> Group:
         """The record of a group that is leased for the first time."""
@@ -175,10 +211,13 @@ class Memory:
             self.groups[group_id] = group
         (self.in_work.add if state.in_work else self.in_work.discard)(group_id)
         (self.finished.add if state is GroupState.FINISHED else self.finished.discard)(group_id)
-        if state is GroupState.WAITING:
-            heapq.heappush(self.waiting, group_id)
 
-    def store(self, table: str, key: Key, group: Group, value: bytes) -> None:
+    def revive(self, group_id: int, group: Group) -> None:
+        """Let a failed group wait for a worker again."""
+        self.over[group_id] = 0
+        self.move(Key(TRAINING, group_id), group, GroupState.WAITING)
+
+    def store(self, table: str, key: Key, group: Group, value: bytes | bytearray) -> None:
         """Store a group's samples, in pieces, in the place of nothing: `discard` what was there first."""
         for position, piece in enumerate(pieces(value)):
             self.batch.put(table, _piece_key(key, position), piece)
@@ -216,6 +255,11 @@ class Memory:
             )
         self.dirty, self.changed = {}, False
         return batch
+
+
+def is_suspect(group: Group) -> bool:
+    """True for a group that may be what ends workers."""
+    return group.failures >= SUSPECT_FAILURES
 
 
 def _piece_key(key: Key, position: int) -> bytes:

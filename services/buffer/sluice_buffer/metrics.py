@@ -25,6 +25,9 @@ _GAUGES = {
     "stored_bytes": "Bytes of samples in the storage",
     "capacity_bytes": "Bytes of samples that the storage can hold",
     "epoch": "Epoch of the newest prompt",
+    "under_way_bytes": "Memory of messages that are being received, written or sent",
+    "under_way_peak_bytes": "The most that it has been",
+    "under_way_limit_bytes": "The most that it may be: who has no room waits",
 }
 _UNITS = {
     "depth": "depth_groups",
@@ -47,6 +50,12 @@ class _Stats(Collector):
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily(f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name)))
         yield from _counters(stats.counters)
+        failed = CounterMetricFamily(
+            "sluice_buffer_groups_failed_by_reason", "Groups that failed for good, by reason", labels=["reason"]
+        )
+        for reason, count in sorted(stats.failed.items()):
+            failed.add_metric([reason], float(count))
+        yield failed
         reward = GaugeMetricFamily(
             "sluice_buffer_evaluation_reward", "Mean reward of the newest evaluation", labels=["dataset"]
         )

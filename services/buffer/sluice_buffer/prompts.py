@@ -72,6 +72,14 @@ class Prompts:
         message.purpose, message.epoch, message.group_id = pb.PURPOSE_TRAIN, place.epoch, group_id
         return message, row, source
 
+    def place(self, key: Key) -> tuple[str, int]:
+        """(source, row) of a group's prompt."""
+        if key.round != TRAINING:
+            position, at = self.plan.locate(key.group_id)
+            return self.datasets[position].source_name, self._eval_tables[position].number(at)
+        place = self.order.place(key.group_id)
+        return self.sources[place.source].source_name, self._tables[place.source].number(place.row)
+
     def first(self, source: int, count: int) -> Iterator[tuple[int, PromptRow]]:
         """Number and row of a source's first rows."""
         table = self._tables[source]

@@ -99,11 +99,9 @@ class Rounds:
     def is_example(self, key: Key) -> bool:
         return self.plan.locate(key.group_id)[1] < EXAMPLES
 
-    def fail(self, key: Key, group: Group, why: str) -> None:
-        """A group that cannot be finished counts as failed, so that the round ends."""
+    def fail(self, key: Key, group: Group) -> None:
+        """Let a group that cannot be finished count as wrong, so that the round ends."""
         group.summary = pack_facts(failed_facts(self.samples_per_prompt(key), key.round))
-        group.note = why
-        self.memory.discard("partials", key, group)
         self.memory.move(key, group, GroupState.FAILED)
         self.finish(key)
 
@@ -135,7 +133,7 @@ class Rounds:
         self.memory.batch.delete("rounds", number(found.version))
         for group_id in found.groups:
             self.memory.batch.delete("round_groups", number(found.version, group_id))
-            self.memory.deadlines.pop(Key(found.version, group_id), None)
+            self.memory.unlease(Key(found.version, group_id), found.groups[group_id])
         del self.memory.rounds[found.version]
         self.memory.changed = True
 

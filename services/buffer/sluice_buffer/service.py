@@ -13,13 +13,23 @@ import grpc.aio
 from sluice.wire.codec import to_chunks
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, common_pb2
+from sluice_buffer.budget import Budget
 from sluice_buffer.committer import Committer
 from sluice_buffer.core import Buffer
-from sluice_buffer.errors import CallError, InvalidCallError, PreconditionError, StaleAttemptError
+from sluice_buffer.errors import (
+    CallError,
+    InvalidCallError,
+    PreconditionError,
+    SilentSenderError,
+    StaleAttemptError,
+)
+from sluice_buffer.failures import failures
 from sluice_buffer.intake import Intake
-from sluice_buffer.leases import Worker
-from sluice_buffer.serving import evaluations, leased_group, shard_group
-from sluice_buffer.state import Key, parse_lease_id
+from sluice_buffer.leases import Call, Worker
+from sluice_buffer.line import Line
+from sluice_buffer.memory import value_key
+from sluice_buffer.serving import Leased, evaluations, example_sizes, leased, leased_chunks, shard_chunks
+from sluice_buffer.state import parse_lease_id
 from sluice_buffer.storage import StorageError, StorageFullError
 from sluice_buffer.submits import Answer, Outcome
 
@@ -37,6 +47,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     StaleAttemptError: grpc.StatusCode.FAILED_PRECONDITION,
     PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidCallError: grpc.StatusCode.INVALID_ARGUMENT,
+    SilentSenderError: grpc.StatusCode.DEADLINE_EXCEEDED,
     StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StorageError: grpc.StatusCode.UNAVAILABLE,
 }
@@ -46,8 +57,10 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     """See protos/sluice/v1/buffer.proto for what each call means."""
 
-    def __init__(self, committer: Committer) -> None:
-        self.committer = committer
+    def __init__(self, committer: Committer, budget: Budget) -> None:
+        self.committer, self.budget = committer, budget
+        self.line = Line(committer.buffer)
+        committer.landed_hooks.append(self.line.call_up)
         self._asked: tuple[int, float] = (0, 0.0)
 
     @property
@@ -75,20 +88,31 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     # -- workers
 
-    async def LeasePrompts(self, request: pb.LeasePromptsRequest, context: Context) -> pb.LeasePromptsResponse:  # noqa: N802
+    async def LeasePrompts(  # noqa: N802
+        self, request: pb.LeasePromptsRequest, context: Context
+    ) -> AsyncIterator[pb.LeasePromptsResponse]:
         worker = await _worker(request.worker, context)
+        held = frozenset(lease.lease_id for lease in request.held)
+        call = Call(worker, request.request, held, request.session)
+        leases = await self._lease(call, request, context)
+        for number, lease in enumerate(leases):
+            async with self.budget.reserved(lease.size):
+                for chunk in await asyncio.to_thread(leased_chunks, self.buffer, lease, number):
+                    yield pb.LeasePromptsResponse(group=chunk)
+        yield pb.LeasePromptsResponse(exhausted=not leases and self.buffer.over)
 
-        async def attempt() -> list[Key]:
-            return await self._run(context, lambda: self.buffer.lease(worker, request.max_groups, request.version))
+    async def _lease(self, call: Call, request: pb.LeasePromptsRequest, context: Context) -> list[Leased]:
+        """Leases for a worker, as soon as there are any; empty after its wait, or where newer weights are there.
 
-        def ready(keys: list[Key]) -> bool:
-            """Also where newer weights are there: the worker asks again, with the version that it now serves."""
-            return bool(keys) or self.buffer.over or self.buffer.memory.progress.step > request.version
-
-        keys = await self._until(request.wait_seconds, attempt, ready)
-        return pb.LeasePromptsResponse(
-            groups=[leased_group(self.buffer, key) for key in keys], exhausted=not keys and self.buffer.over
-        )
+        With newer weights the worker asks again, for prompts of the version that it then serves.
+        """
+        end = time.monotonic() + min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
+        while True:
+            keys = await self._run(context, lambda: self.buffer.lease(call, request.max_groups, request.version))
+            left = end - time.monotonic()
+            if keys or left <= 0 or self.line.news(request.version):
+                return [leased(self.buffer, key) for key in keys]
+            await self.line.wait(request.version, left)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         worker = await _worker(request.worker, context)
@@ -100,18 +124,16 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         def answer(key: int, result: Answer) -> pb.SubmitResponse:
             return pb.SubmitResponse(key=key, outcome=_OUTCOMES[result.outcome], message=result.message)
 
-        refuse = lambda why: Answer(Outcome.REFUSED, why)  # noqa: E731
-        await self._intake(context, lambda data: lambda: self.buffer.submit(data), answer, refuse)
+        await self._intake(context, self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why))
 
     async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:  # noqa: N802
         def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
             return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
 
-        refuse = lambda why: (False, why)  # noqa: E731
-        await self._intake(context, lambda data: lambda: self.buffer.give_back(data), answer, refuse)
+        await self._intake(context, self.buffer.give_back, answer, lambda why: (False, why))
 
-    async def _intake(self, context: Context, transition: Any, answer: Any, refuse: Any) -> None:
-        failure = await Intake(self.committer, context, transition, answer, refuse).serve()
+    async def _intake(self, context: Context, take: Any, answer: Any, refuse: Any) -> None:
+        failure = await Intake(self.committer, self.budget, context, take, answer, refuse).serve()
         if failure is not None:
             await context.abort(_CODES[type(failure)], str(failure))
 
@@ -128,17 +150,19 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 return "the rows of the batch are being encoded"
             return await self._run(context, lambda: self.buffer.take(step, attempt))
 
-        waiting = await self._until(request.wait_seconds, take, lambda w: w is None or self._exhausted(step))
-        waited = time.monotonic() - self._asked[1]
-        if waiting is None:
-            sequences = self.buffer.sequences(step, ranks)
-            return pb.TakeBatchResponse(
-                state=pb.TakeBatchResponse.STATE_READY, step=step, sequences=sequences, wait_time_seconds=waited
-            )
-        state = pb.TakeBatchResponse.STATE_EXHAUSTED if self._exhausted(step) else pb.TakeBatchResponse.STATE_WAITING
-        return pb.TakeBatchResponse(
-            state=state, step=step, waiting_for=self.buffer.waiting_for() or waiting, wait_time_seconds=waited
+        waiting = await self._until(request.wait_seconds, take, lambda w: w is None or self._ended(step) is not None)
+        answer = pb.TakeBatchResponse(
+            step=step,
+            wait_time_seconds=time.monotonic() - self._asked[1],
+            checkpoint_wanted=self.buffer.checkpoint_wanted(),
         )
+        if waiting is None:
+            answer.state = pb.TakeBatchResponse.STATE_READY
+            answer.sequences.extend(self.buffer.sequences(step, ranks))
+            return answer
+        answer.state = self._ended(step) or pb.TakeBatchResponse.STATE_WAITING
+        answer.waiting_for = self.buffer.dead_end() or self.buffer.waiting_for() or waiting
+        return answer
 
     async def _done_ahead(self, step: int) -> bool:
         """Wait a moment for what a batch needs beforehand, while others are answered. False: it takes longer."""
@@ -147,9 +171,14 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_AHEAD_SECONDS)
         return ahead is None or ahead.done()
 
-    def _exhausted(self, step: int) -> bool:
+    def _ended(self, step: int) -> pb.TakeBatchResponse.State | None:
+        """Why batch `step` will never be there; None: it may come."""
         batches = self.buffer.batches
-        return batches.exhausted and step not in batches.memory.batches
+        if step in batches.memory.batches:
+            return None
+        if self.buffer.dead_end():
+            return pb.TakeBatchResponse.STATE_FAILED
+        return pb.TakeBatchResponse.STATE_EXHAUSTED if batches.exhausted else None
 
     async def GetShard(self, request: pb.GetShardRequest, context: Context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: N802
         ranks = await _ranks(request.data_parallel_size, context)
@@ -158,14 +187,15 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         waiting = await self._run(context, lambda: self.buffer.take(request.step, request.trainer.attempt))
         if waiting is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}")
-        wanted: dict[int, list[int]] = {}
-        for sequence in self.buffer.sequences(request.step, ranks):
-            if sequence.rank == request.rank:
-                wanted.setdefault(sequence.group_id, []).append(sequence.index)
-        for position, (group_id, indices) in enumerate(wanted.items()):
-            data = await asyncio.to_thread(shard_group, self.buffer.storage, group_id, indices)
-            for chunk in to_chunks(position, data):
-                yield chunk
+        wanted: dict[int, list[tuple[int, bool]]] = {}
+        for one in self.buffer.sequences(request.step, ranks):
+            if one.rank == request.rank:
+                failed = one.status == common_pb2.SAMPLE_STATUS_FAILED
+                wanted.setdefault(one.group_id, []).append((one.index, failed))
+        for number, (group_id, samples) in enumerate(wanted.items()):
+            async with self.budget.reserved(self.buffer.memory.groups[group_id].size):
+                for chunk in await asyncio.to_thread(shard_chunks, self.buffer.storage, group_id, samples, number):
+                    yield chunk
 
     async def CommitStep(self, request: pb.CommitStepRequest, context: Context) -> pb.CommitStepResponse:  # noqa: N802
         metrics = dict(request.metrics)
@@ -194,17 +224,42 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             return not request.HasField("wait_for_version") or request.wait_for_version not in versions
 
         versions = await self._until(request.wait_seconds, pending, ready)
-        found = await asyncio.to_thread(evaluations, self.buffer, request.after_version)
-        return pb.GetEvaluationsResponse(evaluations=found, pending_versions=versions)
+        rounds = self.buffer.memory.rounds.values()
+        return pb.GetEvaluationsResponse(
+            evaluations=evaluations(self.buffer, request.after_version),
+            pending_versions=versions,
+            finished_groups=sum(self.buffer.rounds.plan.size - one.unfinished for one in rounds),
+        )
+
+    async def GetExamples(  # noqa: N802
+        self, request: pb.GetExamplesRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Chunk]:
+        for number, (key, size) in enumerate(example_sizes(self.buffer, request.version, request.dataset)):
+            async with self.budget.reserved(size):
+                value = await asyncio.to_thread(self.buffer.storage.value, "examples", value_key(key))
+                for chunk in to_chunks(number, value) if value else ():
+                    yield chunk
+
+    async def GetFailures(  # noqa: N802
+        self, request: pb.GetFailuresRequest, context: Context
+    ) -> pb.GetFailuresResponse:
+        page = failures(self.buffer.storage, self.buffer.prompts, request.after)
+        return pb.GetFailuresResponse(failures=list(page))
 
     # -- everybody
 
+    def stats(self) -> pb.BufferStats:
+        stats, budget = self.buffer.stats(), self.budget
+        stats.under_way_bytes, stats.under_way_peak_bytes = budget.used, budget.peak
+        stats.under_way_limit_bytes = budget.limit
+        return stats
+
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:  # noqa: N802
-        return self.buffer.stats()
+        return self.stats()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.BufferStats]:  # noqa: N802
         while True:
-            yield self.buffer.stats()
+            yield self.stats()
             await asyncio.sleep(min(max(request.interval_seconds, 0.1), 60.0))
 
 

@@ -1,7 +1,16 @@
-"""What is read back from the storage and sent: prompts under a lease, shards of a batch, evaluations."""
+"""What is read back from the storage and sent: prompts under a lease, shards of a batch, evaluations.
+
+Stored groups are sent as they are stored, cut between their samples where not all are wanted: a group of a million
+tokens is never parsed here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sluice.wire import codec
+from sluice.wire.frames import SerializedGroup, length_field, sample_field
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2
 from sluice_buffer.checks import as_trained, prompt_tokens
@@ -10,46 +19,81 @@ from sluice_buffer.memory import value_key
 from sluice_buffer.state import TRAINING, Key
 from sluice_buffer.storage import Storage, StorageError
 
+EVALUATIONS = 64
+"""Evaluations in one answer."""
+_PARTIAL = 3
+"""Number of LeasedGroup.partial."""
 
-def leased_group(buffer: Buffer, key: Key) -> pb.LeasedGroup:
-    """A prompt as its worker gets it, with what an earlier worker had generated."""
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A lease as it was granted; the group may have moved on by the time that it is sent. size: of the partial."""
+
+    key: Key
+    attempt: int
+    size: int
+    head: bytes
+    """The serialized LeasedGroup without its partial."""
+
+
+def leased(buffer: Buffer, key: Key) -> Leased:
+    """A lease that was just granted."""
     prompt = buffer.prompts.message(key)
     group = buffer.memory.find(key)
-    prompt.lease_id = buffer.lease_id(key)
-    prompt.lease_attempt = group.lease_attempt if group else 0
-    partial = common_pb2.SampleGroup()
-    if group and group.size:
-        partial.ParseFromString(buffer.storage.value("partials", value_key(key)) or b"")
-    return pb.LeasedGroup(prompt=prompt, lease_seconds=buffer.job.spec.buffer.lease_seconds, partial=partial.samples)
+    attempt, size = (group.lease_attempt, group.size) if group else (0, 0)
+    prompt.lease_id, prompt.lease_attempt = buffer.leases.lease_id(key), attempt
+    head = pb.LeasedGroup(prompt=prompt, lease_seconds=buffer.job.spec.buffer.lease_seconds)
+    return Leased(key, attempt, size, head.SerializeToString())
 
 
-def shard_group(storage: Storage, group_id: int, indices: list[int]) -> bytes:
-    """The serialized SampleGroup that holds these samples of a group alone."""
+def leased_chunks(buffer: Buffer, lease: Leased, number: int) -> Iterator[common_pb2.Chunk]:
+    """A prompt as its worker gets it, with what an earlier worker had generated; nothing if the lease is gone."""
+    partial = buffer.storage.value("partials", value_key(lease.key)) if lease.size else None
+    group = buffer.memory.find(lease.key)
+    if group is None or group.lease_attempt != lease.attempt or len(partial or b"") != lease.size:
+        return iter(())
+    if partial is None:
+        return codec.to_chunks(number, lease.head)
+    return codec.to_chunks(number, lease.head, length_field(_PARTIAL, len(partial)), partial)
+
+
+def shard_chunks(
+    storage: Storage, group_id: int, wanted: Iterable[tuple[int, bool]], number: int
+) -> Iterator[common_pb2.Chunk]:
+    """The SampleGroup that holds some samples of a group alone. wanted: (position, the sample failed)."""
     data = storage.value("samples", value_key(Key(TRAINING, group_id)))
     if data is None:
         raise StorageError(f"group {group_id} has no samples in the database")
-    whole = common_pb2.SampleGroup.FromString(data)
-    head = prompt_tokens(whole)
-    part = common_pb2.SampleGroup(prompt=whole.prompt, samples=[as_trained(whole.samples[i], head) for i in indices])
-    result: bytes = part.SerializeToString()
-    return result
+    group = SerializedGroup(data)
+    parts: list[bytes | memoryview] = list(group.head())
+    for position, failed in wanted:
+        if failed:
+            parts.append(sample_field(as_trained(group.samples[position], prompt_tokens(group.samples))))
+        else:
+            parts.append(group.raw_sample(position))
+    return codec.to_chunks(number, *parts)
 
 
 def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
-    """Complete evaluations of later versions, oldest first, with the examples that are kept."""
-    found = []
-    for version, results in sorted(buffer.memory.results.items()):
-        if version <= after_version:
-            continue
-        for result in results:
-            values = (buffer.storage.value("examples", value_key(Key(version, i))) for i, _ in result.examples)
-            found.append(
-                pb.Evaluation(
-                    version=version,
-                    dataset=result.dataset,
-                    metrics=result.metrics,
-                    seconds=result.seconds,
-                    examples=[common_pb2.SampleGroup.FromString(value) for value in values if value],
-                )
+    """Complete evaluations of later versions, oldest first; whole versions, until EVALUATIONS are reached."""
+    answer: list[pb.Evaluation] = []
+    for version in sorted(v for v in buffer.memory.results if v > after_version):
+        if len(answer) >= EVALUATIONS:
+            break
+        answer += [
+            pb.Evaluation(
+                version=version,
+                dataset=result.dataset,
+                metrics=result.metrics,
+                seconds=result.seconds,
+                examples=len(result.examples),
             )
-    return found
+            for result in buffer.memory.results[version]
+        ]
+    return answer
+
+
+def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[Key, int]]:
+    """The groups of an evaluation whose samples are kept, with their bytes."""
+    results = [result for result in buffer.memory.results.get(version, []) if result.dataset == dataset]
+    return [(Key(version, group_id), size) for result in results for group_id, size in result.examples]

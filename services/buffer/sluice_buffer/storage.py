@@ -15,9 +15,10 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import lmdb
 
@@ -25,13 +26,27 @@ from sluice.environment import ConfigurationError
 
 FORMAT = 1
 """Number of the layout below. A database of another format is refused."""
-TABLES = ("meta", "groups", "samples", "partials", "batches", "rounds", "round_groups", "examples", "results")
+TABLES = (
+    "meta",
+    "groups",
+    "samples",
+    "partials",
+    "batches",
+    "rounds",
+    "round_groups",
+    "examples",
+    "results",
+    "failures",
+)
 """meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece -> bytes. batches: step ->
 group ids. rounds: version -> JSON. round_groups: version, id -> Group. examples: version, id, piece -> bytes.
-results: version, data set -> pb.Evaluation. All numbers in keys are big-endian, so that order is numeric order."""
+results: version, data set -> Result. failures: serial -> JSON. All numbers in keys are big-endian, so that order is
+numeric order."""
 PIECE_BYTES = 31 * 4096 - 16
 """Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can be used again
 without fragmenting the file, however long the groups are that come and go."""
+_READER_SECONDS = 60.0
+"""No value takes longer to read."""
 _PAGE = 4096
 _FULL_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
@@ -72,9 +87,9 @@ def numbers(key: bytes) -> tuple[int, ...]:
     return tuple(int.from_bytes(key[i : i + 8], "big") for i in range(0, len(key), 8))
 
 
-def pieces(value: bytes) -> Sequence[bytes | memoryview]:
+def pieces(value: bytes | bytearray) -> Sequence[bytes | memoryview]:
     """The value in pieces, without a copy."""
-    if len(value) <= PIECE_BYTES:
+    if isinstance(value, bytes) and len(value) <= PIECE_BYTES:
         return (value,)
     view = memoryview(value)
     return [view[start : start + PIECE_BYTES] for start in range(0, len(value), PIECE_BYTES)]
@@ -105,7 +120,11 @@ class Storage:
         self.commits = 0
         """Writes since the start of the process."""
         self._lock = _lock(directory)
+        self._gate = threading.Condition()
+        self._readers = 0
+        self._reopening = False
         self._open()
+        _sync_names(directory)
 
     def _open(self) -> None:
         try:
@@ -118,9 +137,33 @@ class Storage:
             raise _translate(error, f"{self.directory}/buffer.lmdb") from error
 
     def reopen(self) -> None:
-        """Start again from the disk, after a failed write: LMDB gives an environment up that met an I/O error."""
-        self._env.close()
-        self._open()
+        """Start again from the disk, after a failed write: LMDB gives an environment up that met an I/O error.
+
+        Waits for those who read, on whatever thread: an environment that is closed under them ends the process.
+        """
+        with self._gate:
+            self._reopening = True
+            try:
+                if not self._gate.wait_for(lambda: self._readers == 0, _READER_SECONDS):
+                    raise StorageError(f"{self.directory}: somebody has been reading for {_READER_SECONDS:.0f} s")
+                self._env.close()
+                self._open()
+            finally:
+                self._reopening = False
+                self._gate.notify_all()
+
+    @contextmanager
+    def _reading(self, table: str) -> Iterator[Any]:
+        with self._gate:
+            self._gate.wait_for(lambda: not self._reopening)
+            self._readers += 1
+        try:
+            with self._env.begin(db=self._tables[table]) as transaction:
+                yield transaction
+        finally:
+            with self._gate:
+                self._readers -= 1
+                self._gate.notify_all()
 
     def close(self) -> None:
         self._env.close()
@@ -154,13 +197,13 @@ class Storage:
                 transaction.put(key, value, db=tables[table])
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        with self._env.begin(db=self._tables[table]) as transaction:
+        with self._reading(table) as transaction:
             value: bytes | None = transaction.get(key)
             return value
 
     def scan(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) whose key starts with `prefix`, in order."""
-        with self._env.begin(db=self._tables[table]) as transaction, transaction.cursor() as cursor:
+        with self._reading(table) as transaction, transaction.cursor() as cursor:
             if not (cursor.set_range(prefix) if prefix else cursor.first()):
                 return
             for key, value in cursor:
@@ -168,10 +211,23 @@ class Storage:
                     return
                 yield key, value
 
+    def numbered(self, table: str, first: int) -> Iterator[tuple[int, bytes]]:
+        """(number, value) of a table whose keys are single numbers, from `first` on."""
+        with self._reading(table) as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(number(first)):
+                for key, value in cursor:
+                    yield numbers(key)[0], value
+
     def value(self, table: str, prefix: bytes) -> bytes | None:
         """A value that was stored in pieces."""
         found = [data for _, data in self.scan(table, prefix)]
         return b"".join(found) if found else None
+
+    def bounded_by_size(self) -> bool:
+        """True where the database's own size is the limit, and not what else lies on the disk."""
+        file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
+        disk = os.statvfs(self.directory)
+        return file_size + disk.f_bavail * disk.f_frsize >= self.map_size
 
     def capacity(self) -> int:
         """Bytes that may be stored at present; see `capacity`."""
@@ -193,6 +249,17 @@ def _lock(directory: Path) -> IO[bytes]:
         handle.close()
         raise StorageError(f"{directory}: another buffer process uses this directory") from error
     return handle
+
+
+def _sync_names(directory: Path) -> None:
+    """Make the name of a new database durable: LMDB syncs the file, and POSIX promises nothing of its name."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be synced: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
 
 
 def _translate(error: lmdb.Error, where: str) -> StorageError:

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from sluice.sample import PROMPT_TOO_LONG, SampleError
+from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.admission import Policy, outdated
-from sluice_buffer.checks import Checked, check_finished, check_partial, oldest_version, progress
-from sluice_buffer.filters import counter_name, dynamic_filter
+from sluice_buffer.checks import AnyGroup, Checked, check_finished, check_partial, oldest_version, progress
+from sluice_buffer.failures import Failures
+from sluice_buffer.filters import counter_name, dynamic_filter, worker_filter
 from sluice_buffer.leases import Leases
 from sluice_buffer.memory import Memory
 from sluice_buffer.rounds import Rounds
 from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
 from sluice_buffer.storage import StorageFullError, footprint
+
+_PARSED_WHOLE_BYTES = 1 << 20
+"""A group up to this size is parsed at once, which is quicker; a larger one by sample, which takes less memory."""
 
 
 class Outcome(enum.Enum):
@@ -25,6 +30,9 @@ class Outcome(enum.Enum):
     FILTERED = "filtered"
     STALE = "stale"
     REFUSED = "refused"
+
+
+Bytes = bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +62,20 @@ class Submits:
     policy: Policy
     leases: Leases
     rounds: Rounds
+    failures: Failures
     filter_name: str | None
+    epoch_size: int
+    """Groups of an epoch: when so many in a row are left out as too long, none fits."""
+    too_long: int = 0
 
-    def submit(self, data: bytes, room: int) -> Answer:
+    def submit(self, data: Bytes, room: int) -> Answer:
         """Take a finished group. StorageFullError where `room`, the bytes that are left, does not suffice."""
         answer = self._submit(data, room)
         if answer.outcome in (Outcome.DUPLICATE, Outcome.STALE, Outcome.REFUSED):
             self.memory.count(f"submits_{answer.outcome.value}")
         return answer
 
-    def _submit(self, data: bytes, room: int) -> Answer:
+    def _submit(self, data: Bytes, room: int) -> Answer:
         message, problem = _parse(data)
         if message is None:
             return Answer(Outcome.REFUSED, problem)
@@ -107,18 +119,21 @@ class Submits:
     def _samples(self, key: Key) -> int:
         return self.policy.samples_per_prompt if key.round == TRAINING else self.rounds.samples_per_prompt(key)
 
-    def _finish_training(
-        self, key: Key, group: Group, data: bytes, message: pb.SampleGroup, checked: Checked
-    ) -> Answer:
+    def _finish_training(self, key: Key, group: Group, data: Bytes, message: AnyGroup, checked: Checked) -> Answer:
         memory = self.memory
         memory.count("groups_submitted")
-        reason = dynamic_filter(self.filter_name, checked.rewards, message.samples[0].metadata_json)
+        reason = worker_filter(message.samples[0].metadata_json)
+        if reason == PROMPT_TOO_LONG:
+            self._note_too_long(message.prompt.dataset, checked.errors[:1])
+        if reason is None and checked.all_failed:
+            self.failures.fail(key, group, checked.errors[0])
+            return Answer(Outcome.FILTERED, f"failed: {group.note}")
+        if not checked.all_failed:
+            self.failures.usable()
+            self.too_long = 0
+        reason = reason or dynamic_filter(self.filter_name, checked.rewards)
         if reason is not None:
-            if reason == PROMPT_TOO_LONG:
-                memory.count(f"prompts_too_long:{message.prompt.dataset}")
-            return self._drop(key, group, GroupState.FILTERED, "filtered", reason)
-        if checked.all_failed:
-            return self._drop(key, group, GroupState.FAILED, "failed", checked.errors[0])
+            return self._filter(key, group, reason)
         if checked.errors:
             memory.count("samples_failed", len(checked.errors))
         group.version = checked.oldest
@@ -130,27 +145,33 @@ class Submits:
                 Outcome.STALE, f"version {group.version} is older than mode sync allows; it is generated again"
             )
         group.summary, group.note = checked.summary, ""
+        memory.filtered_run = 0
         memory.store("samples", key, group, data)
         memory.move(key, group, GroupState.FINISHED)
         return Answer(Outcome.STORED)
 
-    def _drop(self, key: Key, group: Group, state: GroupState, word: str, reason: str) -> Answer:
-        """End a group that will not be trained; its place in the batch is free again."""
+    def _note_too_long(self, dataset: str, errors: list[str]) -> None:
+        self.memory.count(f"prompts_too_long:{dataset}")
+        self.too_long += 1
+        if self.too_long >= self.epoch_size and not self.memory.verdict:
+            self.memory.verdict = f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
+
+    def _filter(self, key: Key, group: Group, reason: str) -> Answer:
+        """End a group that is not worth training; its place in the batch is free again."""
         group.note = reason
-        self.memory.count(f"{word}_{counter_name(reason)}")
-        self.memory.move(key, group, state)
-        return Answer(Outcome.FILTERED, f"{word}: {reason}")
+        self.memory.filtered_run += 1
+        self.memory.count(f"filtered_{counter_name(reason)}")
+        self.memory.move(key, group, GroupState.FILTERED)
+        return Answer(Outcome.FILTERED, f"filtered: {reason}")
 
     def give_up(self, key: Key, group: Group, why: str) -> None:
-        """A group that comes back for ever."""
-        if key.round != TRAINING:
-            self.rounds.fail(key, group, why)
-            return
+        """Fail a group that came back too often. why: what happened the last time."""
         self.memory.discard("partials", key, group)
-        self._drop(key, group, GroupState.FAILED, "failed", "too many leases")
-        group.note = why
+        self.failures.fail(key, group, why)
+        if key.round != TRAINING:
+            self.rounds.fail(key, group)
 
-    def _finish_evaluation(self, key: Key, group: Group, data: bytes, checked: Checked) -> Answer:
+    def _finish_evaluation(self, key: Key, group: Group, data: Bytes, checked: Checked) -> Answer:
         group.summary, group.note = checked.summary, ""
         if self.rounds.is_example(key):
             self.memory.store("examples", key, group, data)
@@ -159,7 +180,15 @@ class Submits:
         self.rounds.finish(key)
         return Answer(Outcome.STORED)
 
-    def give_back(self, data: bytes, room: int) -> tuple[bool, str]:
+    def refuse(self, prompt: pb.Prompt, why: str) -> None:
+        """Take a lease back whose group could not be read, for the reason that its worker is told."""
+        name = parse_lease_id(prompt.lease_id)
+        group = self.memory.find(name.key) if name else None
+        if name and group and group.state is GroupState.LEASED and group.lease_attempt == name.attempt:
+            self.memory.count("submits_refused")
+            self.leases.release(name.key, group, why)
+
+    def give_back(self, data: Bytes, room: int) -> tuple[bool, str]:
         """Take an unfinished group back, with what it has: (accepted, why not)."""
         message, problem = _parse(data)
         if message is None:
@@ -171,6 +200,9 @@ class Submits:
         if name.key.round != TRAINING and self.memory.rounds[name.key.round].serial != name.serial:
             return False, "the evaluation was started anew"
         self.memory.count("groups_returned")
+        if message.failure:
+            self.leases.release(name.key, group, message.failure)
+            return True, ""
         try:
             check_partial(message, self._samples(name.key))
         except SampleError as error:
@@ -178,13 +210,11 @@ class Submits:
             return False, str(error)
         return self._keep_partial(name.key, group, data, message, room)
 
-    def _keep_partial(
-        self, key: Key, group: Group, data: bytes, message: pb.SampleGroup, room: int
-    ) -> tuple[bool, str]:
+    def _keep_partial(self, key: Key, group: Group, data: Bytes, message: AnyGroup, room: int) -> tuple[bool, str]:
         generated = progress(message)
         before = int(group.note or 0)
         if generated <= before:
-            self.leases.release(key, group, "returned without progress")
+            self.leases.release(key, group, "returned without progress", blame=False)
             return True, ""
         if footprint(len(data)) > room:
             self.leases.release(key, group, "no room for its partial response", blame=False)
@@ -198,8 +228,9 @@ class Submits:
         return True, ""
 
 
-def _parse(data: bytes) -> tuple[pb.SampleGroup | None, str]:
+def _parse(data: Bytes) -> tuple[AnyGroup | None, str]:
     try:
-        return pb.SampleGroup.FromString(data), ""
+        whole = len(data) <= _PARSED_WHOLE_BYTES
+        return pb.SampleGroup.FromString(data) if whole else SerializedGroup(data), ""
     except DecodeError as error:
         return None, f"not a SampleGroup: {error}"

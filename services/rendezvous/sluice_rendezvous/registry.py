@@ -1,13 +1,20 @@
 """Who is there and which weights they hold: the rendezvous' decisions, without I/O and without a clock.
 
-The membership **epoch** is a number that grows whenever somebody comes, goes or is dropped. An engine's **generation**
-numbers its communicator with the trainer: it changes whenever the old one cannot be used any more, so that a
-communicator never outlives either of its ends.
+The membership **epoch** is a number that grows whenever somebody comes, goes or is dropped. An
+engine's **generation** numbers its communicator with the trainer: it changes whenever the old one
+cannot be used any more, so that a communicator never outlives either of its ends.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from sluice.wire.membership import HEARTBEAT_SECONDS
+
+HEARTBEATS_PER_SECOND = 64.0
+"""Of all members together. Each costs the service 0.2 ms."""
 
 
 class StaleAttemptError(Exception):
@@ -16,7 +23,7 @@ class StaleAttemptError(Exception):
 
 @dataclass(slots=True)
 class Entry:
-    """One member. `connection` tells its present stream from one that it has lost."""
+    """One member, for as long as it keeps the stream that it joined with."""
 
     role: str
     name: str
@@ -27,12 +34,13 @@ class Entry:
     world_size: int = 1
     version: int = -1
     info: dict[str, str] = field(default_factory=dict)
-    connection: int = 0
+    protocol: int = 0
     generation: int = 0
     admitted: bool = False
     state: str = ""
-    gauges: dict[str, float] = field(default_factory=dict)
+    gauges: Mapping[str, float] = field(default_factory=dict)
     last_heartbeat: float = 0.0
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
     dropped: str = ""
     last_error: str = ""
 
@@ -40,18 +48,34 @@ class Entry:
     def key(self) -> tuple[str, int]:
         return (self.name, self.index)
 
+    def lacks(self, version: int) -> bool:
+        """True where this engine does not serve `version`."""
+        return not self.admitted or self.version != version
+
 
 class Registry:
-    """All members. Times are seconds of any monotonic clock, given by the caller."""
+    """All members. Times are seconds of any monotonic clock, given by the caller.
 
-    def __init__(self, first_generation: int) -> None:
-        """first_generation: larger than any that an earlier process has given out (the wall clock in milliseconds)."""
+    sources: the newest attempt of each gang that has begun a weight update.
+    """
+
+    def __init__(self) -> None:
         self.epoch = 0
         self.version = -1
         self.entries: dict[tuple[str, int], Entry] = {}
+        self.sources: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
-        self._generation = first_generation
-        self._connection = 0
+        # No number of an earlier process may come again, whatever the clock says: the names of
+        # communicators are made of them, and an engine remembers those of dead senders.
+        self._generation = secrets.randbits(31) << 32
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often each member should send a heartbeat: less often, the more there are."""
+        seconds = HEARTBEAT_SECONDS
+        while len(self.entries) > HEARTBEATS_PER_SECOND * seconds:
+            seconds *= 2
+        return seconds
 
     def fence(self, name: str, attempt: int) -> None:
         """Refuse a caller whose gang has a newer attempt."""
@@ -60,11 +84,17 @@ class Registry:
             raise StaleAttemptError(f"{name}: attempt {attempt} was replaced by attempt {newest}")
         self._attempts[name] = attempt
 
-    def join(self, entry: Entry, now: float) -> Entry:
-        """A member comes, or comes again. An engine that holds our weights keeps working: the ledger is soft state."""
+    def join(self, entry: Entry, now: float, sources: Mapping[str, int] | None = None) -> Entry:
+        """Add a member that comes, or comes again.
+
+        An engine that holds our weights keeps working: the ledger is soft state. sources: those
+        that the member has heard of, maybe from an earlier process of this service. An update
+        takes in no engine before it has told us, so no older source can reach one.
+        """
         self.fence(entry.name, entry.attempt)
-        self._connection += 1
-        entry.connection = self._connection
+        for name, attempt in (sources or {}).items():
+            self.sources[name] = max(attempt, self.sources.get(name, 0))
+            self._attempts[name] = max(attempt, self._attempts.get(name, 0))
         entry.generation = self._next_generation()
         entry.last_heartbeat = now
         entry.admitted = entry.role != "rollout" or (entry.version >= 0 and entry.version >= self.version)
@@ -72,67 +102,72 @@ class Registry:
         self.epoch += 1
         return entry
 
-    def leave(self, key: tuple[str, int], connection: int) -> bool:
-        """A stream has ended. True where it was the member's present one."""
-        entry = self.entries.get(key)
-        if entry is None or entry.connection != connection:
+    def leave(self, entry: Entry) -> bool:
+        """Remove a member whose stream has ended. False where it has joined with another since."""
+        if self.entries.get(entry.key) is not entry:
             return False
-        del self.entries[key]
+        del self.entries[entry.key]
         self.epoch += 1
         return True
 
-    def heartbeat(
-        self, key: tuple[str, int], connection: int, now: float, state: str, version: int, gauges: dict[str, float]
-    ) -> None:
-        entry = self.entries.get(key)
-        if entry is None or entry.connection != connection:
-            return
-        entry.last_heartbeat, entry.state, entry.gauges = now, state, gauges
-        if entry.role != "rollout":
-            entry.version = version
-
     def expire(self, now: float, timeout: float) -> list[Entry]:
-        """Drop who has been silent for `timeout` seconds. Returns them."""
-        silent = [e for e in self.entries.values() if now - e.last_heartbeat > timeout]
+        """Drop the members that are silent. Returns them.
+
+        timeout: seconds of silence that are too many for a member that sends a heartbeat every
+        HEARTBEAT_SECONDS; in proportion for one that was told to send fewer.
+        """
+        silent = [
+            entry
+            for entry in self.entries.values()
+            if now - entry.last_heartbeat > timeout * entry.heartbeat_seconds / HEARTBEAT_SECONDS
+        ]
         for entry in silent:
             self._drop(entry, f"no heartbeat for {now - entry.last_heartbeat:.0f} s")
             del self.entries[entry.key]
         return silent
 
     def members(self, role: str = "", attempt: int = 0) -> list[Entry]:
-        chosen = [e for e in self.entries.values() if (not role or e.role == role) and attempt in (0, e.attempt)]
+        chosen = [
+            entry
+            for entry in self.entries.values()
+            if (not role or entry.role == role) and attempt in (0, entry.attempt)
+        ]
         return sorted(chosen, key=lambda e: e.key)
 
     def engines(self) -> list[Entry]:
         """One entry for each rollout engine: its first pod, which serves HTTP."""
         return [e for e in self.members("rollout") if e.index == 0]
 
+    def joiners(self, version: int) -> list[Entry]:
+        """Engines that do not serve `version`."""
+        return [e for e in self.engines() if e.lacks(version)]
+
     def begin_update(self, source: str, attempt: int, version: int, *, joiners_only: bool) -> list[Entry]:
         """Fix who takes part in the update to `version`."""
         self.fence(source, attempt)
+        self.sources[source] = attempt
         self.version = version
-        return [e for e in self.engines() if not joiners_only or not e.admitted or e.version != version]
+        return self.joiners(version) if joiners_only else self.engines()
 
-    def report(self, engine: tuple[str, int], attempt: int, generation: int, error: str) -> bool:
-        """A phase of the update passed or failed at an engine. False where that engine is not there any more."""
-        entry = self.entries.get(engine)
+    def report(self, name: str, attempt: int, generation: int, error: str) -> Entry | None:
+        """Drop an engine that failed in a phase. Returns one that passed; None: it is out."""
+        entry = self.entries.get((name, 0))
         if entry is None or entry.attempt != attempt or entry.generation != generation:
-            return False
+            return None
         if error:
             self._drop(entry, error)
-            return False
-        return True
+            return None
+        return entry
 
-    def serve(self, engine: tuple[str, int], version: int) -> None:
-        """The engine passed the last phase: it serves `version`."""
-        entry = self.entries[engine]
+    def serve(self, entry: Entry, version: int) -> None:
+        """Note that the engine passed the last phase: it serves `version`."""
         entry.version, entry.admitted, entry.dropped = version, True, ""
 
-    def in_sync(self) -> list[str]:
-        return [e.name for e in self.engines() if e.admitted and e.version == self.version]
-
     def _drop(self, entry: Entry, reason: str) -> None:
-        """Out of the epoch. What the engine holds is unknown from here on, and its communicator is gone."""
+        """Take a member out of the epoch.
+
+        What the engine holds is unknown from here on, and its communicator is gone.
+        """
         entry.admitted, entry.dropped, entry.last_error = False, reason, reason
         entry.version = -1
         entry.generation = self._next_generation()

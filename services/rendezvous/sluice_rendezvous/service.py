@@ -1,4 +1,8 @@
-"""The rendezvous over gRPC: streams in, registry, streams out."""
+"""The rendezvous over gRPC: streams in, registry, streams out.
+
+A member is told what changed about itself, and of nobody else: what one engine does costs no
+message to a thousand others.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import grpc
 import grpc.aio
 
 from sluice.telemetry import logs
+from sluice.wire import protocol
 from sluice.wire.membership import HEARTBEAT_SECONDS
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
@@ -23,10 +28,11 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
     """All calls run on one event loop, so that the registry needs no lock."""
 
     def __init__(self, member_timeout: float = MEMBER_TIMEOUT_SECONDS) -> None:
-        self.registry = Registry(first_generation=int(time.time() * 1000))
+        """member_timeout: seconds of silence after which a member is dropped (`Registry.expire`)."""
+        self.registry = Registry()
         self._member_timeout = member_timeout
-        self._changed = asyncio.Condition()
-        self._changes = 0
+        self._streams: dict[tuple[str, int], asyncio.Event] = {}
+        self._arrivals: dict[str, asyncio.Event] = {}
         self._log = logs.get()
 
     async def Join(  # noqa: N802 - gRPC's name
@@ -37,101 +43,120 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
         try:
-            entry = self.registry.join(entry_from(first.hello), time.monotonic())
+            entry = self.registry.join(entry_from(first.hello), time.monotonic(), first.sources)
         except StaleAttemptError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
-        connection = entry.connection
         self._log.info(
-            "joined", member=entry.name, of_attempt=entry.attempt, address=entry.address, epoch=self.registry.epoch
+            "joined",
+            member=entry.name,
+            of_attempt=entry.attempt,
+            address=entry.address,
+            epoch=self.registry.epoch,
         )
-        await self._notify()
-        reader = asyncio.create_task(self._read(requests, entry.key, connection))
+        self._tell(entry.key)  # its older stream, which has lost its place
+        news = self._streams[entry.key] = asyncio.Event()
+        self._arrived(entry.role)
+        reader = asyncio.create_task(self._read(requests, entry, news))
         try:
-            async for message in self._messages(entry.key, connection, reader):
+            async for message in self._messages(entry, news, reader):
                 yield message
         finally:
             reader.cancel()
-            if self.registry.leave(entry.key, connection):
+            if self._streams.get(entry.key) is news:
+                del self._streams[entry.key]
+            if self.registry.leave(entry):
                 self._log.info("left", member=entry.name, of_attempt=entry.attempt, epoch=self.registry.epoch)
-                await self._notify()
 
-    async def _read(self, requests: AsyncIterator[pb.MemberMessage], key: tuple[str, int], connection: int) -> None:
-        async for message in requests:
-            beat = message.heartbeat
-            self.registry.heartbeat(key, connection, time.monotonic(), beat.state, beat.version, dict(beat.gauges))
+    async def _read(self, requests: AsyncIterator[pb.MemberMessage], entry: Entry, news: asyncio.Event) -> None:
+        try:
+            async for message in requests:
+                beat = message.heartbeat
+                entry.last_heartbeat = time.monotonic()
+                entry.state, entry.gauges = beat.state, beat.gauges
+                if entry.role != "rollout":
+                    entry.version = beat.version
+                if entry.heartbeat_seconds != self.registry.heartbeat_seconds:
+                    news.set()
+        finally:
+            news.set()
 
     async def _messages(
-        self, key: tuple[str, int], connection: int, reader: asyncio.Task[None]
+        self, entry: Entry, news: asyncio.Event, reader: asyncio.Task[None]
     ) -> AsyncIterator[pb.ServerMessage]:
         """What this member should know, whenever it changes, until it goes or is replaced."""
         sent: pb.ServerMessage | None = None
-        while not reader.done():
-            seen = self._changes
-            entry = self.registry.entries.get(key)
-            if entry is None or entry.connection != connection:
-                return
+        while not reader.done() and self.registry.entries.get(entry.key) is entry:
+            news.clear()
+            entry.heartbeat_seconds = self.registry.heartbeat_seconds
             message = pb.ServerMessage(
-                epoch=self.registry.epoch,
                 admitted=entry.admitted,
                 version=entry.version,
                 dropped=entry.dropped,
-                heartbeat_seconds=HEARTBEAT_SECONDS,
+                heartbeat_seconds=entry.heartbeat_seconds,
+                sources=self.registry.sources,
+                protocol=protocol.PROTOCOL,
             )
             if message != sent:
                 yield message
                 sent = message
-            await self._wait(seen, HEARTBEAT_SECONDS)
+            await news.wait()
 
     async def AddressBook(  # noqa: N802
         self, request: pb.AddressBookRequest, context: grpc.aio.ServicerContext
     ) -> pb.AddressBookResponse:
         deadline = time.monotonic() + min(request.wait_seconds, MAX_WAIT_SECONDS)
         while True:
-            seen = self._changes
             members = self.registry.members(request.role, request.attempt)
             left = deadline - time.monotonic()
             if len(members) >= request.at_least or left <= 0:
                 return pb.AddressBookResponse(epoch=self.registry.epoch, members=[member_of(e) for e in members])
-            await self._wait(seen, left)
+            await self._arrival(request.role, left)
 
     async def BeginUpdate(  # noqa: N802
         self, request: pb.BeginUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdatePlan:
+        new_source = self.registry.sources.get(request.source) != request.attempt
         try:
             engines = self.registry.begin_update(
                 request.source, request.attempt, request.version, joiners_only=request.joiners_only
             )
         except StaleAttemptError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if new_source:
+            for news in self._streams.values():
+                news.set()
         return pb.UpdatePlan(
             epoch=self.registry.epoch,
             version=request.version,
             engines=[pb.EngineMember(member=member_of(e), generation=e.generation) for e in engines],
         )
 
-    async def ReportPhase(self, request: pb.PhaseReport, context: grpc.aio.ServicerContext) -> pb.PhaseAck:  # noqa: N802
+    async def ReportPhase(  # noqa: N802
+        self, request: pb.PhaseReport, context: grpc.aio.ServicerContext
+    ) -> pb.PhaseAck:
         try:
             self.registry.fence(request.source, request.attempt)
         except StaleAttemptError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        key = (request.engine, 0)
-        present = self.registry.report(key, request.engine_attempt, request.generation, request.error)
-        phase = pb.UpdatePhase.Name(request.phase).removeprefix("UPDATE_PHASE_").lower()
-        if request.error:
-            self._log.warning("engine dropped", engine=request.engine, phase=phase, reason=request.error)
-        elif present and request.phase == pb.UPDATE_PHASE_RESUME:
-            self.registry.serve(key, request.version)
-        await self._notify()
-        return pb.PhaseAck(go_on=present)
+        gone = [report.engine for report in request.engines if not self._passed(request, report)]
+        return pb.PhaseAck(gone=gone)
 
-    async def EndUpdate(  # noqa: N802
-        self, request: pb.EndUpdateRequest, context: grpc.aio.ServicerContext
-    ) -> pb.EndUpdateResponse:
-        return pb.EndUpdateResponse(epoch=self.registry.epoch, in_sync=self.registry.in_sync())
+    def _passed(self, request: pb.PhaseReport, report: pb.EngineReport) -> bool:
+        """Note one engine's report. True where it is still in the update."""
+        entry = self.registry.report(report.engine, report.attempt, report.generation, report.error)
+        if report.error:
+            phase = pb.UpdatePhase.Name(request.phase).removeprefix("UPDATE_PHASE_").lower()
+            self._log.warning("engine dropped", engine=report.engine, phase=phase, reason=report.error)
+        elif entry and request.phase == pb.UPDATE_PHASE_RESUME:
+            self.registry.serve(entry, request.version)
+        self._tell((report.engine, 0))
+        return entry is not None
 
     async def GetLedger(self, request: pb.GetLedgerRequest, context: grpc.aio.ServicerContext) -> pb.Ledger:  # noqa: N802
         now = time.monotonic()
+        joiners_to = request.joiners_to if request.HasField("joiners_to") else None
+        members = self.registry.members() if joiners_to is None else self.registry.joiners(joiners_to)
         entries = [
             pb.LedgerEntry(
                 member=member_of(e),
@@ -142,28 +167,37 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 gauges=e.gauges,
                 last_error=e.last_error,
             )
-            for e in self.registry.members()
+            for e in members
         ]
         return pb.Ledger(epoch=self.registry.epoch, version=self.registry.version, entries=entries)
 
     async def expire_forever(self) -> None:
-        """Drop silent members. A stream whose peer's machine is gone ends only after TCP's patience; this is ours."""
+        """Drop silent members.
+
+        The stream of a peer whose machine is gone ends only after TCP's patience; this is ours.
+        """
         while True:
             await asyncio.sleep(self._member_timeout / 4)
             for entry in self.registry.expire(time.monotonic(), self._member_timeout):
                 self._log.warning("dropped", member=entry.name, of_attempt=entry.attempt, reason=entry.dropped)
-                await self._notify()
+                self._tell(entry.key)
 
-    async def _notify(self) -> None:
-        self._changes += 1
-        async with self._changed:
-            self._changed.notify_all()
+    def _tell(self, key: tuple[str, int]) -> None:
+        """Wake a member's stream: what it should know may have changed."""
+        if news := self._streams.get(key):
+            news.set()
 
-    async def _wait(self, since: int, seconds: float) -> None:
-        """Wait for a change after number `since`: one that came while an answer was being sent counts."""
+    def _arrived(self, role: str) -> None:
+        """Wake the calls that wait for a member of this role, or of any."""
+        for waited in (role, ""):
+            if arrival := self._arrivals.pop(waited, None):
+                arrival.set()
+
+    async def _arrival(self, role: str, seconds: float) -> None:
+        """Wait for a member of this role (empty: of any) to join, for at most `seconds`."""
+        arrival = self._arrivals.setdefault(role, asyncio.Event())
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._changes != since)
+            await asyncio.wait_for(arrival.wait(), seconds)
         except TimeoutError:
             return
 
@@ -179,6 +213,7 @@ def entry_from(member: pb.Member) -> Entry:
         world_size=max(member.world_size, 1),
         version=member.version,
         info=dict(member.info),
+        protocol=member.protocol,
     )
 
 
@@ -193,4 +228,5 @@ def member_of(entry: Entry) -> pb.Member:
         world_size=entry.world_size,
         version=entry.version,
         info=entry.info,
+        protocol=entry.protocol,
     )

@@ -1,0 +1,62 @@
+"""The memory that messages under way may take: whoever has no room waits, in the order of asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Budget:
+    """Bytes under way, at most `limit`. Belongs to one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.peak = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def reserve(self, size: int) -> None:
+        """Wait until `size` bytes are free, and take them. Larger ones than the limit count as the limit."""
+        size = min(size, self.limit)
+        if self._waiting or self.used + size > self.limit:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.free(size)  # it was given to us while we were being cancelled
+                self._next()
+                raise
+        else:
+            self._take(size)
+
+    def free(self, size: int) -> None:
+        """Give back what `reserve` took."""
+        self.used -= min(size, self.limit)
+        self._next()
+
+    @asynccontextmanager
+    async def reserved(self, size: int) -> AsyncIterator[None]:
+        """Hold `size` bytes while a block runs."""
+        await self.reserve(size)
+        try:
+            yield
+        finally:
+            self.free(size)
+
+    def _take(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
+
+    def _next(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.done():
+                if self.used + size > self.limit:
+                    return
+                self._take(size)
+                turn.set_result(None)
+            self._waiting.popleft()

@@ -1,0 +1,108 @@
+"""Groups that failed for good: each with its reason, counted by reason; and when nothing else happens any more.
+
+A job whose reward raises for every sample would burn prompts for ever. After `barren_limit` failed groups in a row
+without one usable sample it is given up (`Memory.verdict`), and those groups go back: whoever mends the reward and
+starts again loses none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_buffer.admission import Policy, barren_limit
+from sluice_buffer.memory import Memory
+from sluice_buffer.prompts import Prompts
+from sluice_buffer.state import TRAINING, Group, GroupState, Key
+from sluice_buffer.storage import Storage, number
+
+KEPT = 10_000
+"""Failures that are kept on the disk; older ones are counted only."""
+PAGE = 256
+"""Failures in one answer."""
+_NAMED = 50
+"""Reasons that are counted apart: each is a time series."""
+_REASON_CHARACTERS = 500
+
+
+def first_line(text: str) -> str:
+    """The first line that says something, as the reason that people read."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line), "no reason given")[:_REASON_CHARACTERS]
+
+
+def reason_name(reason: str) -> str:
+    """A reason as a label: few short words, without paths and what differs from prompt to prompt."""
+    text = re.sub(r"\S*/\S*", "", re.sub(r"^\S+ row \d+: ", "", reason))
+    words = re.findall(r"[A-Za-z]+", text)
+    return "_".join(words[:8])[:60] or "unnamed"
+
+
+@dataclass(slots=True)
+class Failures:
+    """The transitions of failed groups on one memory. clock: seconds since 1970."""
+
+    memory: Memory
+    policy: Policy
+    clock: Callable[[], float]
+    barren: list[tuple[int, Group]] = field(default_factory=list)
+    """Training groups that failed since the last usable sample."""
+
+    def fail(self, key: Key, group: Group, reason: str) -> None:
+        """Count a group that will not be trained, or counts as wrong in its evaluation; write down why."""
+        memory, progress = self.memory, self.memory.progress
+        group.note = reason = first_line(reason)
+        name = reason_name(reason)
+        progress.failed[name if name in progress.failed or len(progress.failed) < _NAMED else "other"] += 1
+        progress.failures += 1
+        record = {"key": key, "leases": group.lease_attempt, "reason": reason, "time": self.clock()}
+        memory.batch.put("failures", number(progress.failures), json.dumps(record).encode())
+        if progress.failures > KEPT:
+            memory.batch.delete("failures", number(progress.failures - KEPT))
+        memory.changed = True
+        if key.round == TRAINING:
+            memory.move(key, group, GroupState.FAILED)
+            self.barren.append((key.group_id, group))
+            self._judge()
+
+    def usable(self) -> None:
+        """A group had a sample that could be trained."""
+        self.barren.clear()
+
+    def _judge(self) -> None:
+        if self.memory.verdict or len(self.barren) < barren_limit(self.policy.batch_size):
+            return
+        reasons = Counter(reason_name(group.note) for _, group in self.barren)
+        examples = {reason_name(group.note): group.note for _, group in self.barren}
+        told = "; ".join(f"{count} times: {examples[name]}" for name, count in reasons.most_common(3))
+        self.memory.verdict = (
+            f"{len(self.barren)} groups in a row failed, and not one of their samples can be trained. {told}"
+        )
+        for group_id, group in self.barren:
+            group.failures = 0
+            self.memory.revive(group_id, group)
+        self.barren.clear()
+
+
+def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Failure]:
+    """Failures with a serial number above `after`, at most PAGE of them."""
+    for position, (serial, data) in enumerate(storage.numbered("failures", after + 1)):
+        if position == PAGE:
+            return
+        record = json.loads(data)
+        key = Key(*record["key"])
+        dataset, row = prompts.place(key)
+        yield pb.Failure(
+            serial=serial,
+            group_id=key.group_id,
+            version=key.round,
+            dataset=dataset,
+            row=row,
+            leases=record["leases"],
+            reason=record["reason"],
+            time=record["time"],
+        )
