@@ -20,6 +20,7 @@ from sluice_rollout.code import Code
 from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
+from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
 from sluice_rollout.worker import Worker, WorkerError
@@ -59,6 +60,7 @@ async def serve() -> None:
             if not await _ready(engine, stop):
                 return
             log.info("engine ready", url=url, garbage_frozen=engine.frozen)
+            encoder.fit(engine.info)
             if teacher:
                 readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
                 if not await _ready(teacher, stop):
@@ -120,7 +122,8 @@ async def _work(
 
     membership = Membership(env.rendezvous, hello, heartbeat)
     slots = asyncio.Semaphore(spec.rollout.concurrency)
-    generator = Generator(engine, encoder.decode, slots, lambda: membership.version)
+    health = EngineHealth(engine, spec.weight_sync.pause_seconds)
+    generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
     make = group_maker(spec, encoder, generator, membership, code, teacher)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -41,30 +42,46 @@ class BufferClient:
     def __init__(self, rendezvous: str, caller: pb.Caller) -> None:
         self._buffer = BufferLocator(rendezvous)
         self._caller = caller
+        self._calls, self._session = itertools.count(1), secrets.randbits(64)
 
     async def close(self) -> None:
         await self._buffer.close()
 
-    async def lease(self, max_groups: int, version: int, wait_seconds: float) -> pb.LeasePromptsResponse:
-        request = pb.LeasePromptsRequest(
-            worker=self._caller, max_groups=max_groups, version=version, wait_seconds=wait_seconds
-        )
-        timeout = wait_seconds + CALL_SECONDS
+    async def lease(
+        self, max_groups: int, version: int, wait_seconds: float, held: Callable[[], list[pb.Lease]]
+    ) -> tuple[list[pb.LeasedGroup], bool]:
+        """Leased groups, and True once no prompt will ever come.
 
-        async def call() -> pb.LeasePromptsResponse:
+        held: all leases that the worker has in work at the time of a call. Where an answer is lost on its way, what the
+        buffer has leased and the worker does not hold comes with the next one.
+        """
+
+        async def call() -> tuple[list[pb.LeasedGroup], bool]:
             stub = await self._buffer.stub(PATIENCE_SECONDS)
+            request = pb.LeasePromptsRequest(
+                worker=self._caller,
+                max_groups=max_groups,
+                version=version,
+                wait_seconds=wait_seconds,
+                request=next(self._calls),
+                session=self._session,
+                held=held(),
+            )
             try:
-                answer: pb.LeasePromptsResponse = await stub.LeasePrompts(
-                    request, metadata=rpc.metadata(), timeout=timeout
+                return await _leases(
+                    stub.LeasePrompts(request, metadata=rpc.metadata()),
+                    wait_seconds + CALL_SECONDS,
                 )
+            except rpc.SilentPeerError:
+                self._buffer.lost(stub)
+                raise
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
                     self._buffer.lost(stub)
                     raise
                 logs.get().warning("the buffer is full", details=error.details())
                 await asyncio.sleep(_REOPEN_SECONDS[1])
-                return pb.LeasePromptsResponse()
-            return answer
+                return [], False
 
         return await rpc.retrying(call, what="LeasePrompts at the buffer", seconds=PATIENCE_SECONDS)
 
@@ -98,6 +115,25 @@ class BufferClient:
         except grpc.aio.AioRpcError:
             self._buffer.lost(stub)
             raise
+
+
+async def _leases(answers: Any, seconds: float) -> tuple[list[pb.LeasedGroup], bool]:
+    """The groups of an answer, however large; each piece of it comes within `seconds`."""
+    assembler, exhausted = codec.Assembler(), False
+    groups: list[pb.LeasedGroup] = []
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await answers.read()
+        except TimeoutError:
+            answers.cancel()
+            raise rpc.SilentPeerError(f"no piece of the answer came for {seconds:.0f} s") from None
+        if answer is grpc.aio.EOF:
+            return groups, exhausted
+        exhausted = answer.exhausted
+        data = assembler.add(answer.group) if answer.HasField("group") else None
+        if data is not None:
+            groups.append(pb.LeasedGroup.FromString(data))
 
 
 Answer = pb.SubmitResponse | pb.ReturnResponse
@@ -138,7 +174,7 @@ class Outbox:
                         future.set_result(answer)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NEVER:
-                    raise rpc.RefusedError(f"the buffer: {error.code().name}: {error.details()}") from error
+                    raise rpc.refused("the buffer", error) from error
                 logs.get().warning("stream to the buffer broke", code=error.code().name, details=error.details())
             except rpc.DeadlineError as error:
                 logs.get().warning("the buffer is away", error=str(error))

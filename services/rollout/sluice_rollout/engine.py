@@ -25,12 +25,25 @@ UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
 _VERSIONS = "sluice_versions"
 """What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before any update."""
+REQUEST_SECONDS = 1800.0
+SLOWEST_TOKENS_A_SECOND = 1.0
+"""Time for a request: `REQUEST_SECONDS`, in which it may wait for its turn or through a pause, and
+for each token that it may generate as long as the slowest engine takes. That finds a request that a
+healthy engine has lost; one that is dead or hung is found within minutes (health.py).
+"""
+PROBE_SECONDS = 3.0
+_IMPOSSIBLE = {"input_ids": [0], "sampling_params": {"temperature": -1.0, "max_new_tokens": 1}}
+"""Every server refuses this at once, except in a pause, when it looks at no request."""
 _ABORTED = re.compile(r"Request \S+ was aborted")
 """What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one that it has."""
 
 
 class EngineError(Exception):
     """The engine did not do what it was asked. The message says what and why."""
+
+
+class RequestTimeoutError(EngineError):
+    """A request has no answer in time, and is given up."""
 
 
 class PromptRefusedError(EngineError):
@@ -51,10 +64,12 @@ class Generation:
 class Engine:
     """One SGLang server."""
 
-    def __init__(self, url: str, *, request_timeout: float = 1800.0) -> None:
+    def __init__(self, url: str, *, request_seconds: float = REQUEST_SECONDS) -> None:
         self.url = url.rstrip("/")
-        self._request_timeout = request_timeout
+        self._request_seconds = request_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._probed_since = 0.0
         self._aborts: set[asyncio.Task[None]] = set()
         self.frozen = False
         self.info: dict[str, Any] = {}
@@ -65,6 +80,9 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*self._aborts)
+        if self._probe:
+            self._probe.cancel()
+            await asyncio.wait({self._probe})
         if self._session:
             await self._session.close()
 
@@ -75,7 +93,7 @@ class Engine:
         return self._session
 
     def _request(
-        self, method: str, path: str, seconds: float, **options: Any
+        self, method: str, path: str, seconds: float | None, **options: Any
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=seconds)
         return http.request(self.session, method, self.url + path, timeout=timeout, **options)
@@ -116,12 +134,37 @@ class Engine:
         except EngineError:
             return False
 
+    async def paused_seconds(self) -> float:
+        """How long it has been seen paused, as it is for a weight update; 0: it is not.
+
+        A paused server answers no request until it goes on, so one that it would refuse stays with
+        it, and tells by its answer that the pause is over. This asks nothing of the scheduler,
+        which may be waiting for weights.
+        """
+        if self._probe is None or self._probe.done():
+            self._probe, self._probed_since = asyncio.create_task(self._ask_impossible()), time.monotonic()
+        await asyncio.wait({self._probe}, timeout=PROBE_SECONDS)
+        return 0.0 if self._probe.done() else time.monotonic() - self._probed_since
+
+    async def answers(self) -> bool:
+        """True where the server's scheduler answers, which it does in a pause too."""
+        try:
+            return bool(await self._get("/server_info"))
+        except EngineError:
+            return False
+
+    async def _ask_impossible(self) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with self._request("POST", "/generate", None, json=_IMPOSSIBLE) as answer:
+                await answer.read()
+
     async def generate(
         self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str = ""
     ) -> Generation:
         """Generate from token ids. An aborted request returns what it has.
 
-        cache: requests with different ones share no prefixes in the engine's cache.
+        cache: requests with different ones share no prefixes in the engine's cache. Raises
+        EngineError.
         """
         body = {
             "rid": rid,
@@ -130,17 +173,28 @@ class Engine:
             "return_logprob": True,
             "extra_key": cache or None,
         }
+        tokens = int(sampling.get("max_new_tokens", 0))
+        seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         try:
-            async with self._request("POST", "/generate", self._request_timeout, json=body) as answer:
+            async with self._request("POST", "/generate", seconds, json=body) as answer:
                 if answer.status == 200:
                     return generation(await answer.json())
                 return refusal(answer.status, await answer.text())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
+            self._abort_soon(rid)
+            text = f"engine {self.url}: no answer after {seconds:.0f} s to a request for up to {tokens} tokens"
+            raise RequestTimeoutError(text) from error
+        except (aiohttp.ClientError, OSError) as error:
+            self._abort_soon(rid)
             raise EngineError(f"engine {self.url}: {type(error).__name__} {error}") from error
-        except asyncio.CancelledError:  # nobody wants it any more, but the engine would go on for seconds
-            self._aborts.add(abort := asyncio.create_task(self._try_abort(rid)))
-            abort.add_done_callback(self._aborts.discard)
+        except asyncio.CancelledError:
+            self._abort_soon(rid)
             raise
+
+    def _abort_soon(self, rid: str) -> None:
+        """Nobody wants this request's answer any more, but the engine would go on with it."""
+        self._aborts.add(abort := asyncio.create_task(self._try_abort(rid)))
+        abort.add_done_callback(self._aborts.discard)
 
     async def _try_abort(self, rid: str) -> None:
         with contextlib.suppress(EngineError):
@@ -187,9 +241,16 @@ def refusal(status: int, text: str) -> Generation:
     raise kind(f"engine answered {status}: {message}")
 
 
-def generation(body: dict[str, Any]) -> Generation:
-    """What an answer has. Raises EngineError where it does not tell which weights sampled its tokens."""
-    meta = body["meta_info"]
+def generation(body: Any) -> Generation:
+    """What an answer has. Raises EngineError where it is none of SGLang's."""
+    try:
+        return _generation(body["meta_info"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"engine: not an answer of SGLang's /generate: {type(error).__name__} {error}") from error
+
+
+def _generation(meta: dict[str, Any]) -> Generation:
+    """Raises EngineError where it does not tell which weights sampled its tokens."""
     finish, entries = meta["finish_reason"], meta["output_token_logprobs"]
     spans = _spans(meta, len(entries))
     if spans is None:

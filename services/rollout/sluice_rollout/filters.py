@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from sluice import causes
 from sluice.environment import ConfigurationError
 from sluice.rewards import custom
 from sluice.sample import SampleGroup
+from sluice_rollout.threads import LateError, Threads
 
 BUILT_IN = ("nonzero_std",)
-Filter = Callable[[SampleGroup], str | None]
+SECONDS = 60.0
+THREADS = Threads("filter")
+Filter = Callable[[SampleGroup], Awaitable[str | None]]
+
+
+class FilterError(Exception):
+    """The user's filter raised, or took too long. The message says which, what and where."""
+
+
+async def _keep(group: SampleGroup) -> str | None:
+    return None
 
 
 def load(name: str | None) -> Filter:
     """The filter by its dotted path: None keeps a group, a text drops it and is the reason in the metrics.
 
-    A function that returns True or False keeps or drops, as slime's filters do.
+    A function that returns True or False keeps or drops, as slime's filters do. The filter raises
+    FilterError.
     """
     if name is None or name in BUILT_IN:
-        return lambda _: None
+        return _keep
     try:
         function = custom.load(name)
     except custom.LoadError as error:
         raise ConfigurationError(f"spec.rollout.dynamicFilter: {error}") from error
 
-    def apply(group: SampleGroup) -> str | None:
-        verdict = function(group)
+    async def apply(group: SampleGroup) -> str | None:
+        try:
+            verdict = await THREADS.call(function, group, seconds=SECONDS)
+        except LateError as error:
+            raise FilterError(f"rollout.dynamicFilter {name}: no answer after {SECONDS:g} s") from error
+        except Exception as error:  # the user's function may raise anything
+            raise FilterError(f"rollout.dynamicFilter {name} raised {causes.cause(error)}") from error
         if isinstance(verdict, bool):
             return None if verdict else function.__name__
         return verdict if verdict is None else str(verdict)

@@ -9,17 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.api.data import PromptSource
 from sluice.environment import ConfigurationError
 from sluice.rewards import custom
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
-from sluice.telemetry import logs
-from sluice_rollout import metrics
+from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
 from sluice_rollout.engine import EngineError, PromptRefusedError
 from sluice_rollout.episode import MODEL, TURNS, Episode, EpisodeEndError, InterruptedEpisodeError, TruncatedError
 from sluice_rollout.generate import Generator
+from sluice_rollout.threads import contained
 
 Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
 NONE = "none"
@@ -120,7 +121,7 @@ class Player:
     async def _timed(self, episodes: list[Episode], clock: Clock) -> None:
         async with asyncio.timeout(None) as limit:
             clock.start(limit)
-            await self.play(episodes if self.whole_group else episodes[0])  # type: ignore[arg-type]
+            await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
 
     def _conclude_all(self, episodes: list[Episode], raised: BaseException | None, clock: Clock) -> None:
         """The samples' statuses. A group that was interrupted is played again as a whole.
@@ -147,10 +148,10 @@ class Player:
     def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
         """The sample failed by what the function raised."""
         if isinstance(raised, TimeoutError) and clock.expired:
-            self._fail(sample, "timeout", f"took more than {self.seconds:g} s outside of the engine")
+            text = f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
+            self._fail(sample, "timeout", text, causes.full(raised))
             return
-        logs.get().warning("rollout.function raised", function=self.name, exc_info=raised)
-        self._fail(sample, "raised", f"raised {type(raised).__name__}: {raised}"[:2000])
+        self._fail(sample, "raised", f"raised {causes.cause(raised)}", causes.full(raised))
 
     def _finish(self, episode: Episode, *, truncated: bool) -> None:
         sample = episode.sample
@@ -170,9 +171,11 @@ class Player:
         except SampleError as error:
             self._fail(sample, "broken", f"left a broken sample: {error}")
 
-    def _fail(self, sample: Sample, reason: str, message: str) -> None:
+    def _fail(self, sample: Sample, reason: str, message: str, details: str = "") -> None:
         metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
-        sample.fail(f"{self.name} {message}")
+        line = f"{self.name} {message}"
+        failures.LOG.note("a generate function failed", line, details, index=sample.index)
+        sample.fail(line)
         if _not_json(sample.metadata):
             sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
         if len(sample.rollout_log_probs) != sample.response_length:

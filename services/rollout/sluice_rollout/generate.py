@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
 from sluice.sample import Sample, SampleStatus
-from sluice_rollout.engine import Engine, EngineError, Generation, PromptRefusedError
+from sluice_rollout.engine import Engine, EngineError, Generation, PromptRefusedError, RequestTimeoutError
+from sluice_rollout.health import EngineHealth, EngineLostError
 
+FAILED_GROUPS = 8
+"""So many groups whose requests fail, and no answer between: it is not the requests."""
 _PAUSE_AFTER_ABORT_SECONDS = 0.2
+_PAUSES_AFTER_ERRORS = (0.5, 2.0)
+"""Seconds before a request is made again that an engine has failed to answer, though it is well."""
+
+
+@dataclass(slots=True)
+class Requests:
+    """Those of one group. at_engine: how many are there now, or have just failed there."""
+
+    group_id: int
+    at_engine: int = 0
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        self.at_engine += 1
+        try:
+            yield
+        finally:
+            self.at_engine -= 1
+
+
+REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests(-1))  # noqa: B039 - of who has no group
+"""The group for which this task, and all that it starts, asks the engine."""
 
 
 @dataclass(slots=True)
@@ -28,7 +55,10 @@ class Generator:
     decode: Callable[[list[int]], str]
     slots: asyncio.Semaphore
     version: Callable[[], int]
+    health: EngineHealth
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: set[int] = field(default_factory=set)
+    """Groups whose requests have failed since the engine last answered one."""
 
     async def __call__(self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
         """Generate until the sample is finished, or aborted by a drain. The sample is changed and returned."""
@@ -77,18 +107,52 @@ class Generator:
         async with self.slots:
             if self.draining.is_set():
                 return None
+            with REQUESTS.get().asking():
+                made = await self._answered(sample, sampling)
+        if made is not None:
+            sample.append(made.tokens, made.log_probs, made.spans)
+        return made
+
+    async def _answered(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
+        """The engine's answer, if need be at the third attempt: an error may be a hiccup.
+
+        None in a drain. Raises EngineLostError where the error is the engine's; any other
+        EngineError is the request's own.
+        """
+        for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
                 made = await self.engine.generate(
                     uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
                 )
             except PromptRefusedError:
+                self._engine_answered()
                 raise
-            except EngineError:
-                if not self.draining.is_set():
+            except EngineError as error:
+                if self.draining.is_set():  # the pod ends, and its engine was the first: what the sample had goes back
+                    return None
+                await self.health.must_live(error)
+                if pause is None or isinstance(error, RequestTimeoutError):
+                    self._note_failed(error)
                     raise
-                return None  # the pod ends, and its engine was the first: what the sample had before goes back
-        sample.append(made.tokens, made.log_probs, made.spans)
-        return made
+                await asyncio.sleep(pause)
+            else:
+                self._engine_answered()
+                return made
+        raise AssertionError("the last attempt returns or raises")
+
+    def _engine_answered(self) -> None:
+        self.failed.clear()
+        self.health.progress()
+
+    def _note_failed(self, error: EngineError) -> None:
+        self.failed.add(REQUESTS.get().group_id)
+        if (count := len(self.failed)) < FAILED_GROUPS:
+            return
+        raise EngineLostError(
+            f"engine {self.engine.url}: its health checks pass, but it has failed the requests of "
+            f"{count} groups in a row; the last: {error}",
+            blames=False,
+        ) from error
 
     def text(self, tokens: list[int], matched_stop: str | None) -> str:
         """Response tokens as text, without the stop string that ended them."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +14,14 @@ from sluice.rewards.judge import Judge
 from sluice.sample import BASELINE_REWARD, PROMPT_TOO_LONG, Prompt, Purpose, Sample, SampleGroup, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
+from sluice_rollout import failures
 from sluice_rollout.code import Code
 from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from sluice_rollout.teacher import Teachers
+from sluice_rollout.together import all_of
 
 SHOWN_REFUSALS = 10
 """Prompts of a source that one worker's log names; all are counted by the buffer."""
@@ -43,7 +43,6 @@ class GroupMaker:
     players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
     """Of prompts whose source names a function of its own."""
     teacher: Teachers | None = None
-    last_progress: float = field(default_factory=time.monotonic)
     finished_samples: int = 0
     generated_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -62,7 +61,7 @@ class GroupMaker:
             return group
         params = self._sampling(dataset)
         greedy = self._greedy(ids, params, prompt)
-        _, baseline = await asyncio.gather(self._fill(ids, group.samples, params, prompt), greedy)
+        _, baseline = await all_of(self._fill(ids, group.samples, params, prompt), greedy)
         if baseline is not None:
             note_baseline(group, baseline)
         if self._judges_groups(prompt) and all(sample.status.finished for sample in group.samples):
@@ -83,7 +82,7 @@ class GroupMaker:
         """Make all samples of a prompt, each for itself, or together where the user's function wants them so."""
         player = self._player(prompt)
         parts = [samples] if player and player.whole_group else [[sample] for sample in samples]
-        await asyncio.gather(*(self._make(ids, part, params, prompt) for part in parts))
+        await all_of(*(self._make(ids, part, params, prompt) for part in parts))
 
     async def _make(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
         if all(self._is_made(sample, prompt) for sample in samples):
@@ -91,11 +90,10 @@ class GroupMaker:
         before = sum(sample.response_length for sample in samples)
         await self._generate(ids, samples, params, prompt)
         self.generated_tokens += max(0, sum(sample.response_length for sample in samples) - before)
-        self.last_progress = time.monotonic()
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
-            await asyncio.gather(*(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED))
+            await all_of(*(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED))
         if not self._judges_groups(prompt):
             await self._score(finished, prompt)
 
@@ -108,11 +106,11 @@ class GroupMaker:
         """By the user's function where there is one, else the model's one answer to the prompt."""
         player = self._player(prompt)
         if player is None:
-            await asyncio.gather(*(self.generator(ids, sample, params) for sample in samples))
+            await all_of(*(self.generator(ids, sample, params) for sample in samples))
         elif player.whole_group:
             await player.group(prompt, ids, samples, params)
         else:
-            await asyncio.gather(*(player(prompt, ids, sample, params) for sample in samples))
+            await all_of(*(player(prompt, ids, sample, params) for sample in samples))
 
     def _player(self, prompt: Prompt) -> Player | None:
         return self.players.get((prompt.purpose, prompt.dataset), self.player)
@@ -167,7 +165,7 @@ class GroupMaker:
 
         A job without a reward has 0 for all: its teacher is what it learns from (slime).
         """
-        await asyncio.gather(*(self.hooks.before_reward(prompt, sample) for sample in samples))
+        await all_of(*(self.hooks.before_reward(prompt, sample) for sample in samples))
         judged = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None]
         inputs = [
             RewardInput(
@@ -185,12 +183,12 @@ class GroupMaker:
         outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
         for sample, outcome in zip(judged, outcomes, strict=True):
             if isinstance(outcome, RewardError):
-                error = f"{prompt.dataset} row {prompt.row}: {outcome}"
-                logs.get().warning("reward failed", group=prompt.group_id, index=sample.index, error=error)
-                sample.fail(error)
+                where = f"{prompt.dataset} row {prompt.row}"
+                failures.LOG.note("a reward failed", str(outcome), outcome.details, at=where, index=sample.index)
+                sample.fail(f"reward: {outcome}\n{where}")
             else:
                 sample.reward, sample.reward_parts = outcome
-        await asyncio.gather(*(self.hooks.after_reward(prompt, sample) for sample in samples))
+        await all_of(*(self.hooks.after_reward(prompt, sample) for sample in samples))
 
 
 def group_maker(

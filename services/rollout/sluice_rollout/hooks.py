@@ -9,22 +9,22 @@ that nothing of it is trained on (slime: remove_sample). A hook that raises or h
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from sluice import causes
 from sluice.api import training as api
 from sluice.environment import ConfigurationError
 from sluice.rewards import custom
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.telemetry import logs
-from sluice_rollout import metrics
+from sluice.sample import Prompt, Sample, SampleError, SampleStatus
+from sluice_rollout import failures, metrics
+from sluice_rollout.threads import LateError, Threads
 
 SECONDS = 60.0
-Hook = Callable[[Prompt, Sample], Awaitable[None]]
+THREADS = Threads("hook")
+Hook = Callable[[Prompt, Sample], Coroutine[Any, Any, None]]
 
 
 async def _nothing(prompt: Prompt, sample: Sample) -> None:
@@ -57,26 +57,24 @@ def load(field: str, dotted: str | None) -> Hook:
         if sample.status is SampleStatus.FAILED:
             return
         try:
-            async with asyncio.timeout(SECONDS):
-                await _call(function, prompt, sample)
-            sample.check_tokens()
-            json.dumps(sample.metadata)
+            await THREADS.call(function, prompt, sample, seconds=SECONDS)
+            _check(sample)
         except Exception as error:  # the user's function may raise anything
             metrics.HOOK_FAILURES.labels(hook=field).inc()
-            text = (
-                f"no end after {SECONDS:g} s" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            )
-            logs.get().warning("a hook failed", hook=field, function=dotted, error=text)
-            sample.fail(f"hook {dotted}: {text}"[:2000])
+            ours = isinstance(error, LateError | SampleError)
+            line = f"hook {dotted}: {causes.named(error) if ours else causes.cause(error)}"
+            failures.LOG.note("a hook failed", line, causes.full(error), hook=field)
+            sample.fail(line)
             sample.cut(0)  # whatever it did to tokens and masks
             sample.metadata = {}
 
     return run
 
 
-async def _call(function: Callable[..., Any], prompt: Prompt, sample: Sample) -> None:
-    """In a thread, where it is not async: a slow one must not hold up the worker."""
-    if inspect.iscoroutinefunction(function):
-        await function(prompt, sample)
-    else:
-        await asyncio.to_thread(function, prompt, sample)
+def _check(sample: Sample) -> None:
+    """Raise SampleError where a hook has left something broken."""
+    sample.check_tokens()
+    try:
+        json.dumps(sample.metadata)
+    except (TypeError, ValueError) as error:
+        raise SampleError(f"sample.metadata cannot be written as JSON: {error}") from error

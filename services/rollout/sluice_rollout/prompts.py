@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
+from sluice_rollout import context
 
 
 class PromptTooLongError(PromptError):
@@ -20,14 +22,21 @@ class PromptEncoder:
     """Encodes prompts as their source asks for: plain text, or through the chat template."""
 
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
+        """Raises ConfigurationError."""
         try:
             self.tokenizer: Any = chat.load_tokenizer(model_dir, trust_remote_code=spec.model.trust_remote_code)
         except ConfigurationError as error:
             raise ConfigurationError(f"spec.model.path: {error}") from error
         evaluation = spec.evaluation.datasets if spec.evaluation else []
         self._sources = {source.source_name: source for source in [*spec.data.prompts, *evaluation]}
-        longest = chat.context_length(model_dir) - spec.rollout.sampling.max_response_tokens
-        self._limit = min(spec.data.max_prompt_tokens or longest, longest)
+        self._spec = spec
+        self.context = context.of_model(spec, model_dir)
+        context.check(spec, self.context)
+
+    def fit(self, info: Mapping[str, Any]) -> None:
+        """Keep to the context of an engine that says this of itself. Raises ConfigurationError."""
+        self.context = context.of_engine(info, self.context)
+        context.check(self._spec, self.context)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template refuses it."""
@@ -42,9 +51,9 @@ class PromptEncoder:
             )
         except PromptError as error:
             raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
-        if len(ids) > self._limit:
+        if len(ids) > (longest := context.longest_prompt(self._spec, self.context, prompt)):
             raise PromptTooLongError(
-                f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most {self._limit} fit "
+                f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most {longest} fit "
                 "(data.maxPromptTokens, or the model's context less maxResponseTokens)"
             )
         return ids

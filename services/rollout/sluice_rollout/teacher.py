@@ -22,7 +22,7 @@ from sluice.rewards import RewardError
 from sluice.rewards.remote import Endpoint
 from sluice.sample import Prompt, Sample
 from sluice.telemetry import logs
-from sluice_rollout import metrics
+from sluice_rollout import failures, metrics
 
 FIELD = "spec.algorithm.distillation.teacher.url"
 CONNECTIONS = 256
@@ -101,7 +101,7 @@ class Teacher:
                     raise RewardError("a trained token has no finite log-prob", "invalid")
         except RewardError as error:
             metrics.TEACHER.labels(outcome=error.reason).inc()
-            logs.get().warning("the teacher failed", index=sample.index, error=str(error))
+            failures.LOG.note("the teacher failed", str(error), index=sample.index)
             sample.fail(f"teacher: {error}")
             return
         metrics.TEACHER.labels(outcome="ok").inc()

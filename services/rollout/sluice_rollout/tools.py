@@ -13,8 +13,7 @@ not trained on; what the model said stays the tokens that it made.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -23,12 +22,21 @@ from typing import Any
 
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
+from sluice_rollout.threads import LateError, NoThreadError, Threads
+from sluice_rollout.together import all_of
 
 CALLS, ANSWER = "tool_calls", "answer"
 """What a sample's metadata tell the reward: how often the model called a tool, and the text of its last turn."""
 _MARK = "%sluice-turn%"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+class ToolUnavailableError(Exception):
+    """A tool cannot answer, for no fault of the model's: the sample fails, and nothing of it is trained.
+
+    A tool raises it where its service is down, say. Any other error of a tool is told to the model.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class ToolLoop:
     """Turns of the model and answers of tools, until a turn calls none: a `rollout.function`.
 
     tools: functions, sync or async, by their names. seconds: of one call. longest: characters of an answer.
-    template: further variables of the chat template.
+    template: further variables of the chat template. threads: for tools that are not async.
     """
 
     def __init__(
@@ -107,10 +115,12 @@ class ToolLoop:
         seconds: float = 30.0,
         longest: int = 8192,
         template: dict[str, Any] | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._tools = {tool.__name__: tool for tool in tools}
         self._max_turns, self._parse, self._template = max_turns, parse, template
         self._seconds, self._longest = seconds, longest
+        self._threads = threads or Threads("tool")
 
     async def __call__(self, episode: Episode) -> None:
         episode.metadata[CALLS] = 0
@@ -121,7 +131,7 @@ class ToolLoop:
             if not calls or not turns_left:
                 return
             episode.metadata[CALLS] += len(calls)
-            answers = await asyncio.gather(*(self._answer(call) for call in calls))
+            answers = await all_of(*(self._answer(call) for call in calls))
             messages = [
                 {"role": "tool", "name": call.name, "content": answer}
                 for call, answer in zip(calls, answers, strict=True)
@@ -130,26 +140,24 @@ class ToolLoop:
             episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
 
     async def _answer(self, call: ToolCall) -> str:
-        """What the model is told. A mistake of its own, and a tool that fails, are told too."""
+        """What the model is told: also of a mistake of its own, and of a tool that fails or hangs.
+
+        Raises ToolUnavailableError where the call could not be made.
+        """
         tool = self._tools.get(call.name)
         if call.error or tool is None:
             metrics.TOOL_CALLS.labels(tool="", outcome="misunderstood").inc()
             known = ", ".join(self._tools)
             return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
         try:
-            async with asyncio.timeout(self._seconds):
-                value = await _run(tool, call.arguments)
+            value = await self._threads.call(functools.partial(tool, **call.arguments), seconds=self._seconds)
+        except (NoThreadError, ToolUnavailableError) as error:
+            metrics.TOOL_CALLS.labels(tool=call.name, outcome="unavailable").inc()
+            raise ToolUnavailableError(f"{call.name}: {error}") from error
         except Exception as error:  # the user's tool may raise anything
-            late = isinstance(error, TimeoutError)
+            late = isinstance(error, LateError)
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="timeout" if late else "raised").inc()
             text = f"no answer after {self._seconds:g} s" if late else f"{type(error).__name__}: {error}"
             return f"error: {text}"[: self._longest]
         metrics.TOOL_CALLS.labels(tool=call.name, outcome="ok").inc()
         return (value if isinstance(value, str) else json.dumps(value, default=str))[: self._longest]
-
-
-async def _run(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """In a thread, where it is not async: a slow one must not hold up the worker."""
-    if inspect.iscoroutinefunction(tool):
-        return await tool(**arguments)
-    return await asyncio.to_thread(tool, **arguments)

@@ -2,6 +2,10 @@
 
 The worker pulls, so that the load balances itself: an engine that is slow leases less. It leases only while the
 rendezvous says that its engine holds weights that may be used.
+
+An error in the work of one group ends that group's work alone: it goes back with the reason, which
+counts against it. A worker that must end gives all its groups back; only those whose requests may
+have killed the engine are blamed.
 """
 
 from __future__ import annotations
@@ -13,37 +17,33 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice import causes
 from sluice.api import RLJobSpec
-from sluice.sample import Prompt, Purpose, Sample, SampleGroup
+from sluice.environment import ConfigurationError
+from sluice.sample import Purpose, SampleGroup, SampleStatus
 from sluice.telemetry import logs
-from sluice.wire import codec, rpc
+from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout import failures, metrics
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.engine import Engine, EngineError
-from sluice_rollout.filters import Filter
+from sluice_rollout.engine import Engine, EngineError, RequestTimeoutError
+from sluice_rollout.filters import Filter, FilterError
+from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
+from sluice_rollout.health import EngineHealth, EngineLostError
+from sluice_rollout.work import Work
 
-LEASE_WAIT_SECONDS = 10.0
-HEALTH_SECONDS = 5.0
-UNHEALTHY_AFTER = 3
-STALL_SECONDS = 60.0
+LEASE_WAIT_SECONDS = 60.0
 NEWS_SECONDS = 0.25
-HEARTBEAT_SECONDS = 10.0
+HEARTBEAT_SECONDS = 20.0
 ABORT_SECONDS = 0.5
+RETURN_SECONDS = 5.0
+"""For what is given back last, of work that did not end in time."""
 
 
 class WorkerError(Exception):
     """This pod cannot go on and must be replaced: its engine, its buffer or its place is lost. The message says why."""
-
-
-@dataclass(slots=True)
-class Work:
-    """One leased group."""
-
-    prompt: Prompt
-    partial: list[Sample]
-    task: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
@@ -59,14 +59,20 @@ class Worker:
     drain_seconds: float = 20.0
     work: dict[str, Work] = field(default_factory=dict)
     exhausted: bool = False
-    unhealthy: str = ""
+    lost: Exception | None = None
+    """Why this worker must end, where nobody has told it to."""
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def health(self) -> EngineHealth:
+        return self.make.generator.health
 
     def unready(self) -> str:
         """Why this engine does no work, in words; empty: it does, also while its weights are being replaced."""
         latest = self.membership.latest
-        if self.unhealthy:
-            return f"the engine is not healthy: {self.unhealthy}"
+        if self.health.unhealthy:
+            return f"the engine is not healthy: {self.health.unhealthy}"
         if latest is None or not self.membership.connected.is_set():
             return "not joined: the rendezvous does not answer"
         if not latest.admitted:
@@ -74,7 +80,7 @@ class Worker:
         return ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`, then give everything back. Raises WorkerError."""
+        """Work until `stop`, or until it must end; give everything back. Raises WorkerError."""
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [
@@ -85,18 +91,36 @@ class Worker:
                         self._heartbeats(),
                         self._watch_engine(),
                         self._watch_membership(),
+                        self._stop_at(stop),
                     )
                 ]
                 leasing = group.create_task(self._lease_forever(group))
-                await stop.wait()
+                await self._over.wait()
                 leasing.cancel()
                 await self._drain()
                 for task in helpers:
                     task.cancel()
         except ExceptionGroup as errors:
-            if (reason := _reason(errors)) is None:
+            reason = _ending(self.lost) if self.lost else _reason(errors)
+            if reason is None:
                 raise
-            raise WorkerError(reason) from None
+            raise reason from None
+        if self.lost:
+            raise _ending(self.lost) from None
+
+    async def _stop_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._over.set()
+
+    def _lose(self, error: Exception) -> None:
+        """This worker ends. Requests that are at an engine that dies or hangs may be why it does."""
+        if self.lost:
+            return
+        self.lost = error
+        if isinstance(error, EngineLostError) and error.blames:
+            for work in self.work.values():
+                work.failure = str(error) if work.requests.at_engine else ""
+        self._over.set()
 
     # --- leasing
 
@@ -105,15 +129,14 @@ class Worker:
             await self._until_admitted()
             await self._until_room()
             news = self.membership.news_count
-            answer = await self.buffer.lease(self._room_for(), self.membership.version, LEASE_WAIT_SECONDS)
-            self.exhausted = answer.exhausted
-            for leased in answer.groups:
-                prompt = codec.prompt_from_message(leased.prompt)
-                partial = [codec.sample_from_message(s) for s in leased.partial]
-                self._start(group, Work(prompt, partial))
-            if not answer.groups:  # nothing is left, or weights have come that this worker has not heard of yet
+            groups, self.exhausted = await self.buffer.lease(
+                self._room_for(), self.membership.version, LEASE_WAIT_SECONDS, self._leases
+            )
+            for leased in groups:
+                self._start(group, Work.of(leased))
+            if not groups:  # nothing is left, or weights have come that this worker has not heard of yet
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.membership.news(news), 1.0 if answer.exhausted else NEWS_SECONDS)
+                    await asyncio.wait_for(self.membership.news(news), 1.0 if self.exhausted else NEWS_SECONDS)
 
     def _start(self, group: asyncio.TaskGroup, work: Work) -> None:
         older = self.work.get(work.prompt.lease_id)
@@ -121,6 +144,10 @@ class Worker:
             older.task.cancel()
         self.work[work.prompt.lease_id] = work
         work.task = group.create_task(self._work(work), name=f"group {work.prompt.group_id}")
+
+    def _leases(self) -> list[pb.Lease]:
+        """All that this worker has in work."""
+        return [pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt) for w in self.work.values()]
 
     def _room_for(self) -> int:
         """Groups that fit into the engine's free request slots."""
@@ -140,22 +167,42 @@ class Worker:
 
     async def _work(self, work: Work) -> None:
         lease_id = work.prompt.lease_id
+        REQUESTS.set(work.requests)
         try:
-            group = await self.make(work.prompt, work.partial)
-            if all(sample.status.finished for sample in group.samples):
-                await self._submit(group)
-            else:
-                await self.returns.send(group)
+            await self._make(work)
+        except EngineLostError as error:
+            self._lose(error)
+            await self._give_back(work.bare(str(error) if error.blames else ""), work)
+        except Exception as error:  # whatever it is, it is this group's
+            metrics.GROUP_FAILURES.labels(reason=_kind(error)).inc()
+            failures.LOG.note("a group failed", _line(error), causes.full(error), group=work.prompt.group_id)
+            await self._give_back(work.bare(_line(error)), work)
         finally:
             if self.work.get(lease_id) is work:
                 del self.work[lease_id]
             self._room.set()
 
+    async def _make(self, work: Work) -> None:
+        """Finish the group, or as much of it as a drain leaves time for."""
+        group = await self.make(*work.read())
+        if all(sample.status.finished for sample in group.samples):
+            await self._submit(group)
+            work.settled = True
+        else:
+            group.failure = work.failure
+            await self._give_back(group, work)
+
+    async def _give_back(self, group: SampleGroup, work: Work) -> None:
+        await self.returns.send(group)
+        work.settled = True
+
     async def _submit(self, group: SampleGroup) -> None:
         if self.spec.rollout.partial.mask_off_policy:
             for sample in group.samples:
                 mask_off_policy(sample)
-        reason = self.keep(group) if group.prompt.purpose is Purpose.TRAIN else None
+        failed = all(sample.status is SampleStatus.FAILED for sample in group.samples)
+        judged = group.prompt.purpose is Purpose.TRAIN and not failed  # a failure is no filter's business
+        reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
         answer = await self.submits.send(group)
@@ -168,24 +215,37 @@ class Worker:
         """End running requests and return what they have so far. The buffer keeps every token."""
         self.make.generator.draining.set()
         end = time.monotonic() + self.drain_seconds
-        running = {w.task for w in self.work.values() if w.task}
+        works = list(self.work.values())
+        running = {w.task for w in works if w.task}
         while running and time.monotonic() < end:
-            try:
-                await self.engine.abort()  # again and again: a request may have been on its way to the engine
-            except EngineError as error:  # it was the first to go: what it had is lost, the leases go back all the same
-                logs.get().warning("cannot abort at the engine", error=str(error))
+            await self._end_requests(works)
             _, running = await asyncio.wait(running, timeout=ABORT_SECONDS)
         for task in running:
             task.cancel()
-        logs.get().info("drained", left=len(running))
+        left = [asyncio.create_task(self._give_back(w.bare(w.failure), w)) for w in works if not w.settled]
+        if left:
+            _, unsent = await asyncio.wait(left, timeout=RETURN_SECONDS)
+            for sending in unsent:
+                sending.cancel()
+        logs.get().info("drained", left=len(left))
+
+    async def _end_requests(self, works: list[Work]) -> None:
+        """Again and again: one may have been on its way. A lost engine answers none any more."""
+        if isinstance(self.lost, EngineLostError):
+            for work in works:
+                if work.task and work.requests.at_engine:
+                    work.task.cancel()
+            return
+        try:
+            await self.engine.abort()
+        except EngineError as error:  # it was the first to go: what it had is lost, the leases go back all the same
+            logs.get().warning("cannot abort at the engine", error=str(error))
 
     async def _heartbeats(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._new_weights(), min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS))
-            leases = [
-                pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt) for w in self.work.values()
-            ]
+            leases = self._leases()
             for lease in await self.buffer.heartbeat(leases) if leases else []:
                 work = self.work.get(lease.lease_id)
                 if work and work.task and work.prompt.lease_attempt <= lease.lease_attempt:
@@ -204,19 +264,10 @@ class Worker:
 
     async def _watch_engine(self) -> None:
         """A dead or hung engine ends this pod; its leases go back and another continues."""
-        failures = 0
-        while True:
-            await asyncio.sleep(HEALTH_SECONDS)
-            stalled = bool(self.work) and time.monotonic() - self.make.last_progress > STALL_SECONDS
-            if stalled and await self.engine.rests():
-                stalled, self.make.last_progress = False, time.monotonic()
-            healthy, reason = await self.engine.health(timeout=30.0 if stalled else HEALTH_SECONDS, generate=stalled)
-            if stalled and healthy:
-                self.make.last_progress = time.monotonic()
-            failures = 0 if healthy else failures + 1
-            self.unhealthy = "" if healthy else reason
-            if failures >= UNHEALTHY_AFTER:
-                raise WorkerError(f"engine {self.engine.url} failed {failures} health checks: {reason}")
+        try:
+            await self.health.watch(lambda: bool(self.work))
+        except EngineLostError as error:
+            self._lose(error)
 
     async def _watch_membership(self) -> None:
         """An engine that was dropped from the epoch comes back if it lives; the trainer then sends all weights anew."""
@@ -224,19 +275,38 @@ class Worker:
         while True:
             seen = await self.membership.news(seen)
             if self.membership.refused:
-                raise WorkerError(self.membership.refused)
+                return self._lose(self.membership.refused)
             latest = self.membership.latest
             if latest and latest.dropped:
-                healthy, reason = await self.engine.health(timeout=30.0, generate=True)
-                still = self.membership.latest  # an engine that is paused for an update is not healthy, and no failure
-                if not healthy and still and still.dropped:
-                    raise WorkerError(f"dropped from the epoch ({latest.dropped}), and {reason}")
+                reason = await self.health.judge(dropped=True)
+                still = self.membership.latest
+                if reason and still and still.dropped:
+                    return self._lose(WorkerError(f"dropped from the epoch ({latest.dropped}), and {reason}"))
             await asyncio.sleep(0.5)
 
 
-def _reason(errors: ExceptionGroup[Any]) -> str | None:
+def _line(error: Exception) -> str:
+    """What went wrong, on one line that is the same for the same cause."""
+    if isinstance(error, FilterError):
+        return str(error)
+    return causes.named(error) if isinstance(error, EngineError) else causes.cause(error)
+
+
+def _kind(error: Exception) -> str:
+    """Of a group's failure, for metrics."""
+    kinds = {RequestTimeoutError: "timeout", EngineError: "engine", FilterError: "filter"}
+    return next((word for kind, word in kinds.items() if isinstance(error, kind)), "internal")
+
+
+def _ending(error: Exception) -> WorkerError | ConfigurationError:
+    """The error with which the worker ends: no restart cures a wrong configuration."""
+    return error if isinstance(error, WorkerError | ConfigurationError) else WorkerError(str(error))
+
+
+def _reason(errors: ExceptionGroup[Any]) -> WorkerError | ConfigurationError | None:
     """What ended the worker, where it is something that a person need only be told."""
     for error in errors.exceptions:
-        if isinstance(error, WorkerError | EngineError | rpc.RefusedError | rpc.DeadlineError):
-            return str(error)
+        told = WorkerError | ConfigurationError | EngineError | rpc.RefusedError | rpc.DeadlineError
+        if isinstance(error, told):
+            return _ending(error)
     return None

@@ -1,4 +1,5 @@
-"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and what it survives.
+"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and what it survives;
+and that nobody but the engine reaches the store in which its processes meet.
 
 This package runs in SGLang's image, with nothing of ours beside it.
 """
@@ -8,12 +9,14 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, receive, stacks, versions
+    from . import ending, fence, loopback, receive, stacks, versions
 
     stacks.register()
     receive.register()
     ending.register()
+    loopback.register()
     versions.register()
+    fence.register()
 
 
 @cache

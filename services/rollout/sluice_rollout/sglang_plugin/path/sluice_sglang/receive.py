@@ -22,6 +22,8 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.Weig
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOOK_SECONDS = 1.0
 """How often a receiver looks whether its sender lives. Most transfers have ended before the first time."""
+GROUP_PREFIX = "sluice-"
+"""Of the names that our trainers give their communicators."""
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Named = list[tuple[str, torch.Tensor]]
 log = logging.getLogger(__name__)
@@ -103,8 +105,29 @@ def watch(arrived: torch.cuda.Event, group: Any) -> None:
 
 
 def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """Join a communicator with a trainer, in place of any older one: an engine has one sender at a time."""
+    groups = updater._model_update_group
+    older = [name for name in groups if name.startswith(GROUP_PREFIX)]
     with _without_watchdog():
-        return original(updater, *args, **kwargs)
+        answer = original(updater, *args, **kwargs)
+    for name in older:
+        release(groups.pop(name))
+    return answer
+
+
+def release(group: Any) -> None:
+    """Give up a communicator whose sender was replaced, without waiting for that sender."""
+    log.info("the older communicator %s is released", group.group_name)
+    dist.distributed_c10d._world.pg_group_ranks.pop(group, None)
+    for table in ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag"):
+        getattr(dist.distributed_c10d._world, table).pop(group, None)
+    for groups in dist.distributed_c10d._world.tags_to_pg.values():
+        if group in groups:
+            groups.remove(group)
+    torch._C._distributed_c10d._unregister_process_group(group.group_name)
+    if dist.distributed_c10d.is_nccl_available() and torch.cuda.is_available():
+        backend = group._get_backend(torch.device("cuda"))
+        threading.Thread(target=backend.abort, name="release", daemon=True).start()
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""A log of failures that stays readable: each kind of cause once in full, then rarely."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice import causes
+from sluice.telemetry import logs
+
+EVERY = 100
+MOST_KINDS = 1000
+_OTHERS = "others"
+
+
+@dataclass(slots=True)
+class FailureLog:
+    """Counts failures by kind, the first line of an error; logs the first, and every hundredth."""
+
+    every: int = EVERY
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def note(self, event: str, error: str | BaseException, details: str = "", **fields: Any) -> None:
+        """error: its first line is the kind. details: what else to show, such as a traceback."""
+        if isinstance(error, BaseException):
+            details = details or causes.full(error)
+            error = causes.cause(error)
+        line, _, rest = error.partition("\n")
+        kind = f"{event}: {line}"
+        if kind not in self.counts and len(self.counts) >= MOST_KINDS:
+            kind = _OTHERS
+        self.counts[kind] += 1
+        if self.counts[kind] % self.every != 1 % self.every:
+            return
+        more = "\n".join(part for part in (rest, details) if part)
+        logs.get().warning(event, error=line, of_this_kind=self.counts[kind], **fields, **_exception(more))
+
+
+def _exception(text: str) -> dict[str, str]:
+    """What a log line shows below itself."""
+    return {"exception": text} if text else {}
+
+
+LOG = FailureLog()
+"""Of this process."""

@@ -1,0 +1,42 @@
+"""One leased group in work: what it is known by, and what has become of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from sluice.sample import Prompt, Sample, SampleGroup
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.generate import Requests
+
+
+@dataclass(slots=True)
+class Work:
+    """A lease, and its group's requests and task.
+
+    prompt: its names alone, which no user's code can change. failure: the engine's, if it may be
+    this group's. settled: the buffer has the group back, finished or not.
+    """
+
+    leased: pb.LeasedGroup
+    prompt: Prompt
+    requests: Requests
+    failure: str = ""
+    settled: bool = False
+    task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, leased: pb.LeasedGroup) -> Work:
+        names = leased.prompt
+        prompt = Prompt(names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt)
+        return cls(leased, prompt, Requests(names.group_id))
+
+    def read(self) -> tuple[Prompt, list[Sample]]:
+        """The prompt, and the samples that an earlier lease has left."""
+        partial = [codec.sample_from_message(sample) for sample in self.leased.partial.samples]
+        return codec.prompt_from_message(self.leased.prompt), partial
+
+    def bare(self, failure: str) -> SampleGroup:
+        """The group as it goes back without what was made of it, which may be broken."""
+        return SampleGroup(self.prompt, failure=failure)
