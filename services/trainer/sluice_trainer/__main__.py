@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from sluice import environment
 from sluice.telemetry import endpoints, logs
+from sluice.wire import rpc
 
 COLLECTIVE_MINUTES = 30
 
@@ -28,6 +30,7 @@ def main() -> int:
     from sluice_trainer import custom, rollout_only
     from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
+    from sluice_trainer.megatron.checkpoint_directory import Author
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 
@@ -46,7 +49,9 @@ def main() -> int:
             coordinator.await_engines(spec.replicas or 0)
             coordinator.rest_engines()
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
-        policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total)
+        # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
+        author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
+        policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author)
         policy.load_latest(checkpoints)
         recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
         own = custom.estimator(spec.algorithm)

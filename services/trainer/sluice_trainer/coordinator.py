@@ -21,6 +21,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs
+from sluice.telemetry.books import Books
 from sluice.wire import codec, membership, rpc
 from sluice.wire.locate import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -105,7 +106,8 @@ class Coordinator:
         if self._spec.debug.rollout_only:
             return Nothing()
         if kind == "disk":
-            return Disk(self._env.directory("checkpoint_dir") / "weights", Path(self._spec.model.path))
+            directory = self._env.directory("checkpoint_dir") / "weights"
+            return Disk(directory, Path(self._spec.model.path), self._env.attempt)
         if kind == "ipc":
             return Ipc()
         return Collective(
@@ -185,6 +187,11 @@ class Coordinator:
         """What the buffer has counted since the job began."""
         return {name: int(value) for name, value in self._stats().counters.items()}
 
+    def books(self) -> Books:
+        """What became of the prompt groups so far."""
+        stats = self._stats()
+        return Books.of(stats.counters, stats.failed)
+
     def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._ask(
             "Stats", lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS)
@@ -220,6 +227,24 @@ class Coordinator:
         self._ask(
             "CommitCheckpoint", lambda s: s.CommitCheckpoint(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
         )
+
+    def examples(self, version: int, dataset: str) -> list[SampleGroup]:
+        """The groups of an evaluation that are kept for people to look at."""
+        request = pb.GetExamplesRequest(version=version, dataset=dataset)
+
+        async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
+            chunks = stub.GetExamples(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
+            return [group async for group in _groups(chunks)]
+
+        return self._ask("GetExamples", read)
+
+    def failures(self, after: int) -> list[pb.Failure]:
+        """Groups that failed for good, after the one with serial number `after`; a limited number of them."""
+        request = pb.GetFailuresRequest(after=after)
+        answer: pb.GetFailuresResponse = self._ask(
+            "GetFailures", lambda s: s.GetFailures(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+        )
+        return list(answer.failures)
 
     def evaluations(self, after: int, wait_for: int | None = None) -> pb.GetEvaluationsResponse:
         """Evaluations of versions after `after`; with `wait_for`, wait a little for that one."""
@@ -259,19 +284,18 @@ class Coordinator:
 
     def rest_engines(self) -> None:
         """Colocated: all engines give their GPUs' memory to the trainer; those that have already are left alone."""
-
-        async def rest() -> None:
-            found = [
-                rendezvous_pb2.EngineMember(member=e.member, generation=e.generation) for e in await self._engines()
-            ]
-            await self._publisher.rest(self._version, found)
-
-        self._call(rest())
+        entries = self._call(self._engines(), stoppable=True)
+        engines = [rendezvous_pb2.EngineMember(member=e.member, generation=e.generation) for e in entries]
+        self._call(self._publisher.rest(self._version, engines))
 
     def plan_update(self, version: int, *, joiners_only: bool) -> rendezvous_pb2.UpdatePlan:
         """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
         self._version = version
-        return self._call(self._publisher.plan(version, joiners_only=joiners_only))
+        return self._call(self._publisher.plan(version, joiners_only=joiners_only), stoppable=True)
+
+    def keep_engines(self, engines: Sequence[rendezvous_pb2.EngineMember]) -> None:
+        """Give up what is open towards all engines but these, which are this rank's share of all there are."""
+        self._call(self._publisher.keep(engines))
 
     def prepare_update(self, version: int, engines: Sequence[rendezvous_pb2.EngineMember]) -> None:
         """Begin to bring `version` to this rank's share of the engines."""
@@ -289,18 +313,23 @@ class Coordinator:
 
     def joiners(self) -> bool:
         """True where an engine waits for weights."""
+        request = rendezvous_pb2.GetLedgerRequest(joiners_to=self._version)
+        return bool(self._call(self._engines(request), stoppable=True))
 
-        async def ask() -> bool:
-            return any(not e.admitted or e.member.version != self._version for e in await self._engines())
+    def evaluation_progress(self) -> tuple[int, float]:
+        """What grows while an evaluation goes on: groups that are finished, and tokens that engines have generated."""
+        engines = self._call(self._engines(), stoppable=True)
+        return self.counters().get("evaluation_groups", 0), sum(e.gauges["generated_tokens"] for e in engines)
 
-        return self._call(ask(), stoppable=True)
-
-    async def _engines(self) -> list[rendezvous_pb2.LedgerEntry]:
+    async def _engines(
+        self, request: rendezvous_pb2.GetLedgerRequest | None = None
+    ) -> list[rendezvous_pb2.LedgerEntry]:
         """What the rendezvous has about each engine: about its first pod, which serves HTTP."""
+        asked = request or rendezvous_pb2.GetLedgerRequest()
 
         async def ask() -> rendezvous_pb2.Ledger:
             ledger: rendezvous_pb2.Ledger = await self._rendezvous.GetLedger(
-                rendezvous_pb2.GetLedgerRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS
+                asked, metadata=rpc.metadata(), timeout=CALL_SECONDS
             )
             return ledger
 

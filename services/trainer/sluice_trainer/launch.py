@@ -32,9 +32,10 @@ async def main() -> int:
     if trainer.world_size == 1:
         os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program
     host, port = await _master(env, trainer.nodes)
-    arguments = ["--nnodes", trainer.nodes, "--nproc-per-node", trainer.processes, "--node-rank", env.index]
-    arguments += ["--master-addr", host, "--master-port", port, "--max-restarts", 0, "-m", "sluice_trainer"]
-    command = [sys.executable, "-m", "torch.distributed.run", *map(str, arguments)]
+    arguments = ["--nnodes", trainer.nodes, "--nproc-per-node", trainer.processes, "--max-restarts", 0]
+    arguments += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"{host}:{port}"]
+    arguments += ["--rdzv-conf", f"rank={env.index}", "-m", "sluice_trainer"]
+    command = [sys.executable, "-m", "sluice_trainer.torchrun", *map(str, arguments)]
     os.execv(sys.executable, command)  # noqa: S606 - our own program
 
 

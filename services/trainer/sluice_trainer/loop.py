@@ -24,8 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.sample import SampleGroup
+from sluice.environment import ConfigurationError
+from sluice.sample import SampleError, SampleGroup
 from sluice.telemetry import logs
+from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.coordinator import Coordinator, Stopped
@@ -33,10 +35,12 @@ from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
+from sluice_trainer.stall import Stall
 from sluice_trainer.turns import Turns
 from sluice_trainer.weights.publish import publish
 
-FINAL_EVALUATION_SECONDS = 1800.0
+EVALUATION_STALL_SECONDS = 1800.0
+"""The last evaluation is given up when for so long no group was finished and no token generated."""
 
 
 class Action(enum.IntEnum):
@@ -47,6 +51,7 @@ class Action(enum.IntEnum):
     SYNC = 2
     STOP = 3
     END = 4
+    SAVE = 5
 
 
 @dataclass(slots=True)
@@ -63,6 +68,8 @@ class Loop:
     saved_step: int = -1
     save_seconds: float = 0.0
     evaluated_version: int = -1
+    short_of_room: bool = False
+    """The buffer has no room for another batch until a checkpoint covers the last step."""
     joiners_after: float = 0.0
     failed_joins: int = 0
     times: dict[str, float] = field(default_factory=dict)
@@ -87,7 +94,7 @@ class Loop:
             self.turns.take()
             metrics = self._train(step + 1, batch)
             step += 1
-            due = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
+            due = self._checkpoint_due(step)
             if due and self.turns.colocated:
                 self._begin_checkpoint(step)
             self._publish(step)
@@ -99,6 +106,24 @@ class Loop:
         self._finish(step)
 
     # --- one step
+
+    def _checkpoint_due(self, step: int) -> bool:
+        """True after every so many steps, after the last one, and early where the buffer has no room for another batch.
+
+        What the buffer stores is forgotten only once a checkpoint covers it: without an early one it would wait for
+        room, and the trainer for a batch, for ever.
+        """
+        regular = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
+        if self.short_of_room and not regular:
+            self._tell_early(step)
+        return regular or self.short_of_room
+
+    def _tell_early(self, step: int) -> None:
+        if self.ranks.rank == 0:
+            logs.get().warning(
+                f"checkpoint {step} is taken early: buffer.storage.size has no room for the samples of "
+                f"{self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
+            )
 
     def _next_batch(self, step: int) -> list[pb.Sequence] | None:
         """The sequences of the next step's batch; None at the end of the prompts.
@@ -113,6 +138,12 @@ class Loop:
             action, batch = self._decide(step)
             if action is Action.SYNC:
                 self._publish(step, joiners_only=True)
+                self._state("waiting")
+            elif action is Action.SAVE:
+                self._tell_early(step)
+                self._checkpoint(step)
+                if self.turns.colocated and self.turns.ours:
+                    self._publish(step)
                 self._state("waiting")
             elif action is Action.STOP:
                 self._checkpoint(step)
@@ -131,12 +162,19 @@ class Loop:
                 action = Action.SYNC
             else:
                 taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
+                if taken.state == pb.TakeBatchResponse.STATE_FAILED:
+                    self._record_failures()
+                    raise ConfigurationError(taken.waiting_for)
                 action = _ACTIONS[taken.state]
+                if action is Action.WAIT and taken.checkpoint_wanted and step != self.saved_step:
+                    action = Action.SAVE
                 if action is Action.TRAIN and self.turns.colocated and self._evaluating(step):
                     action = Action.WAIT  # on engines that have memory to do it
                 batch = taken.SerializeToString() if action is Action.TRAIN else b""
         action, batch = self.ranks.broadcast((action, batch))
-        return Action(action), list(pb.TakeBatchResponse.FromString(batch).sequences)
+        taken = pb.TakeBatchResponse.FromString(batch)
+        self.short_of_room = taken.checkpoint_wanted
+        return Action(action), list(taken.sequences)
 
     def _evaluating(self, version: int) -> bool:
         """Whether engines still evaluate this version. Waits a moment for the end of it."""
@@ -235,6 +273,7 @@ class Loop:
         }
         self.coordinator.commit_step(step, metrics)
         self.recorder.step(step, metrics)
+        self._record_failures()
         self._record_evaluations()
         shown = {name.rpartition("/")[2]: f"{metrics[name]:.4g}" for name in _LOGGED if name in metrics}
         logs.get().info(f"step {step}/{self.total_steps}", **shown)
@@ -247,14 +286,28 @@ class Loop:
             self.turns.take(weights_only=True)
             self._state("exporting")
             self.policy.export_hf(self.checkpoints / "hf")
+        self._close_books()
+
+    def _close_books(self) -> None:
+        """Say what became of all groups; warn where some failed, or where the sum is wrong."""
+        if self.ranks.rank != 0:
+            return
+        books = self.coordinator.books()
+        logs.get().info(f"books: {books.text()}")
+        for warning in books.warnings():
+            logs.get().warning(warning)
 
     def _last_evaluation(self, step: int) -> None:
-        """Wait for it. An engine that was lost and comes back needs all ranks for its weights."""
+        """Wait for it for as long as it goes on.
+
+        An engine that was lost and comes back needs all ranks for its weights. What has been trained is trained: an
+        evaluation that cannot be finished does not fail the job.
+        """
         if self.turns.colocated and self.turns.ours:
             self._publish(step)
         self._state("evaluating")
-        deadline = time.monotonic() + FINAL_EVALUATION_SECONDS
-        while (action := self.ranks.broadcast(self._until_evaluated(step, deadline))) is not Action.END:
+        stall = Stall(EVALUATION_STALL_SECONDS)
+        while (action := self.ranks.broadcast(self._until_evaluated(step, stall))) is not Action.END:
             if action is Action.SYNC:
                 logs.get().warning("an engine was lost during the last evaluation")
                 self._publish(step, joiners_only=True)
@@ -262,19 +315,46 @@ class Loop:
                 raise Stopped
         self._record_evaluations()
 
-    def _until_evaluated(self, step: int, deadline: float) -> Action:
+    def _until_evaluated(self, step: int, stall: Stall) -> Action:
         if self.ranks.rank != 0 or not self._evaluating(step):
             return Action.END
-        if self.stop.is_set() or time.monotonic() > deadline:
+        if self.stop.is_set():
             return Action.STOP
+        finished, tokens = self.coordinator.evaluation_progress()
+        if stall.over((finished, tokens), time.monotonic()):
+            logs.get().warning(
+                f"the evaluation of version {step} was given up: for {stall.patience:g} s no group of it was finished "
+                "and no engine has generated a token; the job ends without its result",
+                finished_evaluation_groups=finished,
+            )
+            return Action.END
         return Action.SYNC if self.coordinator.joiners() else Action.WAIT
 
+    def _record_failures(self) -> None:
+        """Write down which groups failed for good since the last step, and why."""
+        while self.recorder and (failures := self.coordinator.failures(self.recorder.last_failure)):
+            self.recorder.failures(failures)
+
     def _record_evaluations(self) -> None:
+        """Write down what evaluations came to. An evaluation that cannot be read never ends the training."""
         if self.recorder is None or self.spec.evaluation is None:
             return
-        for evaluation in self.coordinator.evaluations(self.evaluated_version).evaluations:
-            self.recorder.evaluation(evaluation)
-            self.evaluated_version = max(self.evaluated_version, evaluation.version)
+        while evaluations := self.coordinator.evaluations(self.evaluated_version).evaluations:
+            for evaluation in evaluations:
+                self.recorder.evaluation(evaluation, self._examples(evaluation))
+                self.evaluated_version = max(self.evaluated_version, evaluation.version)
+
+    def _examples(self, evaluation: pb.Evaluation) -> list[SampleGroup]:
+        try:
+            return self.coordinator.examples(evaluation.version, evaluation.dataset)
+        except (rpc.RefusedError, rpc.DeadlineError, SampleError) as error:
+            logs.get().warning(
+                "an evaluation is recorded without examples",
+                version=evaluation.version,
+                dataset=evaluation.dataset,
+                error=str(error),
+            )
+            return []
 
     def _state(self, word: str) -> None:
         if self.ranks.rank == 0:

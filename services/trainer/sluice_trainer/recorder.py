@@ -18,7 +18,6 @@ from sluice.sample import SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
-from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 
@@ -36,6 +35,9 @@ class Recorder:
         (directory / "samples").mkdir(parents=True, exist_ok=True)
         earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
         self._watch = health.Watch(earlier)
+        self._failures = directory / run_directory.FAILURES
+        self.last_failure = max((record["serial"] for record in run_directory.records(self._failures)), default=0)
+        """Serial number of the last failed group that is written down."""
         self._dropped: dict[str, int] | None = None if earlier else {}
 
     @classmethod
@@ -61,14 +63,21 @@ class Recorder:
         new = {name: float(value - before.get(name, 0)) for name, value in now.items()}
         return {f"rollout/dynamic_filter/drop_{name}": value for name, value in new.items() if value > 0}
 
-    def evaluation(self, evaluation: pb.Evaluation) -> None:
+    def evaluation(self, evaluation: pb.Evaluation, examples: list[SampleGroup]) -> None:
         name = evaluation.dataset
         metrics = {f"eval/{name}" if k == "reward" else f"eval/{name}/{k}": v for k, v in evaluation.metrics.items()}
         record = {"version": evaluation.version, "dataset": name, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.EVALUATION, record)
         self._scalars(metrics, evaluation.version)
-        groups = [codec.group_from_message(message) for message in evaluation.examples]
-        self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", groups)
+        self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", examples)
+
+    def failures(self, failures: Sequence[pb.Failure]) -> None:
+        """Write down which groups failed for good, and why."""
+        for one in failures:
+            record = {"serial": one.serial, "time": one.time, "group_id": one.group_id, "dataset": one.dataset}
+            record |= {"evaluated_version": one.version} if one.version >= 0 else {}
+            run_directory.append(self._failures, record | {"row": one.row, "leases": one.leases, "reason": one.reason})
+            self.last_failure = one.serial
 
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
         self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS], judged=self._judged)

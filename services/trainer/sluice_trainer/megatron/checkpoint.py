@@ -27,7 +27,19 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
-from sluice_trainer.megatron.checkpoint_directory import clean, commit, path_of, temporary_of
+from sluice_trainer.megatron.checkpoint_directory import (
+    Author,
+    DamagedError,
+    Record,
+    SupersededError,
+    check,
+    commit,
+    files,
+    path_of,
+    record,
+    temporary_of,
+    verify,
+)
 from sluice_trainer.megatron.optimizer import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
@@ -48,16 +60,25 @@ class Writing:
 
     @megatron_device()
     def __init__(
-        self, directory: Path, step: int, parts: Parts, user_state: dict[str, Any], *, beside: bool = False
+        self,
+        directory: Path,
+        step: int,
+        parts: Parts,
+        user_state: dict[str, Any],
+        *,
+        author: Author,
+        beside: bool = False,
     ) -> None:
         """Collect weights, optimizer state, RNG states and `user_state` (picklable, equal on all ranks).
 
         beside: copy all of it, and write it in a thread from now on; else write it here. `directory` must be shared by
-        all nodes. A step that is saved already is left as it is: version n is version n.
+        all nodes, and claimed by `author`. A step that is saved already is left as it is: version n is version n.
         """
         self.step = step
+        self._author = author
         self._final = path_of(directory, step)
-        self._temporary = temporary_of(self._final)
+        self._temporary = temporary_of(self._final, author)
+        self._records: dict[str, Record] = {}
         self._completions: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._cleanup = ExitStack()
@@ -70,8 +91,7 @@ class Writing:
 
     def _begin(self, directory: Path, parts: Parts, user_state: dict[str, Any], beside: bool) -> None:
         if dist.get_rank() == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            clean(directory)
+            shutil.rmtree(self._temporary, ignore_errors=True)
             for name in parts:
                 (self._temporary / name).mkdir()
         dist.barrier()
@@ -86,6 +106,7 @@ class Writing:
             )
             self._completions += request.finalize_fns
             writes.append(_write(request, copy=beside))
+            writes.append(partial(self._record, request))
         if beside:
             self._thread = threading.Thread(target=_in_order, args=(writes,), name=f"checkpoint-{self.step}")
             self._thread.start()
@@ -113,9 +134,28 @@ class Writing:
         with self._failing(), self._cleanup:
             for completion in self._completions:
                 completion()
+            records: dict[str, Record] = {}
+            for of_rank in gathered(self._records):
+                records |= of_rank
             if dist.get_rank() == 0:
-                commit(self._temporary, self._final)
+                commit(self._temporary, self._final, self._author, records)
             dist.barrier()
+
+    def _superseded(self) -> str:
+        """That a newer attempt has the directory, which explains whatever else went wrong; empty: it has not."""
+        try:
+            check(self._final.parent, self._author)
+        except SupersededError as error:
+            return str(error)
+        return ""
+
+    def _record(self, request: Any) -> None:
+        """Note what this rank's files hold, while they are in memory. One that could not be written fails later."""
+        if request.async_fn is None:
+            return
+        for path, _, _ in request.async_fn_args[1]:
+            if Path(path).exists():
+                self._records[Path(path).relative_to(self._temporary).as_posix()] = record(Path(path))
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -126,7 +166,7 @@ class Writing:
             self._cleanup.close()
             if dist.get_rank() == 0:
                 shutil.rmtree(self._temporary, ignore_errors=True)
-            reason = _reason([repr(error), *self._messages], self._final.parent)
+            reason = self._superseded() or _reason([repr(error), *self._messages], self._final.parent)
             raise CheckpointError(f"checkpoint {self._final} could not be written: {reason}") from error
 
 
@@ -147,16 +187,18 @@ def _in_order(writes: list[Callable[[], None]]) -> None:
         write()
 
 
-def save(directory: Path, step: int, parts: Parts, user_state: dict[str, Any]) -> None:
-    """Write checkpoint `step` now: see `Writing`. Collective over all ranks."""
-    Writing(directory, step, parts, user_state).complete()
-
-
 def agreed(value: Any) -> Any:
     """Rank 0's value on every rank: file systems may show other ranks a directory as it was a moment ago."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=DEVICE)
     return box[0]
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _reason(messages: list[str], directory: Path) -> str:
@@ -169,12 +211,27 @@ def _reason(messages: list[str], directory: Path) -> str:
 
 @megatron_device()
 def load(directory: Path, step: int, parts: Parts) -> dict[str, Any]:
-    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user state. Collective."""
+    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user state. Collective.
+
+    Raises CheckpointError, on all ranks, where a file is missing or not what was written.
+    """
+    _verify(path_of(directory, step))
     states = [_load(path_of(directory, step) / name, *part) for name, part in parts.items()]
     if "rng" in states[0]:
         _restore_rng(states[0]["rng"])
     user_state: dict[str, Any] = states[0]["user"]
     return user_state
+
+
+def _verify(final: Path) -> None:
+    """Compare all files with the manifest: every rank takes its share of them."""
+    problem = ""
+    try:
+        verify(final, files(final)[dist.get_rank() :: dist.get_world_size()])
+    except DamagedError as error:
+        problem = str(error)
+    if problem := next(filter(None, gathered(problem)), ""):
+        raise CheckpointError(f"checkpoint {final} could not be read: {problem}")
 
 
 def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:

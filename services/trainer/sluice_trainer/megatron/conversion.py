@@ -61,9 +61,9 @@ def hf_to_dist(source: Path, target: Path) -> Path:
     final = checkpoint_directory.path_of(target, 0)
     if final.exists():
         raise ConversionError(f"{final} is there already: choose another target, or delete it")
-    temporary = checkpoint_directory.temporary_of(final)
-    target.mkdir(parents=True, exist_ok=True)
-    checkpoint_directory.clean(target)
+    author = checkpoint_directory.Author()
+    temporary = checkpoint_directory.temporary_of(final, author)
+    checkpoint_directory.claim(target, author)
     temporary.mkdir()
     with reader(source) as read, checkpoint_writer_in_process() as messages:
         skeleton = _Skeleton(shape, read(*mapping.plan(shape, 1)[0][0].hf[0]).dtype)
@@ -82,7 +82,7 @@ def hf_to_dist(source: Path, target: Path) -> Path:
                 finish()
         except BaseException as error:  # torch's CheckpointException is no Exception
             raise ConversionError(f"{final} could not be written: {messages or error}") from error
-    checkpoint_directory.commit(temporary, final)
+    checkpoint_directory.commit(temporary, final, author)
     return final
 
 

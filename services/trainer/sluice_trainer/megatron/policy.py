@@ -43,7 +43,7 @@ from sluice_trainer.algorithms.objective import (
 )
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.megatron import checkpoint, frozen, mapping, parallel
-from sluice_trainer.megatron.checkpoint_directory import latest, prune
+from sluice_trainer.megatron.checkpoint_directory import Author, claim, latest, prune
 from sluice_trainer.megatron.critic import Critic
 from sluice_trainer.megatron.forward import Forward, compute, forward
 from sluice_trainer.megatron.hf_config import read_shape
@@ -72,12 +72,14 @@ class Policy:
         timeout: timedelta,
         reference_dir: Path | None = None,
         total_steps: int | None = None,
+        author: Author | None = None,
     ) -> None:
         """Build the model on this process's device at version 0.
 
         model_dir: Hugging Face checkpoint; with `model.init: random` only its config is used. reference_dir: the
         reference policy's (default: `model.referencePath`, else the model at version 0). timeout: of every collective.
-        total_steps: training steps of the run, for the learning-rate schedules (default: `trainer.steps`).
+        total_steps: training steps of the run, for the learning-rate schedules (default: `trainer.steps`). author:
+        this attempt of the trainer, for its checkpoints.
         """
         self.spec = spec
         self.model_dir = model_dir
@@ -85,6 +87,8 @@ class Policy:
         """Version held: training steps done."""
         self.user_state: dict[str, Any] = {}
         """What the last loaded checkpoint carried for its owner."""
+        self._author = author or Author()
+        self._claimed: set[Path] = set()
         self._writing: checkpoint.Writing | None = None
         self._keep = spec.checkpoint.keep
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
@@ -238,9 +242,10 @@ class Policy:
         It counts once `finish_save` has returned its step. One that is under way is completed first.
         """
         self.finish_save(directory, wait=True)
+        self._claim(directory)
         state = {"step": self.step, "user": user_state or {}}
         state["optimizer_steps"] = {name: learner.optimizer_steps for name, learner in self._learners.items()}
-        self._writing = checkpoint.Writing(directory, step, self._parts, state, beside=beside)
+        self._writing = checkpoint.Writing(directory, step, self._parts, state, author=self._author, beside=beside)
         self._keep = keep or self.spec.checkpoint.keep
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
@@ -254,11 +259,15 @@ class Policy:
         self._writing = None
         writing.complete()
         if dist.get_rank() == 0:
-            prune(directory, self._keep)
+            prune(directory, self._keep, self._author)
         return writing.step
 
     def load_latest(self, directory: Path) -> int | None:
-        """Restore the newest complete checkpoint; returns its step, or None where there is none. Collective."""
+        """Claim the directory for this attempt, and restore its newest checkpoint. Collective.
+
+        Returns its step, or None where there is none.
+        """
+        self._claim(directory)
         step: int | None = checkpoint.agreed(latest(directory))
         if step is None:
             return None
@@ -267,6 +276,12 @@ class Policy:
         for name, learner in self._learners.items():
             learner.optimizer_steps = state["optimizer_steps"][name]
         return step
+
+    def _claim(self, directory: Path) -> None:
+        """Make the directory ours, once: an attempt that has lost it must not take it back."""
+        if dist.get_rank() == 0 and directory not in self._claimed:
+            claim(directory, self._author)
+        self._claimed.add(directory)
 
     @property
     def _learners(self) -> dict[str, Learner]:

@@ -12,13 +12,16 @@ import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from sluice.wire import http
 from sluice.wire.membership import RESTING, WAKING
 
+T = TypeVar("T")
+SOURCE_HEADER = "x-sluice-source"
+"""Name and attempt of the trainer that calls: an engine with our plugin refuses a trainer that was replaced."""
 _FLUSH_POLL_SECONDS = 0.02
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """What SGLang's loader of single experts says to a tensor of all of them."""
@@ -30,19 +33,19 @@ class EngineRefusedError(Exception):
 
 @dataclass(slots=True)
 class EngineControl:
-    """One engine, by its HTTP address (host:port)."""
+    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and attempt."""
 
     address: str
     session: aiohttp.ClientSession
     timeout: float
+    source: str
     has_session: bool | None = field(default=None)
     _cacheless: bool = field(default=False)
 
     async def learn(self) -> None:
         """Find out which of the two interfaces the server has."""
         if self.has_session is None:
-            paths = (await self._call("GET", "/openapi.json"))["paths"]
-            self.has_session = "/begin_weight_update" in paths
+            self.has_session = "/begin_weight_update" in await self._ask("/openapi.json", "paths", dict)
 
     async def init_group(self, group: str, host: str, port: int, world_size: int, backend: str) -> None:
         """Join the communicator; the answer comes once every rank of it has joined."""
@@ -163,11 +166,22 @@ class EngineControl:
         await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     async def version(self) -> str:
-        return str((await self._call("GET", "/model_info"))["weight_version"])
+        return await self._ask("/model_info", "weight_version", str)
 
     def _request(self, method: str, path: str, **options: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=self.timeout)
-        return http.request(self.session, method, f"http://{self.address}{path}", timeout=timeout, **options)
+        timeout, headers = aiohttp.ClientTimeout(total=self.timeout), {SOURCE_HEADER: self.source}
+        url = f"http://{self.address}{path}"
+        return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
+
+    async def _ask(self, path: str, field: str, kind: type[T]) -> T:
+        """One field of what the engine tells about itself."""
+        answer = await self._call("GET", path)
+        value = answer.get(field) if isinstance(answer, dict) else None
+        if not isinstance(value, kind):
+            raise EngineRefusedError(
+                f"{path} answered {str(answer)[:200]!r}: expected an object with {field} ({kind.__name__})"
+            )
+        return value
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
         started = time.monotonic()

@@ -37,9 +37,11 @@ def publish(
     """
     plan = coordinator.plan_update(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
+    engines = coordinator.share(plan.engines, ranks.world_size)
+    if not joiners_only:
+        coordinator.keep_engines(engines)
     if not plan.engines:
         return []
-    engines = coordinator.share(plan.engines, ranks.world_size)
     if engines:
         coordinator.prepare_update(version, engines)
         _send(buckets(in_parts(tensors, bucket_bytes), bucket_bytes), coordinator)

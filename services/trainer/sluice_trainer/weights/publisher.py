@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ class Publisher:
         self._transport = transport
         self._http: aiohttp.ClientSession | None = None
         self._controls: dict[tuple[str, int], EngineControl] = {}
+        self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
         self.current: Update | None = None
 
@@ -100,6 +101,15 @@ class Publisher:
 
         return await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
 
+    async def keep(self, engines: Sequence[pb.EngineMember]) -> None:
+        """Give up what is open towards all others: they were scaled away, replaced, or are another rank's now."""
+        kept = {(e.member.address, e.member.attempt) for e in engines}
+        self._controls = {key: control for key, control in self._controls.items() if key in kept}
+        names = {e.member.name for e in engines}
+        for name in self._prepared - names:
+            self._transport.abandon(name)
+        self._prepared &= names
+
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
         """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who cannot is dropped."""
         peers = [self._peer(engine) for engine in engines]
@@ -111,6 +121,7 @@ class Publisher:
         """Begin an update of these engines: communicators are made where there are none. Nobody is paused yet."""
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
+        self._prepared.update(self.current.peers)
         await self._phase(pb.UPDATE_PHASE_PREPARE, self._prepare)
         await self._report_all(pb.UPDATE_PHASE_PREPARE)
 
@@ -175,61 +186,75 @@ class Publisher:
         """Run one phase at all engines side by side, under its deadline. Who fails is out."""
         update = self._update()
         started = time.monotonic()
-        await asyncio.gather(*(self._one(update, phase, peer, action) for peer in list(update.peers.values())))
+        peers = list(update.peers.values())
+        reasons = await asyncio.gather(*(self._one(phase, peer, action) for peer in peers))
         name = _name(phase)
         update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
+        failed = {peer: reason for peer, reason in zip(peers, reasons, strict=True) if reason}
+        if failed:
+            await self._report(phase, failed)
 
-    async def _one(
-        self, update: Update, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]
-    ) -> None:
+    async def _one(self, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]) -> str:
+        """Why this engine did not pass the phase, and is given up; empty: it passed."""
+        failure = ""
         try:
             async with asyncio.timeout(self._sync.timeout_seconds):
                 await action(peer)
         except* _FAILURES as failures:
             reason = str(_first(failures)) or f"not done after {self._sync.timeout_seconds:g} s"
-            await self._report(update, phase, peer, f"{_name(phase)}: {reason}")
+            failure = f"{_name(phase)}: {reason}"
+            self._transport.abandon(peer.name)  # now: others may take until the deadline
+        return failure
 
     async def _report_all(self, phase: pb.UpdatePhase) -> None:
         """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch any more.
 
         Not after every phase: while engines are paused nothing waits for the rendezvous.
         """
-        update = self._update()
-        await asyncio.gather(*(self._report(update, phase, peer, "") for peer in list(update.peers.values())))
+        await self._report(phase, dict.fromkeys(self._update().peers.values(), ""))
 
-    async def _report(self, update: Update, phase: pb.UpdatePhase, peer: Peer, error: str) -> None:
+    async def _report(self, phase: pb.UpdatePhase, errors: Mapping[Peer, str]) -> None:
+        """Tell the rendezvous what a phase came to at these engines, in one call. Who is out is left alone.
+
+        errors: for each engine, why it failed; empty: it passed.
+        """
+        update = self._update()
         report = pb.PhaseReport(
             source=self._name,
             attempt=self._attempt,
             version=update.version,
-            engine=peer.name,
-            engine_attempt=peer.attempt,
-            generation=peer.generation,
             phase=phase,
-            error=error,
-            seconds=update.seconds.get(_name(phase), 0.0),
+            engines=[
+                pb.EngineReport(engine=p.name, attempt=p.attempt, generation=p.generation, error=e)
+                for p, e in errors.items()
+            ],
         )
 
         async def call() -> pb.PhaseAck:
             ack: pb.PhaseAck = await self._stub.ReportPhase(report, metadata=rpc.metadata(), timeout=CALL_SECONDS)
             return ack
 
+        if not errors:
+            return
         ack = await rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
-        if error or not ack.go_on:
-            reason = error or "it left the epoch"
-            logs.get().warning("engine left the update", engine=peer.name, reason=reason)
-            self._transport.abandon(peer.name)
-            update.failed[peer.name] = reason
-            del update.peers[peer.name]
+        gone = set(ack.gone)
+        for peer, error in errors.items():
+            if error or peer.name in gone:
+                reason = error or "it left the epoch"
+                logs.get().warning("engine left the update", engine=peer.name, reason=reason)
+                self._transport.abandon(peer.name)
+                update.failed[peer.name] = reason
+                del update.peers[peer.name]
 
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
         if self._http is None:
-            self._http = http.session()
+            self._http = http.session(limit=0)  # aiohttp's 100 would make engines wait for each other
         key = (member.address, member.attempt)
-        control = self._controls.setdefault(
-            key, EngineControl(member.address, self._http, timeout=self._sync.timeout_seconds)
-        )
+        if (control := self._controls.get(key)) is None:
+            source = f"{self._name}/{self._attempt}"
+            control = EngineControl(member.address, self._http, self._sync.timeout_seconds, source)
+            self._controls[key] = control
         return Peer(member.name, member.attempt, engine.generation, member.world_size, control)
 
     def _update(self) -> Update:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch._C._distributed_c10d import TCPStore, _unregister_process_group
+from torch._C._distributed_c10d import _unregister_process_group
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
-from sluice.environment import free_port
+from sluice_trainer import store
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.engine import EngineControl
 
@@ -36,7 +37,7 @@ class TransferError(Exception):
     """A transfer to one engine failed. The message says how."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Peer:
     """An engine that takes part in an update."""
 
@@ -82,21 +83,22 @@ class Collective:
             return
         self.abandon(peer.name)
         group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self._source}"
-        port = free_port(self._host)
         size = 1 + peer.world_size
+        listening = store.listener(self._host)
+        port = listening.getsockname()[1]
         engine = asyncio.create_task(peer.control.init_group(group, self._host, port, size, self._backend))
-        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, port, size), self._bury))
+        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, listening, size), self._bury))
         await _both(engine, ours)
         self._groups[peer.name] = (peer.generation, group, ours.result())
 
-    def _join(self, group: str, port: int, size: int) -> Any:
+    def _join(self, group: str, listening: socket.socket, size: int) -> Any:
         """Our side of a process group outside of torch's default one, as SGLang makes its own."""
         timeout = timedelta(seconds=self._timeout)
-        store = TCPStore(self._host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        served = store.serve(self._host, listening, size, timeout, wait_for_workers=False)
         name: Any = group  # a type of its own in newer torch, a string for all that it does
         with _without_watchdog() if self._backend == "nccl" else contextlib.nullcontext():
             process_group, _ = _new_process_group_helper(
-                size, 0, [], Backend(self._backend), PrefixStore(group, store), group_name=name, timeout=timeout
+                size, 0, [], Backend(self._backend), PrefixStore(group, served), group_name=name, timeout=timeout
             )
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
         return process_group
@@ -190,13 +192,15 @@ class Collective:
 class Disk:
     """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it by itself."""
 
-    def __init__(self, directory: Path, model_dir: Path) -> None:
+    def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
+        """attempt: of the trainer. An older one that still runs writes into directories of its own."""
         self._directory = directory
         self._model_dir = model_dir
+        self._attempt = attempt
         self._count = 0
 
     def _path(self, version: int) -> Path:
-        return self._directory / f"version_{version:07d}"
+        return self._directory / f"version_{version:07d}.attempt{self._attempt}"
 
     async def prepare(self, peer: Peer) -> None:
         return
@@ -219,9 +223,14 @@ class Disk:
         )
         if bucket.last:
             self._count = 0
-            for older in self._directory.glob("version_*"):
-                if older != path:
-                    shutil.rmtree(older, ignore_errors=True)
+            self._remove_older(path)
+
+    def _remove_older(self, path: Path) -> None:
+        """Remove other versions, but none that a newer attempt has written."""
+        for older in self._directory.glob("version_*"):
+            attempt = older.suffix.removeprefix(".attempt")
+            if older != path and (not attempt.isdigit() or int(attempt) <= self._attempt):
+                shutil.rmtree(older, ignore_errors=True)
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
         if bucket.last:

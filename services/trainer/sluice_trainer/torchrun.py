@@ -1,0 +1,70 @@
+"""`python -m sluice_trainer.torchrun`: torchrun, with one rendezvous more: `--rdzv-backend sluice`.
+
+torch's own static rendezvous serves its store, which asks nobody for a password, on all addresses of the machine; so
+does each of its others. This one serves it on the address that the ranks were told.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.run import main
+
+from sluice.telemetry import logs
+from sluice_trainer import store
+
+BACKEND = "sluice"
+CONFIGURATION_ERROR = 2
+_WAIT_SECONDS = 600
+
+
+class BoundRendezvous(StaticTCPRendezvous):
+    """The static rendezvous of torch: rank 0's pod serves the store, whose address all know from the start."""
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None and self.rank == 0:
+            listening = store.listener(self.master_addr, self.master_port)
+            self._store = store.serve(self.master_addr, listening, self.world_size, self.timeout, wait_for_workers=True)
+        return super().next_rendezvous()
+
+
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=0)
+    rank = parameters.get_as_int("rank", 0)
+    nodes = parameters.max_nodes
+    return BoundRendezvous(host, port, rank or 0, nodes, parameters.run_id, _WAIT_SECONDS)
+
+
+def run() -> None:
+    """torchrun, which ends with 1 whatever its ranks say: a configuration error stays one (docs/contracts.md).
+
+    A rank that ends by an error has said so in its last line, and torch's traceback of itself would only bury that; of
+    one that was killed we speak.
+    """
+    rendezvous_handler_registry.register(BACKEND, _handler)
+    try:
+        main()
+    except ChildFailedError as error:
+        if any(failure.exitcode == CONFIGURATION_ERROR for failure in error.failures.values()):
+            sys.exit(CONFIGURATION_ERROR)
+        rank, first = error.get_first_failure()
+        if first.exitcode < 0:
+            logs.fail(f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}", 1)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()
