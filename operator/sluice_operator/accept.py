@@ -21,6 +21,7 @@ from sluice.api.changes import MUTABLE, differences
 from sluice.api.problems import describe
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.mounted import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,48 +72,17 @@ def _unchanged(stored: KubeObject, known: dict[str, Any], why: str) -> Accepted:
 
 
 def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
-    """The spec in a job's ConfigMap, with paths as the user wrote them."""
+    """The spec in a job's ConfigMap, with paths as pods find them: where they are mounted."""
     text = ((config or {}).get("data") or {}).get(names.JOB_FILE)
     if text is None:
         return None
     spec: dict[str, Any] = json.loads(text)["spec"]
-    model, data = spec["model"], spec["data"]
-    if model.get("volume") is not None:
-        for group, key in _model_paths(spec):
-            if key in group:
-                group[key] = _relative(group[key], names.MODEL_DIR)
-    if data.get("volume") is not None:
-        for source in [*data["prompts"], *(spec.get("evaluation") or {}).get("datasets", [])]:
-            source["path"] = _relative(source["path"], names.DATA_DIR)
     return spec
-
-
-def _model_paths(spec: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    """Where a spec names directories of the model's volume: (object, key)."""
-    algorithm = spec.get("algorithm") or {}
-    critic, teacher = algorithm.get("critic") or {}, (algorithm.get("distillation") or {}).get("teacher") or {}
-    model = spec["model"]
-    return [(model, "path"), (model, "referencePath"), (critic, "modelPath"), (teacher, "path")]
-
-
-def _relative(path: str, directory: str) -> str:
-    return path.removeprefix(directory).lstrip("/") or "."
 
 
 def _full(job: RLJob) -> dict[str, Any]:
     """The spec with all defaults filled in, and paths in one spelling: a new default is no change."""
-    spec = job.spec.model_dump(mode="json", by_alias=True)
-    if job.spec.model.volume is not None:
-        for group, key in _model_paths(spec):
-            group[key] = _spelled(group.get(key))
-    if job.spec.data.volume is not None:
-        for source in [*spec["data"]["prompts"], *(spec["evaluation"] or {}).get("datasets", [])]:
-            source["path"] = _spelled(source["path"])
-    return spec
-
-
-def _spelled(path: str | None) -> str | None:
-    return path and (path.removeprefix("./").strip("/") or ".")
+    return spelled(job.spec.model_dump(mode="json", by_alias=True))
 
 
 def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:

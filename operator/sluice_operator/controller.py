@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -30,6 +29,7 @@ from sluice_operator.probing import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import Settings
+from sluice_operator.telling import Teller, Told
 
 STUCK_SECONDS = 300.0
 DRAIN_SECONDS = 2.0
@@ -37,6 +37,8 @@ SWEEP_SECONDS = 2.0
 FOLLOW_UP_SECONDS = 0.02
 STOP_SECONDS = 15.0
 CURABLE = (errors.ForbiddenError, errors.InvalidError, errors.MissingApiError, errors.ForeignObjectError)
+STARTING_SECONDS = 15.0
+"""While pods start: why one does not, events say, and those are not watched."""
 CURE_SECONDS = 30.0
 """What people can cure, they want to see cured soon."""
 ORPHAN = "orphan"
@@ -59,15 +61,6 @@ class Jobs(Cluster, Protocol):
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]: ...
 
 
-@dataclass
-class _Told:
-    """What a job's user has been told of already, so that nothing is told twice."""
-
-    refused: str = ""
-    trouble: str = ""
-    has_run: bool = False
-
-
 class Controller:
     def __init__(self, cluster: Jobs, settings: Settings, metrics: OperatorMetrics, prober: Prober) -> None:
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
@@ -76,7 +69,7 @@ class Controller:
         self._working: dict[Key, float] = {}
         metrics.workers.set(settings.workers)
         metrics.active_workers.set_function(lambda: len(self._working))
-        self._told: dict[str, _Told] = {}
+        self.teller = Teller(cluster)
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -92,7 +85,7 @@ class Controller:
         key = key_of(stored)
         self.cluster.forget(stored)
         self.prober.forget(uid(stored))
-        self._told.pop(uid(stored), None)
+        self.teller.forget(stored)
         self.queue.forget(key)
         self.metrics.forget(key)
         self.changed(key)
@@ -196,10 +189,12 @@ class Controller:
             return "requeue"
         except (errors.ApiError, errors.ForeignObjectError) as error:
             return await self._failed(key, error)
-        except Exception:
-            delay = self.queue.retry(key)  # an error of ours in one job must not stop all others
+        except Exception as error:
+            delay = self.queue.retry(key)
             self.metrics.reconcile_errors.labels(CONTROLLER).inc()
             log.exception("pass failed", again_in=delay)
+            if (stored := self.cluster.stored(key)) is not None:
+                await self.teller.of_ours(stored, error)
             return "error"
         self.queue.succeeded(key)
         if after is None:
@@ -220,33 +215,30 @@ class Controller:
         try:
             accepted = accept(stored, config)
         except ManifestError as error:
-            await self._invalid(stored, str(error))
+            await self.teller.invalid(stored, str(error))
             return None
         if verdicts.is_mended(accepted.job.status):
             await self.cluster.store_status(stored, RLJobStatus())
             return 0.0
-        told = self._told.setdefault(uid(stored), _Told())
-        if accepted.refused != told.refused:
-            told.refused = accepted.refused
-            await self._tell_refused(stored, accepted.refused)
-        return await self._apply(key, stored, accepted.job, told)
+        await self.teller.refused(stored, accepted.refused)
+        return await self._apply(key, stored, accepted.job, self.teller.told(stored))
 
-    async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: _Told) -> float | None:
-        refused = f"spec change refused: {told.refused}" if told.refused else ""
-        note = "; ".join(filter(None, (refused, told.trouble)))
+    async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: Told) -> float | None:
+        note = told.note
         if job.status is not None and lacks(job.status, note):
             await self.cluster.store_status(stored, with_note(job.status, note))
             return await self.reconcile(key)
         progress = await self.prober.latest(self.cluster, stored)
         found = await reconcile(Noted(self.cluster, note), job, datetime.now(UTC), progress, self.settings.images)
         self._measure(key, job, found, told)
-        cured, told.trouble = bool(told.trouble), ""
+        cured = told.cured()
         if not (found.create or found.delete or cured):
-            return found.requeue_after
+            starting = any(map(podstate.is_starting, self.cluster.pods_of(stored)))
+            return min(STARTING_SECONDS, found.requeue_after or STARTING_SECONDS) if starting else found.requeue_after
         # What was just made may be all that the next step waits for, and not everything is watched.
         return min(FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS, found.requeue_after or DRAIN_SECONDS)
 
-    def _measure(self, key: Key, job: RLJob, found: Plan, told: _Told) -> None:
+    def _measure(self, key: Key, job: RLJob, found: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, found.status)
         if verdicts.runs_first(job.status, found.status) and found.status.start_time and not told.has_run:
@@ -271,19 +263,6 @@ class Controller:
         left = self.cluster.pods_of(stored)
         return DRAIN_SECONDS if left else None
 
-    async def _invalid(self, stored: KubeObject, message: str) -> None:
-        before = stored.get("status") or {}
-        status, event = verdicts.invalid(stored, message, datetime.now(UTC))
-        await self.cluster.store_status(stored, status)
-        if before.get("state") != status.state:
-            log.warning("invalid spec", message=message)
-            await self.cluster.tell(stored, [event])
-
-    async def _tell_refused(self, stored: KubeObject, refused: str) -> None:
-        if refused:
-            log.warning("spec change refused", message=refused)
-            await self.cluster.tell(stored, [Event("Warning", verdicts.REFUSED, refused)])
-
     async def _failed(self, key: Key, error: errors.ApiError | errors.ForeignObjectError) -> str:
         """The API server did not do what the plan wanted. What people can cure, they are told."""
         self.metrics.reconcile_errors.labels(CONTROLLER).inc()
@@ -291,10 +270,6 @@ class Controller:
         at_least = getattr(error, "retry_after", None) or 0.0
         delay = self.queue.retry(key, at_least, CURE_SECONDS if curable else MAX_SECONDS)
         log.warning("API server refused", error=str(error), kind=type(error).__name__, again_in=delay)
-        if (stored := self.cluster.stored(key)) is None or not curable:
-            return "error"
-        told = self._told.setdefault(uid(stored), _Told())
-        if told.trouble != str(error):
-            told.trouble = str(error)
-            await self.cluster.tell(stored, [Event("Warning", verdicts.NOT_APPLIED, str(error))])
+        if curable and (stored := self.cluster.stored(key)) is not None:
+            await self.teller.not_applied(stored, error)
         return "error"

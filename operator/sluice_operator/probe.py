@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc.aio
 import structlog
 
-from sluice.wire import rpc, tls
+from sluice.wire import protocol, rpc, tls
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_operator.plan import Progress
@@ -38,12 +38,17 @@ async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
 
 
 def _tell(target: Target, error: TimeoutError | grpc.aio.AioRpcError) -> None:
-    """Silence is normal, and shown in the job's status. A peer that does not take the job's token is not."""
+    """Silence is normal, and shown in the job's status. A peer that does not take the job's token, or our protocol,
+    is not.
+    """
     if isinstance(error, TimeoutError):
         log.debug("probe failed", rendezvous=target.rendezvous, cause="no answer in time")
     elif error.code() == grpc.StatusCode.UNAUTHENTICATED or tls.refusal(error.details()):
         text = "the job's token or certificate is not the one that this operator derives; was its key replaced?"
         log.warning(text, rendezvous=target.rendezvous, cause=tls.refusal(error.details()) or error.details())
+    elif protocol.is_refusal(error.trailing_metadata()):
+        text = "the job's pods are of another release, and its progress is not known"
+        log.warning(text, rendezvous=target.rendezvous, cause=error.details())
     else:
         log.debug("probe failed", rendezvous=target.rendezvous, cause=error.code().name)
 

@@ -11,11 +11,12 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
 from sluice.api import RLJob, RLJobStatus
+from sluice.telemetry import steady
 from sluice_operator.cluster.protocol import Cluster, Host
 from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan, podstate
 from sluice_operator.plan.planner import DEFAULT_IMAGES
@@ -69,7 +70,7 @@ async def run_job(
     """
     stored = (await cluster.observe(job)).status
     if retry_failed and stored is not None and stored.is_true("Failed"):
-        await cluster.write_status(job, reopened(stored, datetime.now(UTC)))
+        await cluster.write_status(job, reopened(stored, steady.now()))
     async with _probing(probe) as latest:
         loop = _Loop(cluster, job, latest, on_plan, images)
         try:
@@ -89,7 +90,7 @@ class _Loop:
         while True:
             observed = await self.cluster.observe(self.job)
             observed = replace(observed, progress=await self._progress(observed))
-            found = await _settle(self.cluster, self.job, observed, datetime.now(UTC), self.images)
+            found = await _settle(self.cluster, self.job, observed, steady.now(), self.images)
             if self.on_plan and (found.status != self.status or found.events):
                 self.on_plan(found)
             self.status = found.status

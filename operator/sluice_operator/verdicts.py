@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from sluice.api import RLJobStatus
 from sluice_operator.plan import Event, KubeObject, clock
-from sluice_operator.plan.conditions import Finding, state_word, updated
+from sluice_operator.plan.conditions import Finding, summary, updated
+from sluice_operator.plan.constants import RECONCILE_FAILED, UNBEGUN
 
 INVALID_SPEC = "InvalidSpec"
 REFUSED = "SpecChangeRefused"
@@ -26,10 +27,28 @@ def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatu
     update = {
         "observed_generation": generation,
         "conditions": conditions,
-        "state": state_word(conditions),
+        **summary(conditions),
         "completion_time": status.completion_time or clock.text(now),
     }
     return status.model_copy(update=update), Event("Warning", INVALID_SPEC, message)
+
+
+def hampered(stored: KubeObject, note: str, earlier: str, now: datetime) -> RLJobStatus | None:
+    """The status of a job of which a pass met an error of the operator's own; all else stays as the last pass left it.
+
+    note: of the error; earlier: the one that the status may have already. None: there is no status that can be read,
+    and what stands there (attempts, the start) must not be lost.
+    """
+    try:
+        status = RLJobStatus.model_validate(stored.get("status") or {})
+    except ValidationError:
+        return None
+    before = status.condition("Running")
+    text = before.message.removesuffix(f"; {earlier}").removesuffix(f"; {note}") if before else UNBEGUN
+    finding = Finding("Running", before.status if before else "Unknown", RECONCILE_FAILED.name, f"{text}; {note}")
+    conditions = updated(status, [finding], stored["metadata"].get("generation", 1), now)
+    words = summary(conditions)
+    return status.model_copy(update={"conditions": conditions, **words, "state": status.state or words["state"]})
 
 
 def is_mended(status: RLJobStatus | None) -> bool:

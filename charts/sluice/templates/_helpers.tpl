@@ -87,9 +87,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]
   resources: [podgroups]
   verbs: [get, list, create, patch, delete]
+# list: what kubelets warn of pods that do not start.
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end }}
 
 {{/* What people do: look at jobs, change them, mend them. */}}

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 
+_LOOPBACK = "lo"
+COLLECTIVES = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
+"""Everybody of a run is on this machine. gloo and NCCL, left to themselves, listen on its network."""
+
 
 def inherited_env() -> dict[str, str]:
     """The host's environment, but for the variables of a job that the host itself may be part of."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return env | {"PYTHONUNBUFFERED": "1"}  # a log that lags behind cannot tell why its process died
+    unbuffered = {"PYTHONUNBUFFERED": "1"}  # a log that lags behind cannot tell why its process died
+    return env | COLLECTIVES | unbuffered

@@ -36,7 +36,8 @@ _CLOSE_DEADLINE = 15.0
 class LocalCluster:
     """Use as `async with LocalCluster(run_dir) as cluster`. Leaving it kills all pods that are left.
 
-    volumes: directories for some volume names ("run", "checkpoint", ...), over `<run_dir>/volumes/<name>`.
+    volumes: directories for some volume names ("run", "checkpoint", ...), over `<run_dir>/volumes/<name>`. The
+    trainer's files lie in "run", its checkpoints in a directory of it, as they do on a job's claim in a cluster.
     gpus: the GPUs to hand out; default: those of this machine; a GPU that stands twice is shared by two pods.
     env: further variables for every container. lock_seconds: how long to wait for a former run to end.
     """
@@ -51,7 +52,8 @@ class LocalCluster:
         lock_seconds: float = 10.0,
     ) -> None:
         self.run_dir = run_dir.resolve()
-        self._volumes = {"dshm": Path("/dev/shm"), **(volumes or {})}  # noqa: S108 - the machine's own shared memory
+        own = {"run": self.run_dir / "volumes" / "run", "dshm": Path("/dev/shm")}  # noqa: S108 - the machine's
+        self._volumes = own | dict(volumes or {})
         self._gpus = gpus
         self._env = dict(env or {})
         self._lock_seconds = lock_seconds

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from sluice.telemetry import steady
 from sluice_operator.cluster import gpus, supervisor
 from sluice_operator.cluster.processes import MARKER, marker
 from sluice_operator.cluster.translate import LOOPBACK, Command
@@ -27,7 +28,7 @@ _TAIL_BYTES, _TAIL_LINES = 4096, 20
 
 def now_text() -> str:
     """With fractions of a second: on a laptop it is known which container died first."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return steady.now().isoformat().replace("+00:00", "Z")
 
 
 def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
@@ -175,7 +176,7 @@ class LocalPod:
             container.end(128 + signal.SIGTERM)
 
     def mark_deleted(self, grace: float) -> None:
-        self.deletion_time = (datetime.now(UTC) + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
+        self.deletion_time = (steady.now() + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
 
     def send(self, number: signal.Signals) -> None:
         for container in self.everything:

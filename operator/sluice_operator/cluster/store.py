@@ -19,7 +19,8 @@ Key = tuple[str, str]
 """(namespace, name of the job)."""
 
 _POD_METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp",
+    "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp",
+    "deletionTimestamp",
 )  # fmt: skip
 _POD_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 _POD_STATUS = ("phase", "reason", "message", "startTime")

@@ -6,13 +6,13 @@ What a kubelet or a scheduler reports is known to those who run clusters; who ap
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
 from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.model import KubeObject, Warned
 
 _ORDINARY = (None, "ContainerCreating", "PodInitializing")
 _IMAGE = "check the image's name, and imagePullSecrets in the role's template"
@@ -39,6 +39,13 @@ _PLACEMENT_CURES = (
     (r"didn't match Pod's node affinity/selector", "no node has the labels of the template's nodeSelector or affinity"),
     (r"didn't have free ports", "hostNetwork allows one pod of a port on a node: add nodes"),
 )
+_WARNING_CURES = (
+    (r"Multi-Attach error", "another node holds the volume, which one node may have at a time: ReadWriteMany, or wait"),
+    (r'(secret|configmap|persistentvolumeclaim)s? "([^"]+)" not found', "create the {} {} in the job's namespace"),
+    (r"[Ff]ailed to create pod sandbox|FailedCreatePodSandBox", "the node's container runtime or network is at fault"),
+)
+TIMES = 3
+"""Warnings of a kubelet that make a failure: one of a pod's start is often over a second later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +77,31 @@ class Blocked:
         )
 
 
-def blocked(pods: Sequence[KubeObject]) -> Blocked | None:
-    """The first pod that cannot start; containers that were refused come before pods that nobody has a place for."""
+def blocked(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
+    """The first pod that cannot start.
+
+    Containers that were refused come before pods whose volumes or networks are missing, and these before pods that
+    nobody has a place for. warned: pod -> what its kubelet warns of.
+    """
     refused = next((found for pod in pods if (found := refused_container(pod))), None)
+    refused = refused or next((found for pod in pods if (found := _warned(pod, warned))), None)
     return refused or next((found for pod in pods if (found := _unscheduled(pod))), None)
+
+
+def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
+    """The first pod whose start has failed: its node does not want it as it is."""
+    lasting = {pod: warning for pod, warning in warned.items() if warning.times >= TIMES}
+    refused = next((found for pod in pods if (found := refused_container(pod))), None)
+    return refused or next((found for pod in pods if (found := _warned(pod, lasting))), None)
+
+
+def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:
+    """A pod that has its node, and is not started there."""
+    warning = warned.get(podstate.name(pod))
+    if warning is None or not podstate.is_starting(pod):
+        return None
+    text = _with_cure(warning.message, _cure(_WARNING_CURES, warning.message))
+    return Blocked(podstate.role(pod), podstate.name(pod), "", warning.reason, text)  # type: ignore[arg-type]
 
 
 def refused_container(pod: KubeObject) -> Blocked | None:
@@ -91,12 +119,12 @@ def _unscheduled(pod: KubeObject) -> Blocked | None:
     message = podstate.unscheduled_because(pod)
     if not message or podstate.is_gated(pod):
         return None
-    text = _with_cure(message, _place_cure(message))
+    text = _with_cure(message, _cure(_PLACEMENT_CURES, message))
     return Blocked(podstate.role(pod), podstate.name(pod), "", "Unschedulable", text)  # type: ignore[arg-type]
 
 
-def _place_cure(message: str) -> str:
-    for pattern, cure in _PLACEMENT_CURES:
+def _cure(cures: Sequence[tuple[str, str]], message: str) -> str:
+    for pattern, cure in cures:
         match = re.search(pattern, message)
         if match:
             return cure.format(*match.groups())

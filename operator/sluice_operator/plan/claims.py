@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.api.resources import GPU
 from sluice_operator.plan import names
 from sluice_operator.plan.model import Gang, KubeObject
 
 KIND = "ResourceClaim"
-GPU = "nvidia.com/gpu"
 _CLAIM = "gpus"
 
 
@@ -53,12 +53,12 @@ def of_pod(job: RLJob, gang: Gang, index: int) -> dict[str, Any]:
 
 
 def gpus(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Part of the container that computes: its GPUs."""
+    """Resources of the container that computes: its GPUs."""
     if shared(job):
         mine = {"request": _request(gang.replica % _engines_per_node(job))} if gang.role == "rollout" else {}
-        return {"resources": {"claims": [{"name": _CLAIM, **mine}]}}
+        return {"claims": [{"name": _CLAIM, **mine}]}
     count = job.spec.trainer.gpus_per_node if gang.role == "trainer" else job.spec.rollout.gpus_per_replica
-    return {"resources": {"limits": {GPU: count}}} if count else {}
+    return {"limits": {GPU: count}} if count else {}
 
 
 def _engines_per_node(job: RLJob) -> int:

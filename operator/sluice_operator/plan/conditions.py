@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -11,6 +11,8 @@ from sluice.api import Condition, ConditionType, RLJobStatus
 from sluice_operator.plan import clock
 from sluice_operator.plan.blocked import blocked
 from sluice_operator.plan.constants import (
+    HOPELESS,
+    HOPELESS_AFTER,
     IN_SYNC,
     NO_ENGINES,
     OUT_OF_SYNC,
@@ -23,11 +25,12 @@ from sluice_operator.plan.constants import (
     UNREACHABLE,
 )
 from sluice_operator.plan.gangs import Step
-from sluice_operator.plan.model import KubeObject, Progress
+from sluice_operator.plan.model import KubeObject, Progress, Warned
 from sluice_operator.plan.podstate import headline
 
 Value = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = ("Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed")
+_STANDSTILLS: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended")
 _MESSAGE_LIMIT = 4096
 
 
@@ -60,18 +63,31 @@ def updated(status: RLJobStatus, findings: Sequence[Finding], generation: int, n
 
 def state_word(conditions: Sequence[Condition]) -> str:
     """Pending, Queued, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
-    by_type = {condition.type: condition for condition in conditions}
-    for kind in ("Succeeded", "Failed", "Suspended"):
-        if kind in by_type and by_type[kind].status == "True":
-            return kind
-    running = by_type.get("Running")
-    if running is None or running.reason == PENDING.name:
+    running = _decisive(conditions)
+    if running is None:
+        return "Pending"
+    if running.type != "Running":
+        return running.type
+    if running.reason == PENDING.name or running.status == "Unknown":
         return "Pending"
     if running.reason == QUEUED.name:
         return "Queued"
     if running.status == "True":
         return "Running"
     return "Restarting" if running.reason == RESTARTING.name else "Starting"
+
+
+def summary(conditions: Sequence[Condition]) -> dict[str, str]:
+    """Fields of the status that say in two words how the job is: `state`, and the reason of it."""
+    decisive = _decisive(conditions)
+    return {"state": state_word(conditions), "reason": decisive.reason if decisive else ""}
+
+
+def _decisive(conditions: Sequence[Condition]) -> Condition | None:
+    """The condition that matters most: how the job ended, that it is suspended, or else Running."""
+    by_type = {condition.type: condition for condition in conditions}
+    ends = (by_type.get(kind) for kind in _STANDSTILLS)
+    return next((end for end in ends if end and end.status == "True"), by_type.get("Running"))
 
 
 def running(
@@ -81,18 +97,19 @@ def running(
     progress: Progress | None,
     *,
     queued: bool = False,
+    warned: Mapping[str, Warned] | None = None,
 ) -> Finding:
     """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready, and began to work.
 
     A rollout replica that is down while another serves is no matter of this condition: training goes on.
-    queued: the job cannot run because a queue has not admitted it.
+    queued: the job cannot run because a queue has not admitted it. warned: as Observed has it.
     """
     if queued:
         return Finding("Running", "False", QUEUED.name, QUEUED.message)
     missing = [step for step in _required(steps) if not is_up(step)]
     ready = sum(step.facts.ready for step in steps)
     desired = sum(step.gang.size for step in steps)
-    trouble = blocked(pods)
+    trouble = blocked(pods, warned or {})
     recovering = [step for step in missing if _is_recovering(step, status)]
     if recovering:
         gangs = ", ".join(f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering)
@@ -119,7 +136,11 @@ def _detail(text: str) -> str:
 def _last_failure(status: RLJobStatus) -> str:
     """A pod that fails again and again waits, most of the time, for its next attempt: say what it failed of."""
     failure = status.last_failure
-    return f"{failure.pod}: {headline(failure)}" if failure else ""
+    if failure is None:
+        return ""
+    text = f"{failure.pod}: {headline(failure)}"
+    hopeless = failure.times >= HOPELESS_AFTER and status.last_progress_time is None
+    return f"{text}; {HOPELESS.format(times=failure.times)}" if hopeless else text
 
 
 def weights_in_sync(progress: Progress | None) -> Finding:

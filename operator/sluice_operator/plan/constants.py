@@ -51,6 +51,16 @@ RUNNING = Reason("Running", "training, with {ready} of {desired} pods running")
 RESTARTING = Reason("Restarting", "waiting for {gangs}{detail}")
 STOPPED = Reason("Stopped", "the job {state}")
 
+HOPELESS_AFTER = 3
+HOPELESS = "the same end {times} times in a row, and no step yet: trying again will not help; mend what it says"
+"""Of a start-up that fails of one cause alone. It is tried again all the same: the cause may lie outside of the job."""
+RECONCILE_FAILED = Reason(
+    "ReconcileFailed",
+    "the operator cannot go on with this job, of an error of its own: {cause}; its log has the whole of it, and it "
+    "tries again. Please report it",
+)
+UNBEGUN = "nothing was started"
+
 # Admitted
 ADMITTED = Reason("Admitted", "no pod waits for a queue")
 GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue{detail}")

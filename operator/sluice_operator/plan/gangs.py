@@ -18,7 +18,7 @@ from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE
 from sluice_operator.plan.facts import gang_facts
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
-from sluice_operator.plan.restart import GiveUp, Restart, restart
+from sluice_operator.plan.restart import GiveUp, Restart, is_due, restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def advance(
         return Step(gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision)
     if isinstance(decision, GiveUp):
         return Step(gang, status, facts, decision=decision)
-    due = status.retry_time is not None and clock.parse(status.retry_time) <= now
+    due = status.retry_time is not None and is_due(clock.parse(status.retry_time), gang, policy, now)
     return Step(gang, status, facts, create=facts.missing if due else ())
 
 

@@ -20,6 +20,7 @@ _REPLACED_BY = {
     "imagePullSecrets": "name",
     "hostAliases": "ip",
     "resourceClaims": "name",
+    "claims": "name",
     "schedulingGates": "name",
     "topologySpreadConstraints": "topologyKey",
 }

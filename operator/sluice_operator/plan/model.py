@@ -32,12 +32,21 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """What a kubelet last warned of a pod that does not start. times: how often it has."""
+
+    reason: str
+    message: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The world as a cluster reports it.
 
     objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot be asked.
     absent_kinds: kinds that this cluster does not know. operator_namespace: where the operator runs; None: in no
-    cluster.
+    cluster. warned: pod -> what its kubelet warns of while it does not start.
     """
 
     pods: tuple[KubeObject, ...] = ()
@@ -46,6 +55,7 @@ class Observed:
     progress: Progress | None = None
     absent_kinds: frozenset[str] = frozenset()
     operator_namespace: str | None = None
+    warned: Mapping[str, Warned] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

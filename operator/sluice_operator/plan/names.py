@@ -11,6 +11,8 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
+LABEL_UID = f"{GROUP}/job-uid"
+"""On an object that outlives its job, and so cannot be owned by it: whose it is."""
 GENERATE = f"{GROUP}/generate"
 """Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the cluster does."""
 GENERATE_TOKEN, GENERATE_TLS = "token", "tls"
@@ -25,6 +27,8 @@ STORAGE_DIR = f"{ROOT}/storage"
 ROWS_DIR = f"{ROOT}/rows"
 TLS_DIR = f"{ROOT}/tls"
 SGLANG_DIR = f"{ROOT}/sglang"
+CHECKPOINTS = "checkpoints"
+"""Directory of the checkpoints in the run's own directory, on a claim as on a laptop."""
 JOB_FILE = "rljob.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
 TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"
@@ -37,15 +41,15 @@ def config_name(job: RLJob) -> str:
 
 
 def token_name(job: RLJob) -> str:
-    return _secret_name(job, "token")
+    return _own_name(job, "token")
 
 
 def tls_name(job: RLJob) -> str:
-    return _secret_name(job, "tls")
+    return _own_name(job, "tls")
 
 
-def _secret_name(job: RLJob, what: str) -> str:
-    """With the beginning of the job's uid: a Secret is never read, so its name must say whose it is.
+def _own_name(job: RLJob, what: str) -> str:
+    """With the beginning of the job's uid: of what is never read (Secrets), or outlives its job (checkpoints).
 
     One that is there already is then this job's, and not that of a deleted job of the same name.
     """
@@ -77,6 +81,11 @@ def storage_name(job: RLJob) -> str:
     return f"{job.metadata.name}-buffer"
 
 
+def checkpoint_name(job: RLJob) -> str:
+    """Claim for the checkpoints, which may outlive the job: a later job of its name gets a claim of its own."""
+    return _own_name(job, "checkpoint")
+
+
 def gpus_name(job: RLJob, node: int) -> str:
     """Claim of the GPUs that trainer pod `node` shares with engines."""
     return f"{job.metadata.name}-gpus-{node}"
@@ -103,6 +112,13 @@ def selector(job: RLJob, role: str | None = None) -> dict[str, str]:
 
 def selector_text(labels: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
+    """Object metadata without an owner: the object stays when the job is deleted."""
+    found = metadata(job, name, selector(job) | {LABEL_UID: job.metadata.uid})
+    found.pop("ownerReferences", None)
+    return found
 
 
 def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:

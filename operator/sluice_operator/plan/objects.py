@@ -1,4 +1,4 @@
-"""What a job owns besides pods: manifest, token, certificates, the rendezvous' address, the buffer's storage."""
+"""What a job owns besides pods: manifest, token, certificates, the rendezvous' address, storage."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 from typing import Any
 
 from sluice.api import RLJob, manifest
+from sluice.api.storage import CheckpointStorage, Storage
 from sluice_operator.plan import claims, names
 from sluice_operator.plan.model import KubeObject, Observed
+from sluice_operator.plan.mounted import mounted
 
 
 def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
     found = [config_map(job), token_secret(job), rendezvous_service(job), storage_claim(job)]
+    if (storage := job.spec.checkpoint.claim) is not None:
+        found.append(checkpoint_claim(job, storage))
     if job.spec.tls.enabled:
         found.append(tls_secret(job))
     if job.spec.rollout.nodes_per_replica > 1:
@@ -88,52 +92,39 @@ def engines_service(job: RLJob) -> KubeObject:
 
 
 def storage_claim(job: RLJob) -> KubeObject:
-    storage = job.spec.buffer.storage
+    """The buffer's. It goes with the job, whose prompts and samples mean nothing to another."""
+    return _claim(names.metadata(job, names.storage_name(job)), job.spec.buffer.storage, ["ReadWriteOnce"])
+
+
+def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
+    """Checkpoints, final model, metrics and samples. Kept when the job is deleted, unless the spec wants otherwise."""
+    name = names.checkpoint_name(job)
+    retained = storage.when_deleted == "Retain"
+    metadata = names.retained_metadata(job, name) if retained else names.metadata(job, name)
+    return _claim(metadata, storage, list(storage.access_modes or _access_modes(job)))
+
+
+def _access_modes(job: RLJob) -> list[str]:
+    """ReadWriteMany where pods that no rule puts on one node use the claim."""
+    apart = job.spec.transport(one_machine=False) == "disk" and not claims.shared(job)
+    return ["ReadWriteMany" if job.spec.trainer.nodes > 1 or apart else "ReadWriteOnce"]
+
+
+def _claim(metadata: dict[str, Any], storage: Storage | CheckpointStorage, access_modes: list[str]) -> KubeObject:
     spec: dict[str, Any] = {
-        "accessModes": ["ReadWriteOnce"],
+        "accessModes": access_modes,
         "resources": {"requests": {"storage": str(storage.size)}},
     }
     if storage.storage_class_name is not None:
         spec["storageClassName"] = storage.storage_class_name
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": names.metadata(job, names.storage_name(job)),
-        "spec": spec,
-    }
-
-
-def model_path(job: RLJob, path: str | None = None) -> str:
-    """Where a pod finds the model (or `path`, another directory of the same volume)."""
-    return _mounted(path or job.spec.model.path, names.MODEL_DIR, job.spec.model.volume)
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def resolved_manifest(job: RLJob) -> dict[str, Any]:
     """The manifest as pods see it: paths are those inside the pod; nothing that changes without the spec."""
     document = manifest(job)
-    spec = document["spec"]
     document.pop("status", None)
     document["apiVersion"], document["kind"] = job.api_version, job.kind
     document["metadata"] = {"name": job.metadata.name, "namespace": job.metadata.namespace}
-    spec["model"]["path"] = model_path(job)
-    if job.spec.model.reference_path is not None:
-        spec["model"]["referencePath"] = model_path(job, job.spec.model.reference_path)
-    if job.spec.algorithm.critic and job.spec.algorithm.critic.model_path is not None:
-        spec["algorithm"]["critic"]["modelPath"] = model_path(job, job.spec.algorithm.critic.model_path)
-    if job.spec.algorithm.distillation and job.spec.algorithm.distillation.teacher.path is not None:
-        teacher = spec["algorithm"]["distillation"]["teacher"]
-        teacher["path"] = model_path(job, job.spec.algorithm.distillation.teacher.path)
-    if job.spec.debug.replay is not None:
-        spec["debug"]["replay"] = _mounted(job.spec.debug.replay, names.DATA_DIR, job.spec.data.volume)
-    for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
-        if "path" in source:
-            source["path"] = _mounted(source["path"], names.DATA_DIR, job.spec.data.volume)
+    document["spec"] = mounted(document["spec"])
     return document
-
-
-def _mounted(path: str, directory: str, volume: object) -> str:
-    """A path relative to a volume's root, as a path in the pod; without a volume it is one already."""
-    if volume is None:
-        return path
-    relative = path.removeprefix("./").strip("/")
-    return f"{directory}/{relative}" if relative and relative != "." else directory

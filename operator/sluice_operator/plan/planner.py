@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
 from sluice_operator.plan import admission, clock, conditions, deadlines, events, podstate, queueing
-from sluice_operator.plan.blocked import blocked, refused_container
+from sluice_operator.plan.blocked import blocked, failed_to_start
 from sluice_operator.plan.conditions import Finding
 from sluice_operator.plan.constants import NOT_ADMITTED, STARTUP_DEADLINE, STOPPED, SUCCEEDED, SUSPENDED
 from sluice_operator.plan.drain import drain, to_drain
@@ -29,7 +29,7 @@ from sluice_operator.plan.gangs import (
     rollout_replicas,
 )
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
-from sluice_operator.plan.names import group_name, pod_name
+from sluice_operator.plan.names import checkpoint_name, group_name, pod_name
 from sluice_operator.plan.objects import missing_objects, rendezvous_address
 from sluice_operator.plan.pods import gang_pods
 from sluice_operator.plan.restart import GiveUp
@@ -88,9 +88,9 @@ def _clocked(job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: O
 def _newest_failure(
     status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
 ) -> LastFailure | None:
-    """A container that its kubelet refuses to start counts, once: it may be refused under changing names."""
+    """What a kubelet refuses to start counts, once: it may be refused under changing names."""
     found, before = last_failure(status, steps), status.last_failure
-    refused = next((each for pod in observed.pods if (each := refused_container(pod))), None)
+    refused = failed_to_start(observed.pods, observed.warned)
     known = before is not None and refused is not None and (before.pod, before.container) == refused.place
     return found if refused is None or known or found != before else refused.failure(now)
 
@@ -129,7 +129,7 @@ def _ending(
     for step in steps:
         if isinstance(step.decision, GiveUp):
             return Finding("Failed", "True", step.decision.reason, step.decision.message)
-    waiting = conditions.running(status, steps, observed.pods, observed.progress)
+    waiting = conditions.running(status, steps, observed.pods, observed.progress, warned=observed.warned)
     late = deadlines.job_deadline(job.spec, status, now, waiting.message)
     return Finding("Failed", "True", *late) if late else None
 
@@ -146,7 +146,7 @@ def _finish(
     word = f"has {ending.type.lower()}"
     findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
     failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
-    if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods)):
+    if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods, observed.warned)):
         failure = trouble.failure(now)
     new = _stopped_status(job, status, observed, findings, now, failure, completion_time=clock.text(now))
     return Plan(new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new))
@@ -207,7 +207,9 @@ def _running_status(
 ) -> RLJobStatus:
     findings = [
         admission.admitted(job, observed.pods),
-        conditions.running(status, steps, observed.pods, observed.progress, queued=status.start_time is None),
+        conditions.running(
+            status, steps, observed.pods, observed.progress, queued=status.start_time is None, warned=observed.warned
+        ),
         conditions.weights_in_sync(observed.progress),
     ]
     if status.condition("Suspended"):
@@ -220,6 +222,7 @@ def _running_status(
         now,
         last_failure=last_failure(status, steps),
         rollout_replicas=_replicas(job, status),
+        checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
     )
 
 

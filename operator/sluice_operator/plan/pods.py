@@ -13,6 +13,7 @@ from sluice_operator.plan.engine import CPU_ENV, ENV, engine_args, engine_comman
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Images, KubeObject
 from sluice_operator.plan.probes import probes
+from sluice_operator.plan.resources import of_spec, with_requests
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
@@ -55,6 +56,9 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
     for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
         ours = merge(ours, template)
+    for kind in ("initContainers", "containers"):
+        if kind in ours["spec"]:
+            ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]
     metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
     metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": ours["spec"] | {"restartPolicy": "Never"}}
@@ -85,7 +89,8 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
         return _rollout(job, gang, attempt, index, common, token, images)
     mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
     if gang.role == "trainer":
-        return [_trainer(job, common + token, mounts, images) | claims.gpus(job, gang)]
+        resources = merge(claims.gpus(job, gang), of_spec(job.spec.trainer.resources))
+        return [_trainer(job, common + token, mounts, images) | {"resources": resources}]
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
@@ -135,13 +140,14 @@ def _rollout(
     plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
     engine = _container("engine", images.engine, engine_command(job), env, ports, mounts + plugin)
     engine["args"] = engine_args(job, head)
-    engine |= claims.gpus(job, gang)
+    engine["resources"] = merge(claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
     if index > 0:
         return [engine]
     env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
     metrics = {"metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rollout"]
-    return [engine, _container("worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))]
+    worker = _container("worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))
+    return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
 
 
 def _container(

@@ -14,6 +14,7 @@ from typing import Any
 from sluice.api import LastFailure, RoleName
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, UNEXPECTED_END
+from sluice_operator.plan.lastwords import last_exception
 from sluice_operator.plan.model import KubeObject
 from sluice_operator.plan.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLICA, LABEL_ROLE
 
@@ -159,10 +160,12 @@ def headline(failure: LastFailure) -> str:
 
 
 def _killed(failure: LastFailure) -> str:
-    """A process that was killed had no time for last words; its last log line would only mislead."""
-    text = f"killed by {_signal_of(failure)}"
+    """A process that was killed had no time for last words: its last line would mislead, an exception does not."""
+    text, exception = f"killed by {_signal_of(failure)}", last_exception(failure.message)
     if failure.reason == _OUT_OF_MEMORY:
         text += "; it used more memory than it may: raise resources.limits.memory in the role's template"
+    elif exception:
+        text += f" after {exception}"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"
 
 

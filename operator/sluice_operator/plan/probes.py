@@ -20,7 +20,6 @@ Probe = dict[str, Any]
 START_SECONDS = 1800
 ENGINE_START_SECONDS = 3600
 ENGINE_PERIOD = 30
-ENGINE_SILENCE_SECONDS = 600
 
 
 def probes(job: RLJob, container: str) -> dict[str, Probe]:
@@ -39,7 +38,7 @@ def probes(job: RLJob, container: str) -> dict[str, Probe]:
 
 def _engine(job: RLJob) -> dict[str, Probe]:
     """/health of SGLang says that the server lives, also while it is paused (engine.ENV)."""
-    silence = max(ENGINE_SILENCE_SECONDS, 2 * job.spec.weight_sync.timeout_seconds)
+    silence = job.spec.weight_sync.pause_seconds
     return {
         "startupProbe": _http("http", "/health", period=5, timeout=5, failures=ENGINE_START_SECONDS // 5),
         "readinessProbe": _http("http", "/health", period=10, timeout=10, failures=3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.lifecycle import FailurePolicy
@@ -76,6 +76,16 @@ def backoff(gang: Gang, policy: FailurePolicy) -> tuple[int, int]:
 def delay(base: int, limit: int, failures: int) -> float:
     """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is still a number."""
     return float(min(base * 2 ** min(failures, 32), limit))
+
+
+def is_due(retry: datetime, gang: Gang, policy: FailurePolicy, now: datetime) -> bool:
+    """True once the time of the next attempt has come.
+
+    A time that is further ahead than any delay was written before the clock was set back, or by a machine whose clock
+    is ahead: the attempt starts now, and not an hour later.
+    """
+    longest = max(backoff(gang, policy)[1], DISRUPTION_DELAY) + 1  # second, to which the time was rounded up
+    return not now < retry <= now + timedelta(seconds=longest)
 
 
 def _was_stable(gang: Gang, facts: GangFacts, limit: int, now: datetime) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from sluice.api import ROLES, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.conditions import Finding, state_word, updated
+from sluice_operator.plan.conditions import Finding, summary, updated
 from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import Progress
 from sluice_operator.plan.names import selector, selector_text
+from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.restart import GiveUp, Restart
 
 
@@ -69,10 +71,25 @@ def last_failure(status: RLJobStatus, steps: Sequence[Step]) -> LastFailure | No
     """The newest failure; one that ended the job goes before all others."""
     ends = [step.decision.failure for step in steps if isinstance(step.decision, GiveUp)]
     if ends:
-        return ends[0]
+        return counted(ends[0], status.last_failure)
     found = [step.decision.failure for step in steps if isinstance(step.decision, Restart)]
     failures = [failure for failure in found if failure is not None]
-    return max(failures, key=lambda failure: clock.parse(failure.time)) if failures else status.last_failure
+    if not failures:
+        return status.last_failure
+    return counted(max(failures, key=lambda failure: clock.parse(failure.time)), status.last_failure)
+
+
+def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
+    """The failure, with how often in a row it has had the same cause. A failure that is looked at again is no other."""
+    if before is None or before.model_copy(update={"times": failure.times}) == failure:
+        return before or failure
+    times = before.times + 1 if _cause(before) == _cause(failure) else 1
+    return failure.model_copy(update={"times": times})
+
+
+def _cause(failure: LastFailure) -> tuple[str, str, str]:
+    """Whose end it was and of what, without numbers: ports, sizes and process ids are others each time."""
+    return failure.role, failure.container, re.sub(r"\d+", "#", headline(failure))
 
 
 def assembled(
@@ -88,7 +105,7 @@ def assembled(
     changes: dict[str, Any] = {
         "observed_generation": job.metadata.generation,
         "conditions": conditions,
-        "state": state_word(conditions),
+        **summary(conditions),
         "roles": role_list,
         "restarts": sum(role.restarts for role in role_list),
         "rollout_selector": selector_text(selector(job, "rollout")),

@@ -1,6 +1,8 @@
 """Volumes of the roles, and where they are mounted.
 
-Without a volume in the spec checkpoints and metrics live in the pod (on a laptop: in the run directory).
+The run's directory has metrics and samples, and the checkpoints in a directory of it. It is a claim that the operator
+makes (on a laptop: the run directory), or the pod's own with `checkpoint.ephemeral`; a volume of the user's may be
+shared by jobs, so there each has directories of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +12,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.data import MADE_ROWS
 from sluice_operator.plan import names
-
-_READ_ONLY = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
-
+from sluice_operator.plan.mounted import DIRECTORIES
 
 _SERVERS = ("buffer", "rendezvous")
 
@@ -27,7 +27,7 @@ def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
 
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
-    return [_mount(job, name) | {"name": _holder(sources, name)} for name in sources]
+    return [{"name": _holder(sources, name)} | mount for name in sources for mount in _mounts(job, role, name)]
 
 
 def rows_mount() -> dict[str, Any]:
@@ -57,21 +57,26 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"config": {"configMap": {"name": names.config_name(job)}}}
     if role == "rendezvous":
         return found
-    if job.spec.model.volume is not None:
-        found["model"] = job.spec.model.volume
-    if job.spec.data.volume is not None:
-        found["data"] = job.spec.data.volume
+    held = {"model": job.spec.model.volume, "data": job.spec.data.volume}
+    found |= {name: source for name, source in held.items() if source is not None}
     if role == "buffer":
         found["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return found
     # NCCL and SGLang share memory between processes; the default of 64 MB is too small for either.
     found["dshm"] = {"emptyDir": {"medium": "Memory"}}
-    checkpoint = job.spec.checkpoint.volume or {"emptyDir": {}}
-    if role == "trainer":
-        found |= {"checkpoint": checkpoint, "run": checkpoint}
-    elif job.spec.transport(one_machine=False) == "disk":
-        found["checkpoint"] = checkpoint  # the trainer leaves the weights there, at the same path
+    # Where weights travel over the disk the trainer leaves them there, for engines at the same path.
+    if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
+        found |= _run_sources(job, role)
     return found
+
+
+def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
+    volume = job.spec.checkpoint.volume
+    if volume is not None:
+        return {"checkpoint": volume} | ({"run": volume} if role == "trainer" else {})
+    if job.spec.checkpoint.ephemeral:
+        return {"run": {"emptyDir": {}}}
+    return {"run": {"persistentVolumeClaim": {"claimName": names.checkpoint_name(job)}}}
 
 
 def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
@@ -91,14 +96,19 @@ def _claim(source: dict[str, Any]) -> str | None:
     return claim
 
 
-def _mount(job: RLJob, name: str) -> dict[str, Any]:
-    if name in _READ_ONLY:
-        return {"name": name, "mountPath": _READ_ONLY[name], "readOnly": True}
+def _mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
+    if name in DIRECTORIES:
+        return [{"mountPath": DIRECTORIES[name], "readOnly": True}]
     if name in ("checkpoint", "run"):
-        path = names.CHECKPOINT_DIR if name == "checkpoint" else names.RUN_DIR
-        mount: dict[str, Any] = {"name": name, "mountPath": path}
-        if job.spec.checkpoint.volume is not None:  # several jobs may share one volume
-            mount["subPath"] = job.metadata.name if name == "checkpoint" else f"{job.metadata.name}/run"
-        return mount
+        return _run_mounts(job, role, name)
     paths = {"config": names.CONFIG_DIR, "storage": names.STORAGE_DIR, "dshm": "/dev/shm"}  # noqa: S108
-    return {"name": name, "mountPath": paths[name]}
+    return [{"mountPath": paths[name]}]
+
+
+def _run_mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
+    job_name = job.metadata.name
+    if job.spec.checkpoint.volume is not None:
+        checkpoint = {"mountPath": names.CHECKPOINT_DIR, "subPath": job_name}
+        return [checkpoint if name == "checkpoint" else {"mountPath": names.RUN_DIR, "subPath": f"{job_name}/run"}]
+    checkpoint = {"mountPath": names.CHECKPOINT_DIR, "subPath": names.CHECKPOINTS}
+    return [{"mountPath": names.RUN_DIR}, checkpoint] if role == "trainer" else [checkpoint]

@@ -27,6 +27,7 @@ from sluice_operator.cluster.kube.events import event_object
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.plan import clock, names
 from sluice_operator.plan.lost import lacks_pods
@@ -46,6 +47,7 @@ class KubeCluster:
         self.pods = Store(pod_key, lean_pod)
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned = OwnedObjects(api, keys, self._pods)
+        self._warnings = Warnings(api)
 
     # -- Cluster ------------------------------------------------------------------------------------------------------
 
@@ -56,9 +58,12 @@ class KubeCluster:
             await self.emit(job, [extras.missing(owned.absent)])
         if lacks_pods(job, self._pods(job)):
             await self._reread_pods(job)
+        warned = await self._warnings.about(_key(job), self._pods(job))
         self._check_fresh(job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects)
-        return Observed(pods, objects, job.status, absent_kinds=owned.absent, operator_namespace=self.namespace)
+        return Observed(
+            pods, objects, job.status, absent_kinds=owned.absent, operator_namespace=self.namespace, warned=warned
+        )
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
         self._check_fresh(job)
@@ -137,6 +142,7 @@ class KubeCluster:
     def forget(self, stored: KubeObject) -> None:
         """The job is gone."""
         self.jobs.bury(stored)
+        self._warnings.forget(_place(stored))
         self._owned.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:

@@ -19,7 +19,7 @@ from sluice_operator.cluster.kube import extras
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.store import compact, owner_uid, uid
-from sluice_operator.plan import podstate
+from sluice_operator.plan import names, podstate
 from sluice_operator.plan.model import Deletion, KubeObject
 from sluice_operator.plan.objects import supporting_objects
 
@@ -116,8 +116,8 @@ class OwnedObjects:
 
 
 def check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
-    if owner_uid(found) != job.metadata.uid:
-        owner = owner_uid(found)
+    owner = owner_uid(found) or (found["metadata"].get("labels") or {}).get(names.LABEL_UID, "")
+    if owner != job.metadata.uid:
         whose = "a former owner, and is being deleted" if owner else "somebody else; delete or rename it, or the job"
         raise errors.ForeignObjectError(f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}")
 
