@@ -129,7 +129,22 @@ TOGETHER += [
     ),
     (SFT, {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}}, "evaluation.datasets", "of its own"),
 ]
+LONG = {"sampling": {"maxResponseTokens": 1_000_000}}
+TOGETHER += [
+    ({}, {"rollout": {"batchSize": 512, "samplesPerPrompt": 16, **LONG}}, "buffer.storage.size", "does not fit"),
+    (
+        {},
+        {"rollout": {"samplesPerPrompt": 4, **LONG}, "buffer": {"storage": {"size": "500M"}}},
+        "buffer.storage.size",
+        "does not fit",
+    ),
+    ({}, {"rollout": {"batchSize": 1, "samplesPerPrompt": 128, **LONG}}, "buffer.memory", "with this memory"),
+    ({}, {"rollout": LONG, "buffer": {"memory": "400Mi"}}, "buffer.memory", "with this memory"),
+]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"rollout": {"batchSize": 64, **LONG}}),
+    ({}, {"rollout": {"batchSize": 1, "samplesPerPrompt": 3, **LONG}, "buffer": {"memory": "64Mi"}}),
+    ({}, {"rollout": LONG, "buffer": {"memory": 4294967296, "storage": {"size": "100Gi"}}}),
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),
     ({"estimator": "ppo", "gamma": 0.99, "lambda": 0.95, "critic": CRITIC}, {}),
     ({"estimator": "ppo"}, {"rollout": {"samplesPerPrompt": 1}}),
@@ -228,4 +243,24 @@ SENSIBLE += [
         },
     ),
     ({}, {"trainer": {"steps": 1, "offload": "none"}}),
+]
+
+ONCE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
+EPHEMERAL = {"ephemeral": True}
+TWO_NODES = {"steps": 4, "nodes": 2}
+TOGETHER += [
+    ({}, {"checkpoint": {"volume": {"emptyDir": {}}, "storage": {"size": "1Gi"}}}, "", "at most one of volume"),
+    ({}, {"checkpoint": {"storage": {}, **EPHEMERAL}}, "", "at most one of volume"),
+    ({}, {"trainer": TWO_NODES, "checkpoint": ONCE}, "checkpoint.storage.accessModes", "needs ReadWriteMany"),
+    ({}, {"trainer": TWO_NODES, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "no directory of a single pod"),
+    ({}, {"trainer": ONE, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "one pod's own"),
+    ({}, {"weightSync": {"transport": "disk"}, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "one pod's own"),
+]
+SENSIBLE += [
+    ({}, {"checkpoint": {"storage": {"size": "1Ti", "storageClassName": "fast", "whenDeleted": "Delete"}}}),
+    ({}, {"checkpoint": EPHEMERAL}),
+    ({}, {"checkpoint": {"volume": {"emptyDir": {}}, "ephemeral": False}}),
+    ({}, {"trainer": TWO_NODES}),
+    ({}, {"trainer": TWO_NODES, "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}}}),
+    ({}, {"weightSync": {"transport": "disk"}, "checkpoint": ONCE}),
 ]

@@ -66,15 +66,17 @@ class DataPlane:
         async with rpc.channel(self.rendezvous) as channel:
             stub, metadata = rendezvous_pb2_grpc.RendezvousStub(channel), rpc.metadata(self.token)
             plan = await stub.BeginUpdate(rendezvous.BeginUpdateRequest(**source), metadata=metadata)
-            for engine in plan.engines:
-                report = rendezvous.PhaseReport(
-                    **source,
+            engines = [
+                rendezvous.EngineReport(
                     engine=engine.member.name,
-                    engine_attempt=engine.member.attempt,
+                    attempt=engine.member.attempt,
                     generation=engine.generation,
-                    phase=rendezvous.UPDATE_PHASE_RESUME,
                 )
-                assert (await stub.ReportPhase(report, metadata=metadata)).go_on
+                for engine in plan.engines
+            ]
+            phase = rendezvous.UPDATE_PHASE_RESUME
+            report = rendezvous.PhaseReport(**source, phase=phase, engines=engines)
+            assert not (await stub.ReportPhase(report, metadata=metadata)).gone
 
     async def stats(self) -> buffer_pb2.BufferStats:
         async with rpc.channel(self.buffer) as channel:

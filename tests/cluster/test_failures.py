@@ -7,7 +7,7 @@ import asyncio
 from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import CRDS, StartOperator
 from tests.cluster.operators import Operator
-from tests.cluster.world import SPEC, Object, World
+from tests.cluster.world import SPEC, Object, World, now
 
 TRAINERS = ["demo-trainer-0-1-0", "demo-trainer-0-1-1"]
 
@@ -113,6 +113,19 @@ async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Ope
     await world.until(is_well)
 
 
+async def test_rows_of_own_code_and_a_volume_of_data_go_together(operator: Operator, world: World) -> None:
+    volume = {"persistentVolumeClaim": {"claimName": "data"}}
+    rows = {"source": {"function": "/sluice/data/rows.py:make"}}
+    await world.running(5, data={"prompts": [rows, {"path": "train.jsonl"}], "volume": volume})
+    await world.change({"trainer": {"steps": 99}})
+
+    async def is_told() -> bool:
+        return "spec.trainer.steps: 10 -> 99" in (await world.condition("Running")).get("message", "")
+
+    await world.until(is_told)
+    assert "prompts" not in (await world.condition("Running"))["message"]
+
+
 async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(operator: Operator, world: World) -> None:
     await world.running(5)
     await world.change({"trainer": {"stepsPerBatch": 7}})
@@ -144,6 +157,52 @@ async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
         assert "oldKnob" not in (await world.list("ConfigMap"))[0]["data"]["rljob.json"]
     finally:
         await world.api.merge(crd, {"spec": {"versions": schema}})
+
+
+async def test_an_error_of_the_operators_own_is_told_and_got_over(start: StartOperator, world: World) -> None:
+    """It has no words of its own for a config map that somebody broke: that stands for what nobody has thought of."""
+    first = await start()
+    await world.running(5)
+    before = await world.status()
+    assert first.end() == 0
+    config = path("ConfigMap", world.namespace, "demo-config")
+    await world.api.merge(config, {"data": {"rljob.json": "{"}})
+    await start()
+
+    async def is_told() -> bool:
+        return (await world.condition("Running")).get("reason") == "ReconcileFailed"
+
+    await world.until(is_told)
+    message = (await world.condition("Running"))["message"]
+    assert "JSONDecodeError: Expecting property name" in message
+    assert "(accept.py:" in message
+    assert "ReconcileFailed" in await world.reasons()
+    assert (await world.status())["roles"] == before["roles"]
+    assert len(await world.names()) == 5
+    await world.api.delete(config, {})
+
+    async def is_well() -> bool:
+        running = await world.condition("Running")
+        return running["reason"] != "ReconcileFailed" and "JSONDecodeError" not in running["message"]
+
+    await world.until(is_well)
+    assert {gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]} == {1}
+
+
+async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, world: World) -> None:
+    job = await world.create()
+    owner = {"apiVersion": job["apiVersion"], "kind": "RLJob", "name": "demo", "uid": job["metadata"]["uid"]}
+    metadata = {"name": "demo-config", "ownerReferences": [owner | {"controller": True}]}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rljob.json": "{}"}}
+    await world.api.create(collection("ConfigMap", world.namespace), body)
+    await start()
+    await world.until_state("Pending")
+    condition = await world.condition("Running")
+    assert (condition["status"], condition["reason"]) == ("Unknown", "ReconcileFailed")
+    assert "nothing was started; " in condition["message"]
+    assert "KeyError: 'spec' (accept.py:" in condition["message"]
+    await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
+    await world.until_pods(5)
 
 
 async def test_an_object_of_somebody_else_is_not_touched(operator: Operator, world: World) -> None:
@@ -191,3 +250,28 @@ async def test_a_job_that_does_not_start_fails_at_its_deadline(operator: Operato
     await world.until_state("Failed")
     assert (await world.condition("Failed"))["reason"] == "StartupDeadlineExceeded"
     assert SPEC["trainer"]["steps"] == 10
+
+
+async def test_a_volume_that_does_not_come_shows_in_the_status(operator: Operator, world: World) -> None:
+    """What a kubelet tells in events alone. The pods of the job have a node, and no kubelet answers there."""
+    await world.create()
+    await world.until_pods(5)
+    pod = next(each for name, each in (await world.pods("trainer")).items())
+    name = pod["metadata"]["name"]
+    await world.bind(name)
+    regarding = {"kind": "Pod", "namespace": world.namespace, "name": name, "uid": pod["metadata"]["uid"]}
+    body = {
+        "metadata": {"name": f"{name}.1"}, "involvedObject": regarding, "type": "Warning", "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "t" : secret "hf" not found', "count": 4,
+        "firstTimestamp": now(), "lastTimestamp": now(), "source": {"component": "kubelet"},
+    }  # fmt: skip
+    await world.api.create(f"/api/v1/namespaces/{world.namespace}/events", body)
+
+    async def is_told() -> bool:
+        return (await world.status()).get("lastFailure", {}).get("reason") == "FailedMount"
+
+    await world.until(is_told, 90)
+    assert (await world.status())["lastFailure"]["pod"] == name
+    message = (await world.condition("Running"))["message"]
+    assert f"{name}: FailedMount: " in message
+    assert "create the secret hf in the job's namespace" in message

@@ -30,8 +30,11 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
         "ConfigMap": ["demo-config"],
         "Secret": [f"demo-token-{job['metadata']['uid'][:8]}"],
         "Service": ["demo-rendezvous"],
-        "PersistentVolumeClaim": ["demo-buffer"],
+        "PersistentVolumeClaim": ["demo-buffer", f"demo-checkpoint-{job['metadata']['uid'][:8]}"],
     }
+    retained = children["PersistentVolumeClaim"].pop()
+    assert retained["metadata"]["labels"]["sluice.dev/job-uid"] == job["metadata"]["uid"]
+    assert "ownerReferences" not in retained["metadata"]
     for found in [each for kind in OWNED for each in children[kind]]:
         (owner,) = found["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("RLJob", job["metadata"]["uid"], True)
@@ -65,6 +68,8 @@ async def test_kubectl_get_shows_the_columns(operator: Operator, world: World) -
     assert columns == ["Name", "State", "Step", "Reward", "Lag", "Rollouts", "Version", "Restarts", "Age"]
     row = dict(zip(columns, table["rows"][0]["cells"], strict=False))
     assert (row["Name"], row["State"], row["Rollouts"], row["Restarts"]) == ("demo", "Starting", 2, 0)
+    every = dict(zip((each["name"] for each in table["columnDefinitions"]), table["rows"][0]["cells"], strict=True))
+    assert every["Reason"] == (await world.condition("Running"))["reason"]
 
 
 async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(operator: Operator, world: World) -> None:
@@ -77,7 +82,8 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(ope
     assert await world.names() == left, "the buffer waits for the workers, which return their leases to it"
     await world.gone("demo-rollout-0-1-0", "demo-rollout-1-1-0")
     await world.until_pods(0)
-    assert [found["metadata"]["name"] for found in await world.list("PersistentVolumeClaim")] == ["demo-buffer"]
+    claims = [found["metadata"]["name"] for found in await world.list("PersistentVolumeClaim")]
+    assert claims == ["demo-buffer", (await world.status())["checkpointClaim"]]
     await world.change({"suspend": False})
     await world.until_pods(5)
     assert await world.names() == [name.replace("-1-0", "-2-0") for name in PODS]
@@ -143,7 +149,7 @@ async def test_deletion_leaves_nothing(operator: Operator, world: World) -> None
     await world.delete()
 
     async def nothing_is_left() -> bool:
-        return not any([await world.list(kind) for kind in OWNED])
+        return not await world.owned()
 
     await world.until(nothing_is_left, 60)
     assert "rljob_info{" not in operator.get("/metrics")[1]

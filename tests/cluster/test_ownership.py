@@ -94,7 +94,7 @@ async def are_there(world: World, *names: str) -> bool:
 
 
 async def nothing_is_left(world: World) -> bool:
-    return not any([await world.list(kind) for kind in (*OWNED, "RLJob")])
+    return not await world.owned(*OWNED, "RLJob")
 
 
 async def is_told(world: World) -> bool:

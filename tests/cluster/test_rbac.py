@@ -13,7 +13,7 @@ from sluice_operator.cluster.kube.paths import collection
 from tests.cluster.control_plane import ControlPlane, write_kubeconfig
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Object, Release, new_release
-from tests.cluster.world import OWNED, World
+from tests.cluster.world import World
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -104,7 +104,7 @@ async def has_pod(world: World, name: str) -> bool:
 
 
 async def nothing_is_left(world: World) -> bool:
-    return not any([await world.list(kind) for kind in OWNED])
+    return not await world.owned()
 
 
 async def no_job_is_left(world: World) -> bool:

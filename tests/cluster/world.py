@@ -63,6 +63,11 @@ class World:
         found = (await self.api.get(collection(kind, self.namespace)))["items"] or []
         return [each for each in found if "service-account" not in each.get("type", "") and _ours(each)]
 
+    async def owned(self, *kinds: str) -> list[Object]:
+        """What goes with its job: all of these kinds but claims that are kept."""
+        found = [each for kind in kinds or OWNED for each in await self.list(kind)]
+        return [each for each in found if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})]
+
     async def delete(self, name: str = "demo", policy: str = "Background") -> None:
         await self.api.delete(path("RLJob", self.namespace, name), {"propagationPolicy": policy})
 

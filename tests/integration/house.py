@@ -57,16 +57,20 @@ class Rendezvous:
     async def serve(self, version: int, attempt: int = 1) -> None:
         """Say that every engine holds `version`, as a trainer does after an update."""
         request = pb.BeginUpdateRequest(source="trainer-0", attempt=attempt, version=version)
-        plan = await self.stub.BeginUpdate(request, timeout=10)
+        plan = await self.stub.BeginUpdate(request, metadata=rpc.metadata(self._token), timeout=10)
         for engine in plan.engines:
             await self.report(engine, version, attempt)
 
     async def report(self, engine: pb.EngineMember, version: int, attempt: int = 1, error: str = "") -> bool:
+        """True where the engine is still in the update."""
+        one = pb.EngineReport(
+            engine=engine.member.name, attempt=engine.member.attempt, generation=engine.generation, error=error
+        )
         report = pb.PhaseReport(
-            source="trainer-0", attempt=attempt, version=version, engine=engine.member.name, error=error,
-            engine_attempt=engine.member.attempt, generation=engine.generation, phase=pb.UPDATE_PHASE_RESUME,
-        )  # fmt: skip
-        return bool((await self.stub.ReportPhase(report, timeout=10)).go_on)
+            source="trainer-0", attempt=attempt, version=version, phase=pb.UPDATE_PHASE_RESUME, engines=[one]
+        )
+        answer = await self.stub.ReportPhase(report, metadata=rpc.metadata(self._token), timeout=10)
+        return not answer.gone
 
 
 def engine_member(

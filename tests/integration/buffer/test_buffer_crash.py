@@ -127,6 +127,21 @@ class Load:
             self.kills += 1
             await asyncio.to_thread(self.server.start)
 
+    async def check(self) -> None:
+        """The books are right, and what was acknowledged is what was trained."""
+        stats = await self.call(Client.stats)
+        print(f"{self.kills} kills, {len(self.stored)} groups acknowledged")
+        assert (stats.step, stats.counters["groups_trained"]) == (self.committed, self.committed * BATCH)
+        assert stats.counters["groups_lost"] == 0
+        assert stats.counters["groups_trained_twice"] == 0
+        ids = [group_id for step in self.batches for group_id, index, _ in self.batches[step] if index == 0]
+        assert len(ids) == len(set(ids)) >= self.committed * BATCH
+        for step, batch in self.batches.items():
+            for group_id, index, _ in batch:
+                if index == 0 and group_id in self.stored:
+                    assert self.stored[group_id] in self.trained[step], f"group {group_id} is not what was acknowledged"
+        assert stats.depth + len(ids) >= len(self.stored)
+
 
 async def run(load: Load) -> None:
     async with asyncio.TaskGroup() as group:
@@ -153,15 +168,4 @@ async def test_kill_9_under_load_loses_nothing(server: Callable[..., Server], se
     one.start()
     load = Load(one, random.Random(seed), time.monotonic() + 60)
     await run(load)
-    stats = await load.call(Client.stats)
-    print(f"{load.kills} kills, {len(load.stored)} groups acknowledged")
-    assert (stats.step, stats.counters["groups_trained"]) == (load.committed, load.committed * BATCH)
-    assert stats.counters["groups_lost"] == 0
-    assert stats.counters["groups_trained_twice"] == 0
-    ids = [group_id for step in load.batches for group_id, index, _ in load.batches[step] if index == 0]
-    assert len(ids) == len(set(ids)) >= load.committed * BATCH
-    for step, batch in load.batches.items():
-        for group_id, index, _ in batch:
-            if index == 0 and group_id in load.stored:
-                assert load.stored[group_id] in load.trained[step], f"group {group_id} is not what was acknowledged"
-    assert stats.depth + len(ids) >= len(load.stored)
+    await load.check()

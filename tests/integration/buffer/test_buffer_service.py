@@ -1,7 +1,6 @@
 """The service over gRPC, in its own process."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -72,10 +71,8 @@ async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> 
 
 async def test_a_wait_ends_empty_and_says_what_is_missing(client: Client) -> None:
     await client.lease(count=4)
-    start = time.monotonic()
     assert not (await client.lease(wait=0.3)).groups
     batch = await client.take(1, wait=0.3)
-    assert time.monotonic() - start < 5
     assert batch.state == pb.TakeBatchResponse.STATE_WAITING
     assert batch.waiting_for == "0 of 4 groups finished, 4 leased by rollout-0"
 
@@ -102,7 +99,7 @@ async def test_pieces_of_several_groups_may_be_interleaved(client: Client) -> No
             for chunk in pair:
                 yield chunk
 
-    answers = [a async for a in client.stub.Submit(chunks(), timeout=20)]
+    answers = [a async for a in client.stub.Submit(chunks(), metadata=client.metadata, timeout=20)]
     assert {a.outcome for a in answers} == {STORED}
 
 
@@ -113,7 +110,7 @@ async def test_partial_samples_come_with_the_next_lease(client: Client) -> None:
     assert answers[0].accepted
     again = (await client.lease("rollout-1")).groups[0]
     assert again.prompt.group_id == leased.prompt.group_id
-    assert list(again.partial) == [sample]
+    assert list(again.partial.samples) == [sample]
 
 
 async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None:
@@ -126,7 +123,9 @@ async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None
         await client.submit(make_group(g.prompt, samples=1) for g in leased)
         (found,) = (await waiting).evaluations
         assert (found.version, found.dataset, found.metrics["reward"]) == (0, "held-out", 0.0)
-        assert len(found.examples) == 3
+        examples = await client.examples(0, "held-out")
+        assert found.examples == len(examples) == 3
+        assert [group.prompt.group_id for group in examples] == [0, 1, 2]
 
 
 async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., Server]) -> None:
@@ -145,7 +144,8 @@ async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., S
 
 async def test_watch_tells_the_state_again_and_again(client: Client) -> None:
     seen = []
-    async for stats in client.stub.Watch(pb.WatchRequest(interval_seconds=0.1), timeout=10):
+    request = pb.WatchRequest(interval_seconds=0.1)
+    async for stats in client.stub.Watch(request, metadata=client.metadata, timeout=10):
         seen.append(stats.total_steps)
         if len(seen) == 3:
             break

@@ -25,7 +25,7 @@ async def test_the_environment_of_a_trainer(tmp_path: Path) -> None:
     env = await trainer_env(tmp_path, env={"EXTRA": "1"})
     assert env["SLUICE_BIND"] == env["SLUICE_ADVERTISE"] == "127.0.0.1"
     assert env["SLUICE_RENDEZVOUS"].startswith("127.0.0.1:")
-    assert env["SLUICE_CHECKPOINT_DIR"] == str(tmp_path / "volumes/checkpoint")
+    assert env["SLUICE_CHECKPOINT_DIR"] == str(tmp_path / "volumes/run/checkpoints")
     assert len({env["SLUICE_PORT_MASTER"], env["SLUICE_PORT_METRICS"], env["SLUICE_RENDEZVOUS"].split(":")[1]}) == 3
     assert len(env["SLUICE_TOKEN"]) >= 32
     assert (env["EXTRA"], env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "", "1")

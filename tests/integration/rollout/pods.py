@@ -16,6 +16,7 @@ from typing import Any
 from buffer_tools import Client, Server, make_job
 
 from sluice.api import RLJob
+from sluice.sample import SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
@@ -23,6 +24,7 @@ from sluice_rollout.code import Code
 from sluice_rollout.engine import Engine
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
+from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import teacher_of
 from sluice_rollout.worker import Worker
@@ -57,7 +59,8 @@ class House:
         membership = Membership(self.rendezvous.address, lambda: engine_member(address=engine.url[7:]))
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         slots = asyncio.Semaphore(spec.rollout.concurrency)
-        generator = Generator(engine, encoder.decode, slots, lambda: membership.version)
+        health = EngineHealth(engine, spec.weight_sync.pause_seconds)
+        generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
         code = Code.of(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
         make = group_maker(spec, encoder, generator, membership, code, teacher)
@@ -133,3 +136,16 @@ async def leases(worker: Worker, count: int) -> None:
     async with asyncio.timeout(DEADLINE):
         while len(worker.work) < count:
             await asyncio.sleep(0.01)
+
+
+def submitted(worker: Worker) -> list[SampleGroup]:
+    """What the worker submits from now on."""
+    groups: list[SampleGroup] = []
+    send = worker.submits.send
+
+    async def note(group: SampleGroup) -> Any:
+        groups.append(group)
+        return await send(group)
+
+    worker.submits.send = note  # type: ignore[method-assign]
+    return groups

@@ -15,6 +15,7 @@ from sluice.sample import Sample, SampleStatus, WeightSpan
 from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.group import mask_off_policy
+from sluice_rollout.health import EngineHealth
 from tests.integration.engines import CONTEXT, Sglang, call, distance, log_probs
 
 PROMPT = [10, 11, 12, 13]
@@ -25,7 +26,7 @@ EXACT = 1e-4
 def generator(engine: Engine, model: Path, version: int = 0) -> Generator:
     tokenizer = AutoTokenizer.from_pretrained(model)
     decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))  # noqa: E731
-    return Generator(engine, decode, asyncio.Semaphore(8), lambda: version)
+    return Generator(engine, decode, asyncio.Semaphore(8), lambda: version, EngineHealth(engine, 60.0))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice.wire import codec
-from tests.integration.engines import Sglang
+from tests.integration.engines import CONTEXT, Sglang
 from tests.integration.house import DEADLINE, Rendezvous
 from tests.integration.rollout.pods import House, Pod
 
@@ -38,7 +38,7 @@ async def test_sigterm_returns_the_leases_with_what_they_have(
         stats = await client.stats()
         assert (stats.leases, stats.returned) == (0, 4)
         again = (await client.lease("rollout-1", count=4)).groups
-        partial = [codec.sample_from_message(s) for g in again for s in g.partial]
+        partial = [codec.sample_from_message(s) for g in again for s in g.partial.samples]
         assert sum(s.response_length for s in partial) >= 8 * 20
     assert not [line for line in worker.lines if "Traceback" in line]
 
@@ -95,6 +95,13 @@ async def test_a_filter_that_is_not_there_is_a_configuration_error(house: Make, 
     worker = pod(house(rollout__dynamicFilter="nowhere.odd"), NOBODY)
     assert await worker.end(60) == 2
     assert worker.lines[-1].startswith("error: spec.rollout.dynamicFilter: nowhere.odd: cannot import nowhere")
+
+
+async def test_responses_longer_than_the_context_are_a_configuration_error(house: Make, pod: Start) -> None:
+    worker = pod(house(rollout__sampling__maxResponseTokens=CONTEXT), NOBODY)
+    assert await worker.end(60) == 2
+    line = f"error: spec.rollout.sampling.maxResponseTokens: {CONTEXT} tokens and a prompt do not fit"
+    assert worker.lines[-1].startswith(line)
 
 
 async def test_sigterm_before_the_engine_is_there(house: Make, pod: Start, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sluice.api import RLJob
 from sluice.data.chat import PromptError
 from sluice.environment import ConfigurationError
-from sluice.sample import Prompt
+from sluice.sample import Prompt, Purpose
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from tests.integration.engines import CONTEXT
 
@@ -23,13 +23,14 @@ Make = Callable[..., PromptEncoder]
 
 @pytest.fixture
 def encoder(model: Path) -> Make:
-    def make(directory: Path = model, **data: Any) -> PromptEncoder:
+    def make(directory: Path = model, spec: dict[str, Any] | None = None, **data: Any) -> PromptEncoder:
         sources = [{"path": "/data/plain.jsonl"}, {"path": "/data/chat.jsonl", "applyChatTemplate": True}]
-        spec = {
+        changes, spec = spec or {}, {
             "model": {"path": str(directory)}, "data": {"prompts": sources} | data, "reward": {"type": "f1"},
             "trainer": {"steps": 1}, "rollout": {"sampling": {"maxResponseTokens": 96}},
         }  # fmt: skip
-        return PromptEncoder(RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec}).spec, directory)
+        job = RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec | changes})
+        return PromptEncoder(job.spec, directory)
 
     return make
 
@@ -105,3 +106,50 @@ def test_a_directory_without_a_config_is_a_configuration_error(encoder: Make, mo
         (tmp_path / name).write_bytes((model / name).read_bytes())
     with pytest.raises(ConfigurationError, match=r"spec\.model\.path: .*config\.json"):
         encoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            {"rollout": {"sampling": {"maxResponseTokens": CONTEXT}}},
+            rf"^spec\.rollout\.sampling\.maxResponseTokens: {CONTEXT} tokens and a prompt do not fit into the context "
+            rf"of {CONTEXT} tokens \(config\.json of the model\): expected at most {CONTEXT - 1}$",
+            id="the model's context",
+        ),
+        pytest.param(
+            {"rollout": {"sampling": {"maxResponseTokens": 96}, "engineArgs": {"context-length": 96}}},
+            r"maxResponseTokens: 96 tokens .* of 96 tokens \(rollout\.engineArgs\): expected at most 95",
+            id="the engine's arguments",
+        ),
+        pytest.param(
+            {"evaluation": {"datasets": [{"path": "e", "sampling": {"maxResponseTokens": 9999}}]}},
+            r"^spec\.evaluation\.datasets\[0\]\.sampling\.maxResponseTokens: 9999 tokens",
+            id="an evaluation's",
+        ),
+    ],
+)
+def test_responses_that_leave_no_room_for_any_prompt_are_a_configuration_error(
+    encoder: Make, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        encoder(spec=changes)
+
+
+def test_an_engine_with_another_context_is_kept_to(encoder: Make) -> None:
+    made = encoder()
+    made.fit({"context_length": None})
+    made.fit({"context_length": 100})
+    with pytest.raises(PromptTooLongError, match="has 5 tokens, at most 4 fit"):
+        made.encode(Prompt(0, "w0001 " * 5, dataset="plain"))
+    with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(/server_info of the engine\)"):
+        made.fit({"context_length": 96})
+
+
+def test_the_longer_responses_of_an_evaluation_leave_its_prompts_less_room(encoder: Make) -> None:
+    made = encoder(spec={"evaluation": {"datasets": [{"path": "e"}], "sampling": {"maxResponseTokens": CONTEXT - 2}}})
+    prompt = Prompt(0, "w0001 w0002 w0003", dataset="e")
+    assert len(made.encode(prompt)) == 3
+    prompt.purpose = Purpose.EVALUATE
+    with pytest.raises(PromptTooLongError, match="has 3 tokens, at most 2 fit"):
+        made.encode(prompt)

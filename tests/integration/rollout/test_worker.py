@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,8 @@ async def test_samples_travel_from_lease_to_batch(
         assert worker.make.finished_samples == 8
         await client.commit(1)
         call(sglang.url + "/update_weight_version", {"new_version": "1"})
-        started = time.monotonic()
         await rendezvous.serve(1)
         assert (await client.take(2, wait=DEADLINE)).state == READY
-        assert time.monotonic() - started < 5
         await end()
         stats = await client.stats()
         assert (stats.leases, stats.counters["groups_lost"]) == (0, 0)
@@ -66,7 +65,7 @@ async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
         stats = await client.stats()
         assert (stats.leases, stats.returned) == (0, 4)
         again = (await client.lease("rollout-1", count=4)).groups
-        partial = [codec.sample_from_message(s) for g in again for s in g.partial]
+        partial = [codec.sample_from_message(s) for g in again for s in g.partial.samples]
         assert len(partial) == 8
         assert {s.status for s in partial} <= {SampleStatus.ABORTED, SampleStatus.COMPLETED}
         for sample in partial:
@@ -84,7 +83,7 @@ async def test_a_returned_sample_goes_on_where_it_stopped(
             await sglang.generated(2 * 30)
             await end()
         [given] = (await client.lease("rollout-1")).groups
-        partial = [codec.sample_from_message(s) for s in given.partial]
+        partial = [codec.sample_from_message(s) for s in given.partial.samples]
         group = SampleGroup(codec.prompt_from_message(given.prompt), partial)
         await client.give_back([codec.group_to_message(group)])
         async with one.working(engine):
@@ -104,9 +103,7 @@ async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House]
         await asyncio.to_thread(one.buffer.end, 9)
         async with await one.start_buffer() as client:
             assert one.buffer.address != first
-            started = time.monotonic()
             await end()
-            assert time.monotonic() - started < 15
             stats = await client.stats()
             assert (stats.leases, stats.returned) == (0, 4)
 
@@ -128,9 +125,7 @@ async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., H
     async with await one.start_buffer(), one.working(engine, drain_seconds=2.0) as (worker, end):
         await leases(worker, 4)
         await asyncio.to_thread(one.buffer.end, 9)
-        started = time.monotonic()
         await end()
-        assert time.monotonic() - started < 10
 
 
 async def test_short_leases_are_kept(house: Callable[..., House], engine: Engine) -> None:
@@ -172,7 +167,7 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
             await end()
         assert (await client.stats()).returned + (await client.stats()).depth == 4
         again = (await client.lease("rollout-1", count=4)).groups
-        assert all(not sample.error for group in again for sample in group.partial)
+        assert all(not sample.error for group in again for sample in group.partial.samples)
 
 
 async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_is_over(
@@ -251,10 +246,11 @@ class FullBuffer:
     """The stream of a buffer that answers with this status, until it is cured."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
-        self.code, self.opened, self.cured = code, 0, False
+        self.code, self.cured = code, False
+        self.opened: list[float] = []
 
     async def __call__(self, chunks: AsyncIterator[Any]) -> AsyncIterator[pb.SubmitResponse]:
-        self.opened += 1
+        self.opened.append(time.monotonic())
         async for chunk in chunks:
             if not self.cured:
                 raise grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), grpc.aio.Metadata(), "no room for group 3")
@@ -267,9 +263,12 @@ async def test_a_full_buffer_is_asked_ever_more_rarely_until_it_has_room() -> No
     outbox = Outbox(full)
     running = asyncio.create_task(outbox.run())
     sent = asyncio.create_task(outbox.send(SampleGroup(Prompt(3, "x"))))
-    await asyncio.sleep(2.0)
-    assert 2 <= full.opened <= 5
+    async with asyncio.timeout(DEADLINE):
+        while len(full.opened) < 4:
+            await asyncio.sleep(0.05)
     full.cured = True
+    pauses = [later - earlier for earlier, later in pairwise(full.opened)]
+    assert all(pause >= least for pause, least in zip(pauses, (0.2, 0.4, 0.8), strict=False)), pauses
     assert (await asyncio.wait_for(sent, 10)).outcome == pb.SubmitResponse.OUTCOME_STORED
     running.cancel()
 

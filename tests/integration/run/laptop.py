@@ -69,12 +69,19 @@ class Laptop:
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to a role's process; its pid."""
         assert self.process is not None
-        root = psutil.Process(self.process.pid)
-        pid = root.pid if role == "run" else self.until(lambda: _find(root, PROGRAMS[role]), f"process {role}", 60)
+        pid = self.find(role)
         os.kill(pid, number)
         if role == "run" and number == signal.SIGKILL:
             self.process.wait()
-        return int(pid)
+        return pid
+
+    def find(self, role: str) -> int:
+        """Pid of a role's process, once it is there; `run`: of `sluice run` itself."""
+        assert self.process is not None
+        root = psutil.Process(self.process.pid)
+        if role == "run":
+            return root.pid
+        return int(self.until(lambda: _find(root, PROGRAMS[role]), f"process {role}", 60))
 
     def step(self) -> int:
         return max(self.steps(), default=0)

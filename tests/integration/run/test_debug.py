@@ -53,7 +53,7 @@ def test_dumped_rollouts_train_the_same_model_again_to_the_bit_and_engines_gener
     assert only.run() == 0, only.text()[-3000:]
     sound(only)
     assert "train/loss" not in only.steps()[1]
-    assert only.steps()[4]["rollout/raw_reward"] > 0
+    assert 0 <= only.steps()[4]["rollout/raw_reward"] <= 1
     versions = [{s.weight_versions[0].version for s in rollouts.read(path)[0].samples} for path in
                 rollouts.steps(only.directory / "rollouts").values()]  # fmt: skip
     assert versions == [{0}, {1}, {2}, {3}]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,13 +23,15 @@ from torch.distributed.checkpoint import filesystem
 
 from sluice_trainer.megatron import checkpoint_directory
 from sluice_trainer.megatron.checkpoint import CheckpointError
+from sluice_trainer.megatron.checkpoint_directory import Author
 from sluice_trainer.megatron.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def make(model: Path, /, **changes: Any) -> Policy:
-    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+def make(model: Path, /, author: Author | None = None, **changes: Any) -> Policy:
+    timeout = timedelta(seconds=tiny.TIMEOUT)
+    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout, author=author)
 
 
 def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
@@ -181,6 +185,43 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_pa
     assert checkpoint_directory.steps(tmp_path) == [step, step + 1]
 
 
+@pytest.mark.parametrize("where", ["in a file", "at the rename"])
+@pytest.mark.parametrize("continued", ["while its successor writes", "after its successor has published"])
+def test_an_older_attempt_that_wakes_up_publishes_nothing_and_harms_nothing(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, continued: str
+) -> None:
+    older = tiny.start("save_and_freeze.py", qwen3, tmp_path, where)
+    try:
+        os.waitid(os.P_PID, older.pid, os.WSTOPPED)
+        newer = make(qwen3, Author(2))
+        assert newer.load_latest(tmp_path) is None
+        train(newer)
+        if continued == "while its successor writes":
+            write = filesystem_async._write_item
+
+            @functools.wraps(write)
+            def write_after_the_older(*arguments: Any, **options: Any) -> Any:
+                if older.poll() is None:
+                    older.send_signal(signal.SIGCONT)
+                    older.wait(tiny.TIMEOUT)
+                return write(*arguments, **options)
+
+            monkeypatch.setattr(filesystem_async, "_write_item", write_after_the_older)
+        newer.save(tmp_path, 1)
+        expected = train(newer)
+        older.send_signal(signal.SIGCONT)
+        said, _ = older.communicate(timeout=tiny.TIMEOUT)
+    finally:
+        older.kill()
+        older.wait()
+    assert older.returncode != 0
+    assert "attempt 1 has been replaced" in said
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["iter_0000001"]
+    resumed = make(qwen3, Author(3))
+    assert resumed.load_latest(tmp_path) == 1
+    assert train(resumed) == expected
+
+
 @pytest.fixture
 def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Checkpoint files are written only once the event is set."""
@@ -205,7 +246,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     policy.begin_save(tmp_path, 2, beside=True)
     after = train(policy, 2)
     assert policy.finish_save(tmp_path, wait=False) is None
-    assert make(qwen3).load_latest(tmp_path) is None
+    assert checkpoint_directory.latest(tmp_path) is None
     held_writer.set()
     assert policy.finish_save(tmp_path, wait=True) == 2
     assert policy.finish_save(tmp_path, wait=True) is None
@@ -266,8 +307,9 @@ def test_a_damaged_checkpoint_is_named(qwen3: Path, tmp_path: Path) -> None:
     policy = make(qwen3)
     train(policy)
     policy.save(tmp_path, 1)
-    (tmp_path / "iter_0000001" / "__0_0.distcp").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read"):
+    file = tmp_path / "iter_0000001" / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read: .*__0_0.distcp has \d+ bytes"):
         make(qwen3).load_latest(tmp_path)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = 4.0 if backend() == "gloo" else 20.0  # NCCL makes its communicator in the first transfer
+_trainers = itertools.count(1)
 SLACK = 20.0
 """Seconds that a busy machine may be late."""
 
@@ -75,15 +77,19 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
 
 @pytest.fixture
 async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publisher]]:
-    """Makes publishers: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields."""
+    """Makes publishers: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields.
+
+    They are attempts of one trainer, which is another one in each test: engines that tests share remember attempts.
+    """
     made: list[Publisher] = []
+    name = f"trainer-{next(_trainers)}"
 
     def make(
         transport: Transport | None = None, /, attempt: int = 1, colocated: bool = False, **sync: object
     ) -> Publisher:
         settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
         transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
-        caller = ("trainer-0", attempt)
+        caller = (name, attempt)
         made.append(Publisher(rendezvous.stub, caller, settings, transport, colocated=colocated))
         return made[-1]
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _world
 from sluice.environment import free_port
 from sluice.wire import http, rpc
 from sluice_rollout.engine import Engine
-from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk, Peer
@@ -210,6 +210,39 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     assert await serves(sglang.url, other_model, 1)
 
 
+@pytest.mark.parametrize("left", ["paused", "in a session", "half way", "verified"])
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_by_the_next(
+    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path, mode: str, left: str
+) -> None:
+    await join("rollout-0", sglang.address)
+    async with Engine(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        sampling = {"max_new_tokens": 300, "ignore_eos": True}
+        running = asyncio.create_task(engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0"))
+        await sglang.generated(40)
+        dead = publisher(attempt=1, pauseMode=mode)
+        plan = await dead.plan(1, joiners_only=False)
+        await dead.prepare(1, plan.engines)
+        assert dead.current
+        [peer] = dead.current.peers.values()
+        if left == "paused":
+            await peer.control.pause(mode)
+        else:
+            await dead.pause()
+        if left == "half way":
+            await dead.send(next(buckets(on_device(model), BUCKET)))
+        if left == "verified":
+            for bucket in buckets(on_device(model), BUCKET):
+                await dead.send(bucket)
+            await dead._verify(peer)
+        update = await publish(publisher(attempt=2, pauseMode=mode), 2, other_model)
+        assert (list(update.engines), update.failed) == (["rollout-0"], {})
+        made = await running
+        assert made.finish == ("abort" if mode == "abort" else "length")
+    assert await serves(sglang.url, other_model, 2)
+
+
 async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
     sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
 ) -> None:
@@ -297,7 +330,7 @@ async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(fake_engin
     async with http.session() as session:
 
         def peer(name: str, attempt: int, address: str) -> Peer:
-            return Peer(name, attempt, attempt, 1, EngineControl(address, session, timeout=10 * SLACK))
+            return Peer(name, attempt, attempt, 1, EngineControl(address, session, 10 * SLACK, "trainer-0/1"))
 
         gone = peer("rollout-0", 1, f"127.0.0.1:{free_port()}")
         async with asyncio.timeout(SLACK):
@@ -358,18 +391,90 @@ async def longest_gap() -> float:
         return longest
 
 
+async def test_communicators_of_engines_that_were_scaled_away_are_released(
+    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make
+) -> None:
+    leaving = await join("rollout-0", fake_engine.address)
+    await join("rollout-1", fake_engine.address)
+    one, groups = publisher(), set(_world.pg_names)
+    plan = await one.plan(1, joiners_only=False)
+    await one.keep(plan.engines)
+    await one.prepare(1, plan.engines)
+    assert len(set(_world.pg_names) - groups) == 2
+    await leaving.membership.__aexit__()
+    async with asyncio.timeout(SLACK):
+        while len((plan := await one.plan(2, joiners_only=False)).engines) > 1:
+            await asyncio.sleep(0.02)
+    await one.keep(plan.engines)
+    assert len(set(_world.pg_names) - groups) == 1
+
+
 async def test_a_directory_brings_the_weights_too(
     sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path, tmp_path: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    one = publisher(Disk(tmp_path, model), transport="disk")
+    one = publisher(Disk(tmp_path, model, 1), transport="disk")
     update = await publish(one, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
     await publish(one, 2, model)
     assert await serves(sglang.url, model, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["version_0000002"]
+    assert [path.name for path in tmp_path.iterdir()] == ["version_0000002.attempt1"]
     assert (await rendezvous.ledger())["rollout-0"].member.version == 2
+
+
+async def send_all(publisher: Publisher, buckets: Iterable[Bucket]) -> None:
+    for bucket in buckets:
+        await publisher.send(bucket)
+
+
+@pytest.mark.parametrize("wakes_up", ["while its successor sends", "after its successor has resumed"])
+async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_any_more(
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path, wakes_up: str
+) -> None:
+    """It has a session and a communicator of its own, and an engine that listens to whoever calls."""
+    await join("rollout-0", sglang.address)
+    older, newer = publisher(attempt=1), publisher(attempt=2)
+    stale = iter(buckets(on_device(model), BUCKET))
+    assert await begin(older, 1, joiners_only=False) == 1
+    await older.send(next(stale))
+    fresh = list(buckets(on_device(other_model), BUCKET))
+    assert await begin(newer, 2, joiners_only=False) == 1
+    for bucket in fresh[:-1]:
+        await newer.send(bucket)
+    if wakes_up == "while its successor sends":
+        with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
+            await send_all(older, stale)
+    await newer.send(fresh[-1])
+    update = await newer.finish()
+    assert (list(update.engines), update.failed) == (["rollout-0"], {})
+    if wakes_up == "after its successor has resumed":
+        with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
+            await send_all(older, stale)
+    assert await serves(sglang.url, other_model, 2)
+
+
+@pytest.mark.parametrize(
+    "call_of",
+    [
+        pytest.param(lambda control: control.pause("abort"), id="pause"),
+        pytest.param(lambda control: control.resume(), id="resume"),
+        pytest.param(lambda control: control.begin(), id="begin"),
+        pytest.param(lambda control: control.end(), id="end"),
+        pytest.param(lambda control: control.open([], version=1, flush=True), id="load from memory"),
+        pytest.param(lambda control: control.load_from_disk("/", 1, flush=True), id="load from disk"),
+        pytest.param(lambda control: control.name_version(1), id="name the version"),
+        pytest.param(lambda control: control.rest(), id="rest"),
+        pytest.param(lambda control: control.wake(), id="wake"),
+    ],
+)
+async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(sglang: Sglang, call_of: Any) -> None:
+    async with http.session() as session:
+        newer = EngineControl(sglang.address, session, SLACK, "trainer-fenced/2")
+        older = EngineControl(sglang.address, session, SLACK, "trainer-fenced/1", has_session=True)
+        await newer.learn()
+        with pytest.raises(EngineRefusedError, match="attempt 1 was replaced by attempt 2"):
+            await call_of(older)
 
 
 async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, publisher: Make, other_model: Path) -> None:

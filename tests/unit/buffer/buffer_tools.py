@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
-from sluice_buffer.leases import Worker
+from sluice_buffer.leases import Call, Worker
 from sluice_buffer.prompts import prompts_of
-from sluice_buffer.serving import leased_group
+from sluice_buffer.serving import leased, leased_chunks, shard_chunks
+from sluice_buffer.state import Key, unpack_facts
 from sluice_buffer.storage import Storage
 from sluice_buffer.submits import Answer
 
@@ -63,8 +65,16 @@ def make_job(directory: Path, rows: int = 20, **changes: Any) -> RLJob:
     return RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec})
 
 
-def make_sample(index: int, *, prompt: int = 4, response: int = 6, version: int = 0, reward: float | None = 1.0,
-                status: int = common.SAMPLE_STATUS_COMPLETED) -> common.Sample:  # fmt: skip
+def make_sample(
+    index: int,
+    *,
+    prompt: int = 4,
+    response: int = 6,
+    version: int = 0,
+    reward: float | None = 1.0,
+    status: int = common.SAMPLE_STATUS_COMPLETED,
+    error: str = "reward raised ValueError",
+) -> common.Sample:
     seed = np.arange(prompt + response, dtype="<i4") + index
     sample = common.Sample(
         index=index, tokens=seed.tobytes(), response_length=response, response="x" * response, status=status,
@@ -75,7 +85,7 @@ def make_sample(index: int, *, prompt: int = 4, response: int = 6, version: int 
     if reward is not None:
         sample.reward = reward
     if status == common.SAMPLE_STATUS_FAILED:
-        sample.error = "reward raised ValueError"
+        sample.error = error
     return sample
 
 
@@ -139,9 +149,17 @@ class House:
     def lease(
         self, worker: str = "rollout-0", count: int = 1, version: int = 0, attempt: int = 1
     ) -> list[pb.LeasedGroup]:
-        keys = self.buffer.lease(Worker(worker, attempt), count, version)
+        keys = self.buffer.lease(self.call(worker, attempt), count, version)
         self.sync()
-        return [leased_group(self.buffer, key) for key in keys]
+        return [self._arrived(key) for key in keys]
+
+    def call(self, worker: str, attempt: int = 1) -> Call:
+        """The call of a worker that knows all of its leases."""
+        keys = self.buffer.memory.leases_of[worker]
+        return Call(Worker(worker, attempt), held=frozenset(self.buffer.leases.lease_id(key) for key in keys))
+
+    def _arrived(self, key: Key) -> pb.LeasedGroup:
+        return pb.LeasedGroup.FromString(assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0)))
 
     def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> Answer:
         return self.submit_group(make_group(leased.prompt, **kwargs))
@@ -151,8 +169,10 @@ class House:
         self.sync()
         return answer
 
-    def give_back(self, leased: pb.LeasedGroup, samples: Iterable[common.Sample] = ()) -> tuple[bool, str]:
-        group = common.SampleGroup(prompt=leased.prompt, samples=list(samples))
+    def give_back(
+        self, leased: pb.LeasedGroup, samples: Iterable[common.Sample] = (), failure: str = ""
+    ) -> tuple[bool, str]:
+        group = common.SampleGroup(prompt=leased.prompt, samples=list(samples), failure=failure)
         answer = self.buffer.give_back(group.SerializeToString())
         self.sync()
         return answer
@@ -181,6 +201,21 @@ class House:
         """The invariants that hold at any time."""
         assert self.counters["groups_lost"] == 0
         assert self.counters["groups_trained_twice"] == 0
+
+
+def assembled(chunks: Iterable[common.Chunk]) -> bytes:
+    """One message out of its pieces."""
+    assembler = codec.Assembler()
+    pieces = [assembler.add(chunk) for chunk in chunks]
+    assert pieces[-1] is not None
+    return bytes(pieces[-1])
+
+
+def shard_group(buffer: Buffer, group_id: int, indices: Iterable[int]) -> common.SampleGroup:
+    """Samples of a group as a trainer's rank gets them."""
+    facts = unpack_facts(buffer.memory.groups[group_id].summary)
+    wanted = [(index, facts[index].status == common.SAMPLE_STATUS_FAILED) for index in indices]
+    return common.SampleGroup.FromString(assembled(shard_chunks(buffer.storage, group_id, wanted, 0)))
 
 
 class Server:
@@ -231,10 +266,20 @@ class Server:
         return code
 
 
+@dataclass
+class Leases:
+    """The answer of LeasePrompts, put together."""
+
+    groups: list[pb.LeasedGroup]
+    exhausted: bool
+
+
 class Client:
     """Calls with deadlines, one short method for each."""
 
     def __init__(self, address: str, token: str = "") -> None:
+        self.held: dict[tuple[str, int], dict[str, int]] = {}
+        self._calls = itertools.count(1)
         self.channel = rpc.channel(address)
         self.stub = buffer_pb2_grpc.BufferStub(self.channel)
         self.metadata = rpc.metadata(token)
@@ -250,10 +295,21 @@ class Client:
 
     async def lease(
         self, worker: str = "rollout-0", count: int = 1, version: int = 0, attempt: int = 1, wait: float = 0.0
-    ) -> pb.LeasePromptsResponse:
-        caller = pb.Caller(name=worker, attempt=attempt)
-        request = pb.LeasePromptsRequest(worker=caller, max_groups=count, version=version, wait_seconds=wait)
-        return await self._call("LeasePrompts", request, wait)
+    ) -> Leases:
+        """Lease as a worker does that holds all that this client has leased for it, whether finished or not."""
+        held = self.held.setdefault((worker, attempt), {})
+        request = pb.LeasePromptsRequest(
+            worker=pb.Caller(name=worker, attempt=attempt), max_groups=count, version=version, wait_seconds=wait,
+            request=next(self._calls), held=[pb.Lease(lease_id=name, lease_attempt=n) for name, n in held.items()],
+        )  # fmt: skip
+        assembler, leases = codec.Assembler(), Leases([], exhausted=False)
+        async for answer in self.stub.LeasePrompts(request, timeout=wait + 30.0, metadata=self.metadata):
+            leases.exhausted = answer.exhausted
+            data = assembler.add(answer.group) if answer.HasField("group") else None
+            if data is not None:
+                leases.groups.append(pb.LeasedGroup.FromString(data))
+        held.update({g.prompt.lease_id: g.prompt.lease_attempt for g in leases.groups})
+        return leases
 
     async def heartbeat(
         self, leases: Iterable[common.Prompt], worker: str = "rollout-0", attempt: int = 1
@@ -264,10 +320,10 @@ class Client:
 
     async def submit(self, groups: Iterable[common.SampleGroup]) -> dict[int, pb.SubmitResponse]:
         """The answer of each group, by its position."""
-        return {a.key: a async for a in self.stub.Submit(_chunks(groups), timeout=30.0, metadata=self.metadata)}
+        return {a.key: a async for a in self.stub.Submit(_chunks(groups), timeout=120.0, metadata=self.metadata)}
 
     async def give_back(self, groups: Iterable[common.SampleGroup]) -> dict[int, pb.ReturnResponse]:
-        return {a.key: a async for a in self.stub.Return(_chunks(groups), timeout=30.0, metadata=self.metadata)}
+        return {a.key: a async for a in self.stub.Return(_chunks(groups), timeout=120.0, metadata=self.metadata)}
 
     async def take(self, step: int, ranks: int = 1, attempt: int = 1, wait: float = 0.0) -> pb.TakeBatchResponse:
         request = pb.TakeBatchRequest(
@@ -279,12 +335,14 @@ class Client:
         request = pb.GetShardRequest(
             trainer=pb.Caller(name="trainer-0", attempt=attempt), step=step, rank=rank, data_parallel_size=ranks
         )
-        assembler, groups = codec.Assembler(), []
-        async for chunk in self.stub.GetShard(request, timeout=30.0, metadata=self.metadata):
-            data = assembler.add(chunk)
-            if data is not None:
-                groups.append(common.SampleGroup.FromString(data))
-        return groups
+        return await _groups(self.stub.GetShard(request, timeout=60.0, metadata=self.metadata))
+
+    async def examples(self, version: int, dataset: str) -> list[common.SampleGroup]:
+        request = pb.GetExamplesRequest(version=version, dataset=dataset)
+        return await _groups(self.stub.GetExamples(request, timeout=60.0, metadata=self.metadata))
+
+    async def failures(self, after: int = 0) -> list[pb.Failure]:
+        return list((await self._call("GetFailures", pb.GetFailuresRequest(after=after))).failures)
 
     async def commit(self, step: int, attempt: int = 1, **metrics: float) -> None:
         trainer = pb.Caller(name="trainer-0", attempt=attempt)
@@ -313,6 +371,12 @@ async def _chunks(groups: Iterable[common.SampleGroup]) -> AsyncIterator[common.
     for key, group in enumerate(groups):
         for chunk in codec.to_chunks(key, group.SerializeToString()):
             yield chunk
+
+
+async def _groups(chunks: AsyncIterable[common.Chunk]) -> list[common.SampleGroup]:
+    assembler = codec.Assembler()
+    whole = [assembler.add(chunk) async for chunk in chunks]
+    return [common.SampleGroup.FromString(data) for data in whole if data is not None]
 
 
 async def error_of(call: Any) -> tuple[grpc.StatusCode, str]:

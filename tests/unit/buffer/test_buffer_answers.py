@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffer_tools import House, make_group
+from buffer_tools import House, make_group, shard_group
 
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.serving import shard_group
 from tests.chat import PLAIN, assistant, save, tokenizer, user
 
 Make = Callable[..., House]
@@ -49,7 +48,7 @@ def sft(house: Make, tmp_path: Path) -> Callable[..., House]:
 
 def samples(one: House, step: int) -> list[pb.SampleGroup]:
     ids = one.buffer.memory.batches[step]
-    return [pb.SampleGroup.FromString(shard_group(one.buffer.storage, group_id, [0])) for group_id in ids]
+    return [shard_group(one.buffer, group_id, [0]) for group_id in ids]
 
 
 def answers(one: House, step: int) -> list[str]:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House, make_sample
+from buffer_tools import House, make_sample, shard_group
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
-from sluice_buffer.serving import shard_group
 from sluice_buffer.submits import Outcome
 
 Make = Callable[..., House]
@@ -214,8 +213,8 @@ def test_a_shard_has_this_ranks_samples_and_harmless_failed_ones(house: Make) ->
         make_sample(0), pb.Sample(index=1, status=pb.SAMPLE_STATUS_FAILED, error="x")])  # fmt: skip
     one.submit_group(group)
     one.step(1)
-    shard = pb.SampleGroup.FromString(shard_group(one.buffer.storage, 0, [1]))
+    shard = shard_group(one.buffer, 0, [1])
     assert [(s.index, s.reward, len(s.tokens)) for s in shard.samples] == [(1, 0.0, 16)]
-    whole = pb.SampleGroup.FromString(shard_group(one.buffer.storage, 0, [0, 1]))
+    whole = shard_group(one.buffer, 0, [0, 1])
     assert whole.samples[0] == group.samples[0]
     assert sum(len(s.tokens) // 4 for s in whole.samples) == sum(s.length or 4 for s in one.buffer.sequences(1, 1))

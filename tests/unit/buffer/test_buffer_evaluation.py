@@ -7,7 +7,9 @@ from buffer_tools import House
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.admission import MAX_FAILURES
-from sluice_buffer.serving import evaluations
+from sluice_buffer.failures import failures
+from sluice_buffer.memory import value_key
+from sluice_buffer.serving import evaluations, example_sizes
 from sluice_buffer.submits import Outcome
 
 Make = Callable[..., House]
@@ -68,7 +70,10 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
     assert found.metrics["reward"] == pytest.approx(0.5)
     assert found.metrics["pass@1"] == pytest.approx(0.5)
     assert found.metrics["failed_ratio"] == pytest.approx(1 / 3)
-    assert [e.prompt.group_id for e in found.examples] == [0, 1, 2]
+    sizes = example_sizes(one.buffer, found.version, found.dataset)
+    assert [key.group_id for key, _ in sizes] == [0, 1, 2]
+    stored = [one.buffer.storage.value("examples", value_key(key)) for key, _ in sizes]
+    assert [len(value or b"") for value in stored] == [size for _, size in sizes]
     assert one.buffer.stats().evaluation == {"eval/held-out": 0.5}
     assert one.submit(leased[0]).outcome is Outcome.DUPLICATE
     assert evaluations(one.buffer, 0) == []
@@ -76,10 +81,12 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
 
 def test_a_group_that_cannot_be_finished_counts_as_failed(house: Make) -> None:
     one = house(evaluation=dict(EVERY_2))
-    for _ in range(MAX_FAILURES + 1):
-        one.give_back(one.lease(count=1)[0])
+    for _ in range(MAX_FAILURES):
+        one.give_back(one.lease(count=1)[0], failure="EngineError: engine answered 500")
     for group in one.lease(count=2):
         one.submit(group, reward=1.0)
+    (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
+    assert (failure.version, failure.dataset, failure.row) == (0, "held-out", 0)
     (found,) = evaluations(one.buffer, -1)
     assert found.metrics["reward"] == pytest.approx(2 / 3)
     assert found.metrics["failed_ratio"] == pytest.approx(1 / 3)
@@ -141,8 +148,8 @@ def test_examples_are_kept_for_the_newest_rounds_only(house: Make) -> None:
         one.fill(4, version=step - 1)
         one.step(step)
         evaluate(one, step)
-    assert [len(e.examples) for e in evaluations(one.buffer, -1)] == [0, 0, 3, 3, 3]
+    assert [e.examples for e in evaluations(one.buffer, -1)] == [0, 0, 3, 3, 3]
     one.buffer.commit_checkpoint(4, 1)
     one.restart()
-    assert [len(e.examples) for e in evaluations(one.buffer, -1)] == [0, 0, 3, 3, 3]
+    assert [e.examples for e in evaluations(one.buffer, -1)] == [0, 0, 3, 3, 3]
     assert one.buffer.memory.stored == sum(1 for _ in one.buffer.storage.scan("examples")) * (4096 + 256)

@@ -8,6 +8,7 @@ from buffer_tools import House, make_group, make_sample
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.admission import MAX_FAILURES
 from sluice_buffer.errors import StaleAttemptError
+from sluice_buffer.failures import failures
 from sluice_buffer.leases import Worker
 from sluice_buffer.state import parse_lease_id
 from sluice_buffer.storage import StorageFullError
@@ -109,7 +110,7 @@ def test_partial_samples_go_to_the_next_worker(house: Make) -> None:
     one.restart()
     again = one.lease("rollout-1")[0]
     assert again.prompt.group_id == 0
-    assert list(again.partial) == [sample]
+    assert list(again.partial.samples) == [sample]
     assert one.submit(again).outcome is Outcome.STORED
     assert one.buffer.storage.value("partials", bytes(8)) is None
 
@@ -120,7 +121,7 @@ def test_a_lease_that_expires_keeps_what_was_returned_before(house: Make) -> Non
     one.lease("rollout-1")
     one.clock.now += 61
     one.buffer.expire()
-    assert len(one.lease("rollout-2")[0].partial) == 1
+    assert len(one.lease("rollout-2")[0].partial.samples) == 1
 
 
 def test_a_return_of_a_lease_that_is_gone_is_refused(house: Make) -> None:
@@ -130,17 +131,30 @@ def test_a_return_of_a_lease_that_is_gone_is_refused(house: Make) -> None:
     assert one.give_back(leased)[0] is False
 
 
-def test_a_group_without_progress_is_failed_in_the_end(house: Make) -> None:
+def test_a_group_that_meets_an_error_each_time_is_failed_with_its_reason(house: Make) -> None:
     one = house()
-    for _ in range(MAX_FAILURES + 1):
+    for attempt in range(MAX_FAILURES):
         leased = one.lease()[0]
         assert leased.prompt.group_id == 0
-        one.give_back(leased)
+        one.give_back(leased, failure=f"EngineError: engine answered 500: attempt {attempt}\nTraceback ...")
     assert one.lease()[0].prompt.group_id == 1
     assert one.counters["groups_failed"] == 1
-    assert one.counters["failed_too_many_leases"] == 1
+    assert one.buffer.stats().failed == {"EngineError_engine_answered_attempt": 1}
     assert one.submit(leased).outcome is Outcome.FILTERED
+    one.restart()
+    (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
+    assert (failure.serial, failure.group_id, failure.dataset, failure.row) == (1, 0, "prompts", leased.prompt.row)
+    assert failure.reason == f"EngineError: engine answered 500: attempt {MAX_FAILURES - 1}"
+    assert (failure.leases, failure.version) == (MAX_FAILURES, -1)
     one.check()
+
+
+def test_a_drain_never_fails_a_group(house: Make) -> None:
+    one = house()
+    for _ in range(2 * MAX_FAILURES):
+        one.give_back(one.lease()[0])
+    assert one.counters["groups_failed"] == 0
+    assert one.lease()[0].prompt.group_id == 0
 
 
 def test_a_return_with_progress_never_fails_a_group(house: Make) -> None:

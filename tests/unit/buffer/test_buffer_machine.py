@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from buffer_tools import House, make_group, make_job, make_sample
+from buffer_tools import House, make_group, make_job, make_sample, shard_group
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,10 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice.wire.v1 import buffer_pb2 as bpb
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import CallError
-from sluice_buffer.leases import Worker
 from sluice_buffer.loading import load
 from sluice_buffer.memory import Memory
-from sluice_buffer.serving import shard_group
 from sluice_buffer.state import Group, GroupState
 from sluice_buffer.submits import Outcome
 
@@ -106,7 +104,7 @@ class BufferMachine(RuleBasedStateMachine):
         batch = self.house.buffer.sequences(step, 2)
         assert self.batches.setdefault(step, batch) == batch, "a fixed batch has changed"
         for group_id in {s.group_id for s in batch}:
-            found = pb.SampleGroup.FromString(shard_group(self.house.buffer.storage, group_id, [0, 1]))
+            found = shard_group(self.house.buffer, group_id, [0, 1])
             assert found.samples[0].tokens == self.stored[group_id], "not the samples that were acknowledged"
         if commit:
             self.house.buffer.commit(step, step, self.trainer, {})
@@ -136,7 +134,7 @@ class BufferMachine(RuleBasedStateMachine):
     def crash_before_the_write(self, worker: str, data: st.DataObject) -> None:
         """Some transitions run, nothing of them is written or answered, the process dies."""
         before = view(self.house.buffer.memory)
-        self.house.buffer.lease(Worker(worker, self.attempts[worker]), 3, self.version)
+        self.house.buffer.lease(self.house.call(worker, self.attempts[worker]), 3, self.version)
         if self.leased:
             group = make_group(data.draw(st.sampled_from(self.leased)).prompt, version=self.version)
             self.house.buffer.submit(group.SerializeToString())

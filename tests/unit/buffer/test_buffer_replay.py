@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffer_tools import House, make_group, make_job
+from buffer_tools import House, make_group, make_job, shard_group
 
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleGroup
@@ -15,7 +15,6 @@ from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import PreconditionError
-from sluice_buffer.serving import shard_group
 
 Make = Callable[..., House]
 
@@ -42,8 +41,8 @@ def replayed(house: Make, dump: Path, **changes: object) -> House:
 def first_tokens(one: House, step: int) -> list[int]:
     """What `make_group` wrote into its samples: the group's number in the run that was dumped."""
     ids = one.buffer.memory.batches[step]
-    data = [shard_group(one.buffer.storage, group_id, [0]) for group_id in ids]
-    return [int(np.frombuffer(pb.SampleGroup.FromString(d).samples[0].tokens, dtype="<i4")[0]) for d in data]
+    data = [shard_group(one.buffer, group_id, [0]) for group_id in ids]
+    return [int(np.frombuffer(group.samples[0].tokens, dtype="<i4")[0]) for group in data]
 
 
 def test_dumped_steps_become_the_batches_of_the_first_steps(house: Make, dump: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.admission import Policy, admitted, may_start, outdated, overdue, stale, total_steps
 from sluice_buffer.evaluation import failed_facts, metrics
-from sluice_buffer.filters import dynamic_filter, nonzero_std
+from sluice_buffer.filters import dynamic_filter, nonzero_std, worker_filter
 from sluice_buffer.rounds import EvalPlan, EvalSet
 from sluice_buffer.state import TRAINING, Group, GroupState, Key, SampleFacts, lease_id, parse_lease_id
 from sluice_buffer.storage import PIECE_BYTES, capacity, footprint, pieces
@@ -71,18 +71,29 @@ def test_nonzero_std(rewards: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rewards", "metadata", "expected"),
+    ("name", "rewards", "expected"),
     [
-        (None, [1.0, 1.0], "", None),
-        ("nonzero_std", [1.0, 1.0], "", "zero_std_1.0"),
-        ("nonzero_std", [1.0, 0.0], "", None),
-        ("nonzero_std", [7.5], "", "zero_std"),
-        (None, [1.0, 0.0], '{"filtered": "too easy"}', "too easy"),
-        (None, [1.0, 0.0], '{"filtered": ""}', None),
+        pytest.param(None, [1.0, 1.0], None, id="no filter"),
+        pytest.param("nonzero_std", [1.0, 1.0], "zero_std_1.0", id="equal"),
+        pytest.param("nonzero_std", [1.0, 0.0], None, id="different"),
+        pytest.param("nonzero_std", [7.5], "zero_std", id="one sample"),
     ],
 )
-def test_dynamic_filter(name: str | None, rewards: list[float], metadata: str, expected: str | None) -> None:
-    assert dynamic_filter(name, rewards, metadata) == expected
+def test_dynamic_filter(name: str | None, rewards: list[float], expected: str | None) -> None:
+    assert dynamic_filter(name, rewards) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        pytest.param("", None, id="no metadata"),
+        pytest.param('{"filtered": "too easy"}', "too easy", id="dropped"),
+        pytest.param('{"filtered": ""}', None, id="kept"),
+        pytest.param('["filtered"]', None, id="not an object"),
+    ],
+)
+def test_a_workers_own_filter_tells_by_the_metadata(metadata: str, expected: str | None) -> None:
+    assert worker_filter(metadata) == expected
 
 
 @given(st.integers(TRAINING, 2**40), st.integers(0, 2**50), st.integers(0, 99), st.integers(1, 2**31))
@@ -104,13 +115,14 @@ def test_records_are_read_back(state: GroupState, note: str, version: int, summa
 
 def test_evaluation_metrics() -> None:
     def fact(length: int, reward: float, status: int = pb.SAMPLE_STATUS_COMPLETED) -> SampleFacts:
-        return SampleFacts(length + 4, length, length, status, reward, 0, 0)
+        return SampleFacts(length + 4, length, length, status, reward, 3, 5)
 
     groups = [[fact(2, 1.0), fact(4, 0.0, pb.SAMPLE_STATUS_TRUNCATED)], failed_facts(2, 0)]
     found = metrics(groups, [1, 2, 3])
     assert found == {
         "reward": 0.25, "response_len/mean": 3.0, "response_len/median": 3.0, "response_len/max": 4.0,
-        "response_len/min": 2.0, "truncated_ratio": 0.25, "failed_ratio": 0.5, "count": 4.0, "groups": 2.0,
+        "response_len/min": 2.0, "truncated_ratio": 0.25, "failed_ratio": 0.5,
+        "weight_version/min": 3.0, "weight_version/max": 5.0, "count": 4.0, "groups": 2.0,
         "pass@1": 0.25, "pass@2": 0.5,
     }  # fmt: skip
 

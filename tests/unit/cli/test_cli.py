@@ -118,10 +118,41 @@ def test_a_teacher_is_looked_for_too(job: Path) -> None:
     (job.parent / "teacher").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (job.parent / "teacher" / name).write_text("{}")
-    with pytest.raises(ManifestError, match=r"teacher has no weights .*; only a model that was trained can teach"):
+    with pytest.raises(ManifestError, match=r"teacher has no weights .*; only a model that was trained is of use here"):
         check_files(resolve(load_job(job), job.parent))
     (job.parent / "teacher/model.safetensors").touch()
     check_files(resolve(load_job(job), job.parent))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.referencePath=there", "spec.model.referencePath: there is no directory {base}/there"),
+        (
+            "algorithm={estimator: ppo, critic: {modelPath: there}}",
+            "spec.algorithm.critic.modelPath: there is no directory {base}/there",
+        ),
+        (
+            "reward={model: {url: 'http://rm', tokenizer: there}}",
+            "spec.reward.model.tokenizer: {base}/there has no tokenizer (tokenizer.json",
+        ),
+    ],
+)
+def test_so_is_every_other_model(job: Path, change: str, message: str) -> None:
+    with pytest.raises(ManifestError) as raised:
+        check_files(resolve(load_job(job, [change]), job.parent))
+    assert str(raised.value).startswith(message.format(base=job.parent.resolve()))
+
+
+def test_paths_in_a_volume_stay_relative_to_its_root(job: Path) -> None:
+    changes = ["model.volume={hostPath: {path: /models}}", "debug.replay=dump", "rollout.replicas=0"]
+    found = resolve(load_job(job, changes), job.parent)
+    assert found.spec.model.path == "model"
+    assert found.spec.data.prompts[0].path == f"{job.parent.resolve()}/rows.jsonl@[0:2]"
+    with pytest.raises(ManifestError) as raised:
+        check_files(found)
+    assert "spec.model" not in str(raised.value)  # it may be in the volume
+    assert "spec.debug.replay" in str(raised.value)
 
 
 def test_a_job_that_only_distils_needs_no_reward(job: Path) -> None:

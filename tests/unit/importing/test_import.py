@@ -55,6 +55,8 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         (model / file).write_text("{}")
     spec["model"]["path"] = "model"
+    if "modelPath" in spec.get("algorithm", {}).get("critic", {}):
+        spec["algorithm"]["critic"]["modelPath"] = "model"
     if "function" in spec.get("reward", {}):
         (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1\n")
         spec["reward"]["function"] = "reward.py:compute_score"

@@ -88,6 +88,30 @@ def test_paths_in_volumes_are_compared_as_the_user_wrote_them(path: str) -> None
     assert accept(document, started(document)).refused == ""
 
 
+ROWS = {"source": {"function": "rows.py:make"}}
+
+
+@pytest.mark.parametrize("spec", [
+    {"data": {"prompts": [ROWS, {"path": "train.jsonl"}]}},
+    {"evaluation": {"datasets": [ROWS]}},
+    {"debug": {"replay": "dumped/rollouts"}, "rollout": {"replicas": 0}},
+    {"reward": {"type": None, "model": {"url": "http://rm", "tokenizer": "./judge/"}}},
+    {"evaluation": {"datasets": [
+        {"path": "test.jsonl", "reward": {"model": {"url": "http://rm", "tokenizer": "judge"}}},
+    ]}},
+], ids=["rows", "held-out rows", "replay", "tokenizer", "tokenizer of a data set"])  # fmt: skip
+def test_an_unchanged_spec_is_accepted_whatever_its_volumes_hold(spec: dict[str, Any]) -> None:
+    groups = {"model": {"path": "m"}, "data": {"prompts": [{"path": "d.jsonl"}]}, **spec}
+    for name in ("model", "data"):
+        groups[name] = {**groups[name], "volume": {"persistentVolumeClaim": {"claimName": "m"}}}
+    document = stored(**groups)
+    config = started(document)
+    assert accept(document, config).refused == ""
+    changed = accept(stored(**groups, trainer={"steps": 3}), config)
+    assert changed.refused == "cannot be changed: spec.trainer.steps: 10 -> 3"
+    assert config_map(changed.job)["data"] == config["data"]
+
+
 def test_a_refused_change_leaves_the_config_map_as_it_was() -> None:
     volume = {"persistentVolumeClaim": {"claimName": "m"}}
     before = stored(model={"path": "models/a", "volume": volume})

@@ -117,7 +117,6 @@ async def test_passes_go_on_until_nothing_is_left_to_do(controller: Controller, 
         (errors.ForeignObjectError("demo-config belongs to somebody else"), "error", True),
         (errors.ConflictError("changed", 409), "requeue", False),
         (errors.StaleError("changed"), "requeue", False),
-        (RuntimeError("an error of ours"), "error", False),
     ],
 )
 async def test_no_error_stops_the_operator_and_people_hear_of_what_they_can_cure(
@@ -138,6 +137,51 @@ async def test_trouble_shows_in_the_status_until_it_is_over(controller: Controll
     jobs.error = None
     await settle(controller)
     assert "quota" not in _message(jobs)
+
+
+async def test_an_error_of_ours_is_told_before_anything_is_started(controller: Controller, jobs: Jobs) -> None:
+    jobs.config = broken  # type: ignore[method-assign]
+    assert await settle(controller, 3) == ["error"] * 3
+    assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
+    assert "KeyError: 'path' (controller.py:" in jobs.told[0].message
+    status = RLJobStatus.model_validate(jobs.world.stored)
+    condition = status.condition("Running")
+    assert condition is not None
+    assert (condition.status, condition.reason, status.state) == ("Unknown", "ReconcileFailed", "Pending")
+    assert condition.message == f"nothing was started; {jobs.told[0].message}"
+    del jobs.config
+    await settle(controller)
+    assert "KeyError" not in _message(jobs)
+    assert len(jobs.world.pods) == 4
+
+
+async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(controller: Controller, jobs: Jobs) -> None:
+    await settle(controller)
+    before, words = RLJobStatus.model_validate(jobs.world.stored), _message(jobs)
+    for key in ("path", "other"):  # another message of the same error is not told again
+        jobs.config = lambda stored, key=key: broken(stored, key)  # type: ignore[method-assign]
+        assert await settle(controller, 2) == ["error"] * 2
+    after = RLJobStatus.model_validate(jobs.world.stored)
+    assert _message(jobs) == f"{words}; {jobs.told[-1].message}"
+    assert len(jobs.told) == 1
+    others = [condition for condition in before.conditions if condition.type != "Running"]
+    assert [condition for condition in after.conditions if condition.type != "Running"] == others
+    assert after.reason == "ReconcileFailed"
+    assert after.model_copy(update={"conditions": before.conditions, "reason": before.reason}) == before
+
+
+async def test_an_error_that_cannot_be_told_is_told_later(controller: Controller, jobs: Jobs) -> None:
+    jobs.config, store = broken, jobs.store_status  # type: ignore[method-assign]
+
+    async def refuse(*_: object) -> None:
+        raise errors.ConflictError("changed", 409)
+
+    jobs.store_status = refuse  # type: ignore[method-assign]
+    assert await settle(controller, 2) == ["error"] * 2
+    assert jobs.told == []
+    jobs.store_status = store  # type: ignore[method-assign]
+    await settle(controller, 1)
+    assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
 
 
 async def test_a_throttling_server_is_given_the_time_that_it_asks_for(controller: Controller, jobs: Jobs) -> None:
@@ -199,6 +243,11 @@ async def test_a_new_leader_takes_up_what_he_has_watched(controller: Controller,
     leading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leading
+
+
+async def broken(stored: KubeObject, key: str = "path") -> KubeObject | None:
+    """Stands for any error in a pass that nobody has thought of."""
+    raise KeyError(key)
 
 
 def _message(jobs: Jobs) -> str:

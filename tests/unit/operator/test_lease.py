@@ -71,14 +71,14 @@ def candidate(leases: Leases, name: str) -> tuple[Lease, asyncio.Task[None], asy
 
 async def test_one_of_two_leads_and_hands_over_when_it_ends(leases: Leases) -> None:
     first, running, leads = candidate(leases, "a")
-    await asyncio.wait_for(leads.wait(), 1)
+    await asyncio.wait_for(leads.wait(), 20)
     _, other, other_leads = candidate(leases, "b")
     await asyncio.sleep(0.2)
     assert not other_leads.is_set()
     running.cancel()
     await first.release()
     assert leases.holder == ""
-    await asyncio.wait_for(other_leads.wait(), 2)
+    await asyncio.wait_for(other_leads.wait(), 20)
     assert leases.holder == "b"
     assert leases.stored is not None
     assert leases.stored["spec"]["leaseTransitions"] == 2
@@ -87,7 +87,7 @@ async def test_one_of_two_leads_and_hands_over_when_it_ends(leases: Leases) -> N
 
 async def test_a_moment_without_an_api_server_costs_no_lease(leases: Leases) -> None:
     _, running, leads = candidate(leases, "a")
-    await asyncio.wait_for(leads.wait(), 1)
+    await asyncio.wait_for(leads.wait(), 20)
     leases.broken = True
     await asyncio.sleep(1.2)
     leases.broken = False
@@ -98,14 +98,14 @@ async def test_a_moment_without_an_api_server_costs_no_lease(leases: Leases) -> 
 
 async def test_a_leader_who_cannot_renew_gives_up_before_the_lease_runs_out(leases: Leases) -> None:
     _, running, leads = candidate(leases, "a")
-    await asyncio.wait_for(leads.wait(), 1)
+    await asyncio.wait_for(leads.wait(), 20)
     leases.broken = True
     await asyncio.wait_for(running, TIMING.lease + 1.5)
 
 
 async def test_nobody_releases_what_is_not_his(leases: Leases) -> None:
     _, running, leads = candidate(leases, "a")
-    await asyncio.wait_for(leads.wait(), 1)
+    await asyncio.wait_for(leads.wait(), 20)
     await Lease(leases, "n", "operator", "b", TIMING).release()  # type: ignore[arg-type]
     assert leases.holder == "a"
     running.cancel()

@@ -7,6 +7,7 @@ from world import World, make_job, make_pod
 
 from sluice_operator.plan import KubeObject
 from sluice_operator.plan.blocked import blocked
+from sluice_operator.plan.model import Progress, Warned
 
 
 def waiting(reason: str, message: str, **pod: Any) -> KubeObject:
@@ -66,7 +67,7 @@ def unscheduled(message: str) -> KubeObject:
     ],
 )
 def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
-    found = blocked([make_pod("buffer"), pod])
+    found = blocked([make_pod("buffer"), pod], {})
     assert found is not None
     assert (found.reason, found.pod) == (reason, "demo-trainer-0-1-0")
     for each in words:
@@ -75,17 +76,17 @@ def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
 def test_an_ordinary_start_is_nothing_to_tell(reason: str) -> None:
-    assert blocked([waiting(reason, "")]) is None
+    assert blocked([waiting(reason, "")], {}) is None
 
 
 def test_a_gated_pod_is_in_a_queue_and_not_blocked() -> None:
     pod = unscheduled("Scheduling is blocked due to non-empty scheduling gates")
     pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
-    assert blocked([pod]) is None
+    assert blocked([pod], {}) is None
 
 
 def test_a_refused_container_comes_before_a_pod_without_a_place() -> None:
-    found = blocked([unscheduled("no room"), waiting("ErrImagePull", "no such image", index=1)])
+    found = blocked([unscheduled("no room"), waiting("ErrImagePull", "no such image", index=1)], {})
     assert found is not None
     assert found.reason == "ErrImagePull"
 
@@ -139,3 +140,84 @@ def test_a_gang_that_fails_again_and_again_says_of_what() -> None:
     assert running is not None
     assert running.reason == "Restarting"
     assert running.message == "waiting for rollout-0 (attempt 2); demo-rollout-0-1-0: engine: CUDA out of memory"
+
+
+def placed() -> KubeObject:
+    """A pod with a node, and without any word from there."""
+    pod = make_pod("trainer", phase="Pending", containerStatuses=[], conditions=[])
+    return {**pod, "spec": {"nodeName": "n1"}}
+
+
+@pytest.mark.parametrize(("warning", "words"), [
+    (Warned("FailedMount", 'MountVolume.SetUp failed for volume "x" : secret "hf" not found'), "create the secret hf"),
+    (Warned("FailedAttachVolume", "Multi-Attach error for volume pvc-1 Volume is already used by pod(s) a"),
+     "another node holds the volume"),
+    (Warned("FailedCreatePodSandBox", "Failed to create pod sandbox: rpc error"), "container runtime or network"),
+    (Warned("SomethingNew", "who knows"), "SomethingNew: who knows"),
+])  # fmt: skip
+def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(warning: Warned, words: str) -> None:
+    found = blocked([placed()], {"demo-trainer-0-1-0": warning})
+    assert found is not None
+    assert found.place == ("demo-trainer-0-1-0", "")
+    assert f"{warning.reason}: {warning.message}" in found.text()
+    assert words in found.text()
+
+
+def test_a_warning_about_a_pod_that_runs_is_nothing_to_tell() -> None:
+    assert blocked([make_pod("trainer")], {"demo-trainer-0-1-0": Warned("FailedMount", "it was late")}) is None
+
+
+def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> None:
+    world = World(make_job())
+    start(world, placed())
+    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device")}
+    world.step()
+    running = world.status.condition("Running")
+    assert running is not None
+    assert "demo-trainer-0-1-0: FailedMount: no such device" in running.message
+    assert world.status.last_failure is None
+    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device", 3)}
+    world.step()
+    failure = world.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.container, failure.reason) == ("demo-trainer-0-1-0", "", "FailedMount")
+    world.advance(30)
+    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device", 9)}
+    world.step()
+    assert world.status.last_failure == failure
+
+
+def failing(world: World, message: str) -> tuple[int, str]:
+    """An engine ends and is started again: how often in a row it has ended so, and the message of Running."""
+    world.advance(600)
+    world.settle()
+    [name] = world.names("rollout")
+    world.end(name, 1, container="engine", message=message)
+    world.settle()
+    running, failure = world.status.condition("Running"), world.status.last_failure
+    assert running is not None
+    assert failure is not None
+    return failure.times, running.message
+
+
+def test_a_start_that_fails_of_one_cause_alone_will_not_be_mended_by_trying_again() -> None:
+    world = World(make_job())
+    world.settle()
+    assert failing(world, "error: port 30001 is taken")[0] == 1
+    times, message = failing(world, "error: port 30002 is taken")
+    assert (times, "trying again" in message) == (2, False)
+    times, message = failing(world, "error: port 30003 is taken")
+    assert times == 3
+    assert "port 30003 is taken; the same end 3 times in a row, and no step yet: trying again will not help" in message
+    times, message = failing(world, "error: no such model")
+    assert (times, "trying again" in message) == (1, False)
+
+
+def test_once_a_step_was_trained_trying_again_has_helped() -> None:
+    world = World(make_job())
+    world.settle()
+    world.progress = Progress(step=1)
+    for _ in range(3):
+        times, message = failing(world, "error: port is taken")
+    assert times == 3
+    assert "trying again" not in message

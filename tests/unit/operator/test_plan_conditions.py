@@ -5,7 +5,7 @@ from world import START, make_pod
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice_operator.plan import Progress, clock
-from sluice_operator.plan.conditions import Finding, running, state_word, updated, weights_in_sync
+from sluice_operator.plan.conditions import Finding, running, state_word, summary, updated, weights_in_sync
 from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import Gang, GangFacts
 
@@ -93,3 +93,18 @@ def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
         for kind, status, reason in found
     ]
     assert state_word(conditions) == word
+    assert summary(conditions)["state"] == word
+
+
+@pytest.mark.parametrize(("found", "reason"), [
+    ([], ""),
+    ([("Admitted", "True", "Admitted"), ("Running", "False", "PodsPending"), ("WeightsInSync", "Unknown", "Unknown")],
+     "PodsPending"),
+    ([("Running", "True", "Running"), ("WeightsInSync", "False", "EnginesBehind")], "Running"),
+    ([("Running", "True", "Running"), ("Suspended", "False", "Resumed")], "Running"),
+    ([("Running", "False", "Stopped"), ("Suspended", "True", "Suspended")], "Suspended"),
+    ([("Running", "False", "Stopped"), ("Failed", "True", "ReachedMaxRestarts")], "ReachedMaxRestarts"),
+], ids=["nothing", "waits", "trains", "resumed", "suspended", "failed"])  # fmt: skip
+def test_the_reason_is_that_of_the_state(found: list[tuple[str, str, str]], reason: str) -> None:
+    conditions = [Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in found]  # type: ignore[arg-type]
+    assert summary(conditions)["reason"] == reason

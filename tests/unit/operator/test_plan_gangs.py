@@ -14,6 +14,7 @@ GANG = Gang("trainer", 0, 2)
 CREATED = GangStatus(replica=0, attempt=3)
 DUE = GangStatus(replica=0, attempt=3, retry_time=clock.text(START))
 LATER = GangStatus(replica=0, attempt=3, retry_time=clock.later(START, 10))
+AN_HOUR_AHEAD = GangStatus(replica=0, attempt=3, retry_time=clock.later(START, 3600))
 
 
 def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, object]]:
@@ -26,6 +27,7 @@ def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, o
         pytest.param(None, [], (0, 1), 0, 1, True, id="a new gang is created whole"),
         pytest.param(DUE, [], (0, 1), 0, 3, True, id="an attempt that is due is created"),
         pytest.param(LATER, [], (), 0, 3, True, id="an attempt waits for its back-off"),
+        pytest.param(AN_HOUR_AHEAD, [], (0, 1), 0, 3, True, id="the clock was set back since"),
         pytest.param(DUE, pods(count=1), (1,), 0, 3, True, id="a creation that was cut off is completed"),
         pytest.param(DUE, pods(), (), 0, 3, False, id="all pods seen: created"),
         pytest.param(CREATED, pods(), (), 0, 3, False, id="nothing to do"),

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.plan import Observed, names
+from sluice_operator.plan import KubeObject, Observed, names
 from sluice_operator.plan.objects import missing_objects, rendezvous_address, resolved_manifest, supporting_objects
 
 VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
@@ -18,9 +18,58 @@ def test_what_is_missing_is_made_once() -> None:
     assert missing_objects(job, Observed(objects=objects)) == ()
 
 
-def test_all_objects_are_owned_by_the_job() -> None:
-    owners = [found["metadata"]["ownerReferences"][0]["uid"] for found in supporting_objects(make_job())]
-    assert set(owners) == {"1234"}
+def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
+    objects = {found["metadata"]["name"]: found["metadata"] for found in supporting_objects(make_job())}
+    claim = objects.pop("demo-checkpoint-1234")
+    assert {each["ownerReferences"][0]["uid"] for each in objects.values()} == {"1234"}
+    assert "ownerReferences" not in claim
+    assert claim["labels"] | {"sluice.dev/job-name": "demo", "sluice.dev/job-uid": "1234"} == claim["labels"]
+
+
+def checkpoint_claim(**spec: Any) -> KubeObject | None:
+    objects = {found["metadata"]["name"]: found for found in supporting_objects(make_job(**spec))}
+    return objects.get("demo-checkpoint-1234")
+
+
+@pytest.mark.parametrize("place", [{"volume": VOLUME}, {"ephemeral": True}], ids=["volume", "ephemeral"])
+def test_no_claim_is_made_where_checkpoints_lie_elsewhere(place: dict[str, Any]) -> None:
+    assert checkpoint_claim(checkpoint=place) is None
+
+
+def test_the_claim_is_what_the_spec_wants_and_goes_with_the_job_where_it_says_so() -> None:
+    storage = {"size": "2Ti", "storageClassName": "fast", "accessModes": ["ReadWriteMany"], "whenDeleted": "Delete"}
+    claim = checkpoint_claim(checkpoint={"storage": storage})
+    assert claim is not None
+    assert claim["metadata"]["ownerReferences"][0]["uid"] == "1234"
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "2Ti"}},
+        "storageClassName": "fast",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        pytest.param({}, "ReadWriteOnce", id="one trainer pod"),
+        pytest.param({"trainer": {"nodes": 2}}, "ReadWriteMany", id="trainer pods of two nodes"),
+        pytest.param({"weightSync": {"transport": "disk"}}, "ReadWriteMany", id="engines of any node read weights"),
+        pytest.param(
+            {"trainer": {"gpusPerNode": 2, "colocate": True}, "rollout": {"gpusPerReplica": 1}},
+            "ReadWriteOnce",
+            id="engines on the trainer's node read weights",
+        ),
+        pytest.param(
+            {"weightSync": {"transport": "disk"}, "checkpoint": {"storage": {"accessModes": ["ReadWriteOnce"]}}},
+            "ReadWriteOnce",
+            id="a cluster of one node",
+        ),
+    ],
+)
+def test_pods_of_several_nodes_need_a_claim_that_all_can_mount(spec: dict[str, Any], mode: str) -> None:
+    claim = checkpoint_claim(**spec)
+    assert claim is not None
+    assert claim["spec"]["accessModes"] == [mode]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +102,39 @@ def test_paths_in_the_resolved_manifest_are_those_of_the_pod() -> None:
     assert spec["algorithm"]["distillation"]["teacher"]["path"] == "/sluice/model/large"
     assert spec["data"]["prompts"][0]["path"] == "/sluice/data/train.jsonl@[0:100]"
     assert spec["evaluation"]["datasets"][0]["path"] == "/sluice/data/test.jsonl"
+
+
+def test_so_are_those_of_tokenizers_and_dumped_rollouts_and_functions_are_the_images() -> None:
+    judge = {"model": {"url": "http://rm", "tokenizer": "judge"}}
+    job = make_job(
+        model={"path": "qwen", "volume": VOLUME},
+        data={"prompts": [{"source": {"function": "rows.py:make"}}], "volume": VOLUME},
+        evaluation={"datasets": [{"path": "/test.jsonl", "reward": judge}]},
+        reward={"type": None, **judge},
+        debug={"replay": "run/rollouts"},
+        rollout={"replicas": 0},
+    )
+    spec = resolved_manifest(job)["spec"]
+    assert spec["reward"]["model"]["tokenizer"] == "/sluice/model/judge"
+    assert spec["evaluation"]["datasets"][0]["reward"]["model"]["tokenizer"] == "/sluice/model/judge"
+    assert spec["debug"]["replay"] == "/sluice/data/run/rollouts"
+    assert spec["data"]["prompts"][0] == {"source": {"function": "rows.py:make"}}
+
+
+@pytest.mark.parametrize(("path", "expected"), [
+    (".", "/sluice/model"),
+    ("./", "/sluice/model"),
+    ("a/b/", "/sluice/model/a/b"),
+    ("/a", "/sluice/model/a"),
+    ("/sluice/model/a", "/sluice/model/a"),
+    ("/sluice/model", "/sluice/model"),
+    ("/sluice/models/a", "/sluice/model/sluice/models/a"),
+])  # fmt: skip
+def test_a_path_in_a_volume_is_mounted_once(path: str, expected: str) -> None:
+    job = make_job(model={"path": path, "volume": VOLUME})
+    assert resolved_manifest(job)["spec"]["model"]["path"] == expected
+    again = make_job(model={"path": expected, "volume": VOLUME})
+    assert resolved_manifest(again)["spec"]["model"]["path"] == expected
 
 
 def test_the_resolved_manifest_holds_no_defaults_and_no_status() -> None:

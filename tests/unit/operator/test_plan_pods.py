@@ -163,10 +163,42 @@ def test_every_container_knows_what_the_contract_promises(role: str) -> None:
             assert found[f"SLUICE_PORT_{port['name'].upper()}"] == str(port["containerPort"])
 
 
-@pytest.mark.parametrize(("spec", "mounted"), [({}, False), ({"weightSync": {"transport": "disk"}}, True)])
-def test_engines_see_checkpoints_where_weights_travel_by_disk(spec: dict[str, Any], mounted: bool) -> None:
-    names = [volume["name"] for volume in render(make_job(**spec), "rollout")["spec"]["volumes"]]
-    assert ("checkpoint" in names) is mounted
+def place(found: KubeObject, container: str, path: str) -> tuple[Any, Any] | None:
+    """(volume's source, directory in it) of what a container has at this path; None: nothing."""
+    mounts = {mount["mountPath"]: mount for mount in containers(found)[container]["volumeMounts"]}
+    if path not in mounts:
+        return None
+    volume = next(each for each in found["spec"]["volumes"] if each["name"] == mounts[path]["name"])
+    return {key: value for key, value in volume.items() if key != "name"}, mounts[path].get("subPath")
+
+
+def test_checkpoints_and_the_runs_files_lie_on_the_jobs_claim() -> None:
+    found, claim = render(make_job(), "trainer"), {"persistentVolumeClaim": {"claimName": "demo-checkpoint-1234"}}
+    assert place(found, "trainer", "/sluice/run") == (claim, None)
+    assert place(found, "trainer", "/sluice/checkpoint") == (claim, "checkpoints"), "as in runs/NAME on a laptop"
+
+
+def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
+    found = render(make_job(checkpoint={"ephemeral": True}), "trainer")
+    assert place(found, "trainer", "/sluice/run") == ({"emptyDir": {}}, None)
+    assert place(found, "trainer", "/sluice/checkpoint") == ({"emptyDir": {}}, "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("spec", "shared"),
+    [
+        ({}, False),
+        ({"weightSync": {"transport": "disk"}}, True),
+        ({"weightSync": {"transport": "disk"}, "checkpoint": {"volume": CLAIM}}, True),
+        ({"trainer": {"colocate": True}, "rollout": {"gpusPerReplica": 1}}, True),
+        ({"trainer": {"colocate": True}, "rollout": {"gpusPerReplica": 1}, "checkpoint": {"volume": CLAIM}}, True),
+    ],
+)
+def test_engines_read_where_the_trainer_writes_when_weights_travel_by_disk(spec: dict[str, Any], shared: bool) -> None:
+    job = make_job(**{**spec, "trainer": {"gpusPerNode": 1, **spec.get("trainer", {})}})
+    trainer = place(render(job, "trainer"), "trainer", "/sluice/checkpoint")
+    assert trainer is not None
+    assert place(render(job, "rollout"), "engine", "/sluice/checkpoint") == (trainer if shared else None)
 
 
 def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:

@@ -87,6 +87,38 @@ def test_headline(code: int, message: str, expected: str) -> None:
     assert podstate.headline(podstate.failures(pod, START)[0]) == expected
 
 
+SCHEDULER = """\
+[2026-01-31 12:00:00] max_total_num_tokens=0
+[2026-01-31 12:00:00] Scheduler hit an exception: Traceback (most recent call last):
+  File "/sgl/scheduler.py", line 3076, in run_scheduler_process
+    scheduler = Scheduler(server_args)
+                ^^^^^^^^^^^^^^^^^^^^^^
+  File "/sgl/model_runner.py", line 12, in init_memory_pool
+    raise RuntimeError(
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+
+[2026-01-31 12:00:01] Received sigquit from a child process. It usually means the child failed.
+"""
+
+
+@pytest.mark.parametrize(("message", "expected"), [
+    (SCHEDULER, "engine: killed by SIGKILL after RuntimeError: Not enough memory. "
+     "Please try to increase --mem-fraction-static."),
+    (SCHEDULER.partition("scheduler = ")[2], "engine: killed by SIGKILL after RuntimeError: Not enough memory. "
+     "Please try to increase --mem-fraction-static."),
+    ("  File \"a.py\", line 1, in f\n    f()\ntorch.OutOfMemoryError: CUDA out of memory\n[x] bye",
+     "engine: killed by SIGKILL after torch.OutOfMemoryError: CUDA out of memory"),
+    ("  File \"a.py\", line 1, in f\n    f()\nKeyboardInterrupt\n",
+     "engine: killed by SIGKILL after KeyboardInterrupt"),
+    ("    an indented line\n[2026-01-31] INFO: one of a log\n", "engine: killed by SIGKILL"),
+    ("RuntimeError: without a traceback\n", "engine: killed by SIGKILL"),
+    ("", "engine: killed by SIGKILL"),
+], ids=["scheduler", "cut off above", "torch's", "without message", "a log", "no traceback", "nothing"])  # fmt: skip
+def test_a_process_that_was_killed_died_of_the_last_exception_in_its_log(message: str, expected: str) -> None:
+    pod = make_pod("rollout", ends={"engine": 137}, message=message)
+    assert podstate.headline(podstate.failures(pod, START)[0]) == expected
+
+
 def test_headline_of_a_process_that_used_too_much_memory() -> None:
     end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-31T12:00:00Z", "message": "step 3"}
     pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])

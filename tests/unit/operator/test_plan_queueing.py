@@ -61,7 +61,7 @@ def test_volcano_gets_a_pod_group() -> None:
     assert group["metadata"]["name"] == "demo-trainer-0-2"
     assert group["spec"] == {
         "minMember": 2,
-        "minResources": {"nvidia.com/gpu": "16"},
+        "minResources": {"cpu": "32", "memory": str(128 << 30), "nvidia.com/gpu": "16"},
         "queue": "team-a",
         "priorityClassName": "high",
     }

@@ -1,5 +1,7 @@
 """Whole passes: a job's life in a simulated world."""
 
+from typing import Any
+
 import pytest
 from world import START, World, make_job, settled
 
@@ -37,6 +39,18 @@ def test_an_unchanged_world_needs_nothing() -> None:
     assert (found.create, found.delete, found.events) == ((), (), ())
     assert found.status == world.status
     assert world.names() == ALL
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "claim"),
+    [({}, "demo-checkpoint-1234"), ({"ephemeral": True}, None), ({"volume": {"hostPath": {"path": "/c"}}}, None)],
+)
+def test_the_status_names_the_claim_of_the_checkpoints(checkpoint: dict[str, Any], claim: str | None) -> None:
+    world = settled(checkpoint=checkpoint)
+    assert world.status.checkpoint_claim == claim
+    world.end("demo-trainer-0-1-0", 0)
+    world.settle()
+    assert (world.status.state, world.status.checkpoint_claim) == ("Succeeded", claim), "that is where the model is"
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ READERS: tuple[Callable[[KubeObject], Any], ...] = (
     podstate.is_finished, podstate.is_gated, podstate.is_scheduled, podstate.unscheduled_because, podstate.is_ready,
     podstate.is_starting, podstate.is_running, podstate.started, podstate.disruption, podstate.succeeded,
     lambda pod: podstate.failures(pod, START), lambda pod: podstate.config_error(pod, START),
-    lambda pod: blocked([pod]), lambda pod: last_words(pod, "trainer"),
+    lambda pod: blocked([pod], {}), lambda pod: last_words(pod, "trainer"),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, clock, plan, podstate
+from sluice_operator.plan.model import Warned
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -82,6 +83,7 @@ class World:
         self.job_deleted = False
         self.seen: set[str] = set()
         self.gated_roles: tuple[str, ...] = ()
+        self.warned: dict[str, Warned] = {}
 
     @property
     def status(self) -> RLJobStatus:
@@ -89,7 +91,8 @@ class World:
 
     def observed(self) -> Observed:
         status = RLJobStatus.model_validate(self.stored) if self.stored is not None else None
-        return Observed(tuple(deepcopy(list(self.pods.values()))), self.objects, status, self.progress)
+        pods = tuple(deepcopy(list(self.pods.values())))
+        return Observed(pods, self.objects, status, self.progress, warned=self.warned)
 
     def plan(self) -> Plan:
         return plan(self.job, self.observed(), self.now)

@@ -13,23 +13,24 @@ def engine(name: str = "rollout-0", attempt: int = 1, version: int = -1) -> Entr
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(first_generation=1000)
+    return Registry()
 
 
 def test_an_engine_works_only_once_it_holds_the_weights(registry: Registry) -> None:
     entry = registry.join(engine(), 0.0)
     assert not entry.admitted
     [planned] = registry.begin_update("trainer-0", 1, 5, joiners_only=False)
-    assert registry.report(planned.key, 1, planned.generation, "")
-    registry.serve(planned.key, 5)
+    assert registry.joiners(5) == [entry]
+    assert registry.report(planned.name, 1, planned.generation, "") is entry
+    registry.serve(planned, 5)
     assert entry.admitted
-    assert registry.in_sync() == ["rollout-0"]
+    assert registry.joiners(5) == []
 
 
 def test_a_failed_engine_leaves_the_epoch_and_gets_a_new_generation(registry: Registry) -> None:
     entry = registry.join(engine(), 0.0)
     epoch, generation = registry.epoch, entry.generation
-    assert not registry.report(entry.key, 1, generation, "transfer: engine died")
+    assert registry.report(entry.name, 1, generation, "transfer: engine died") is None
     assert registry.epoch == epoch + 1
     assert entry.generation > generation
     assert (entry.admitted, entry.dropped) == (False, "transfer: engine died")
@@ -39,14 +40,14 @@ def test_a_failed_engine_leaves_the_epoch_and_gets_a_new_generation(registry: Re
 def test_a_report_about_an_older_communicator_is_ignored(registry: Registry) -> None:
     first = registry.join(engine(), 0.0).generation
     entry = registry.join(engine(), 0.0)
-    assert not registry.report(entry.key, 1, first, "late news")
+    assert registry.report(entry.name, 1, first, "late news") is None
     assert entry.dropped == ""
 
 
 def test_joiners_only_leaves_those_in_sync_alone(registry: Registry) -> None:
     held = registry.join(engine("rollout-0"), 0.0)
     registry.begin_update("trainer-0", 1, 3, joiners_only=False)
-    registry.serve(held.key, 3)
+    registry.serve(held, 3)
     newcomer = registry.join(engine("rollout-1"), 0.0)
     assert registry.begin_update("trainer-0", 1, 3, joiners_only=True) == [newcomer]
     assert registry.begin_update("trainer-0", 1, 4, joiners_only=True) == [held, newcomer]
@@ -69,20 +70,53 @@ def test_older_attempts_are_refused(registry: Registry) -> None:
 
 def test_silence_is_death(registry: Registry) -> None:
     entry = registry.join(engine(), 0.0)
-    registry.heartbeat(entry.key, entry.connection, 8.0, "idle", 0, {})
+    entry.last_heartbeat = 8.0
     assert registry.expire(17.0, timeout=10.0) == []
     assert registry.expire(19.0, timeout=10.0) == [entry]
     assert registry.members() == []
 
 
 def test_the_end_of_a_lost_stream_does_not_remove_its_successor(registry: Registry) -> None:
-    old = registry.join(engine(), 0.0).connection
+    old = registry.join(engine(), 0.0)
     entry = registry.join(engine(), 0.0)
-    assert not registry.leave(entry.key, old)
+    assert not registry.leave(old)
     assert registry.members() == [entry]
 
 
 def test_generations_never_repeat(registry: Registry) -> None:
     seen = [registry.join(engine(), 0.0).generation for _ in range(5)]
     assert len(set(seen)) == 5
-    assert min(seen) > 1000
+
+
+def test_generations_of_a_restarted_service_are_others_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    before = {Registry().join(engine(), 0.0).generation for _ in range(3)}
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0 - 3600)
+    assert len(before) == 3
+    assert Registry().join(engine(), 0.0).generation not in before
+
+
+def test_an_engine_brings_the_attempts_of_trainers_that_it_has_heard_of(registry: Registry) -> None:
+    registry.join(engine(), 0.0, {"trainer-0": 3})
+    with pytest.raises(StaleAttemptError, match="attempt 2 was replaced by attempt 3"):
+        registry.begin_update("trainer-0", 2, 5, joiners_only=False)
+    registry.begin_update("trainer-0", 4, 5, joiners_only=False)
+    registry.join(engine("rollout-1"), 0.0, {"trainer-0": 3})
+    assert registry.sources == {"trainer-0": 4}
+
+
+def test_the_more_members_the_fewer_heartbeats_of_each(registry: Registry) -> None:
+    registry.join(engine(), 0.0)
+    assert registry.heartbeat_seconds == 2.0
+    for number in range(1000):
+        registry.join(engine(f"rollout-{number}"), 0.0)
+    assert registry.heartbeat_seconds == 16.0
+
+
+def test_who_was_told_to_send_fewer_heartbeats_may_be_silent_for_longer(registry: Registry) -> None:
+    entry = registry.join(engine(), 0.0)
+    entry.heartbeat_seconds = 8.0
+    assert registry.expire(40.0, timeout=10.0) == []
+    assert registry.expire(41.0, timeout=10.0) == [entry]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.code import _program, same_output, same_value
 from sluice.rewards.code_cases import Case, cases_of
-from sluice.rewards.sandbox import seccomp
+from sluice.rewards.sandbox import Isolation
 
 
 def sample(label: Any, **metadata: Any) -> RewardInput:
@@ -125,17 +124,9 @@ def test_the_last_python_block_is_the_program(response: str, program: str) -> No
     assert _program(response) == program
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_denies_by_number_and_ends_in_allow(machine: str) -> None:
-    program = seccomp.build(machine)
-    code = list(struct.iter_unpack("<HBBI", program))
-    socket = 41 if machine == "x86_64" else 198
-    at = code.index((0x15, 0, 1, socket))
-    assert code[at + 1] == (0x06, 0, 0, 0x00050001)
-    assert code[-1] == (0x06, 0, 0, 0x7FFF0000)
-    assert len({k for _, _, _, k in code if k == socket}) == 1
-
-
-def test_a_machine_without_known_numbers_is_refused() -> None:
-    with pytest.raises(OSError, match="no seccomp filter for riscv64"):
-        seccomp.build("riscv64")
+def test_a_missing_layer_is_named_with_its_cause_and_its_meaning() -> None:
+    here = Isolation(("landlock", "seccomp"), {"namespaces": "[Errno 1] unshare: Operation not permitted"})
+    assert str(here) == "landlock+seccomp"
+    line = here.warning("namespaces")
+    assert "no layer 'namespaces' here ([Errno 1] unshare: Operation not permitted): programs write" in line
+    assert "\n" not in line

@@ -1,17 +1,16 @@
-"""An engine that has given its memory to the trainer answers nothing, and its worker does not take it for hung."""
+"""An engine that need not make tokens just now is well; one that should and does not is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from sluice_rollout import worker as room
-from sluice_rollout.worker import STALL_SECONDS, Worker, WorkerError
+from sluice_rollout import health as room
+from sluice_rollout.health import STALL_SECONDS, EngineHealth, EngineLostError
 
 
 class Engine:
@@ -19,27 +18,59 @@ class Engine:
 
     url = "http://engine"
 
-    def __init__(self, resting: bool) -> None:
-        self._resting = resting
-        self.asked: list[bool] = []
+    def __init__(self, *, resting: bool = False, paused: float = 0.0, answers: bool = True) -> None:
+        self._resting, self._paused, self._answers = resting, paused, answers
+        self.asked: set[bool] = set()
 
     async def rests(self) -> bool:
         return self._resting
 
+    async def paused_seconds(self) -> float:
+        return self._paused
+
+    async def answers(self) -> bool:
+        return self._answers
+
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        self.asked.append(generate)
+        self.asked.add(generate)
         return not generate, "/health_generate answered 503"
 
 
-@pytest.mark.parametrize("resting", [True, False])
+def stalled(engine: Engine) -> EngineHealth:
+    return EngineHealth(cast("Any", engine), 600.0, last_progress=time.monotonic() - STALL_SECONDS - 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "lost"),
+    [
+        pytest.param(Engine(resting=True), "", id="rests"),
+        pytest.param(Engine(paused=599.0), "", id="paused"),
+        pytest.param(Engine(paused=600.0), "paused for 600 s, and no trainer has ended", id="for ever"),
+        pytest.param(Engine(), "engine http://engine: 3 health .*: /health_generate answered 503", id="hangs"),
+    ],
+)
 async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
-    monkeypatch: pytest.MonkeyPatch, resting: bool
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, lost: str
 ) -> None:
-    monkeypatch.setattr(room, "HEALTH_SECONDS", 0.01)
-    engine, nothing = Engine(resting), cast("Any", None)
-    make = cast("Any", SimpleNamespace(last_progress=time.monotonic() - STALL_SECONDS - 1))
-    worker = Worker(nothing, cast("Any", engine), make, nothing, nothing, nothing, nothing, nothing)
-    worker.work = {"lease": nothing}
-    with contextlib.suppress(TimeoutError) if resting else pytest.raises(WorkerError, match="failed 3 health checks"):
-        await asyncio.wait_for(worker._watch_engine(), 0.5)
-    assert set(engine.asked) == {not resting}
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
+    health = stalled(engine)
+    with pytest.raises(EngineLostError, match=lost) if lost else contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(health.watch(lambda: True), 0.5)
+    assert (True in engine.asked) == ("503" in lost)
+    assert bool(health.unhealthy) == bool(lost)
+
+
+async def test_an_engine_without_work_need_not_prove_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
+    engine = Engine()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stalled(engine).watch(lambda: False), 0.2)
+    assert engine.asked == {False}
+
+
+@pytest.mark.parametrize(("answers", "reason"), [(True, ""), (False, "it is paused, and its scheduler hangs")])
+async def test_an_engine_that_was_dropped_in_a_pause_must_answer(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, reason: str
+) -> None:
+    monkeypatch.setattr(room, "AGAIN_SECONDS", 0.0)
+    assert await stalled(Engine(paused=3.0, answers=answers)).judge(dropped=True) == reason

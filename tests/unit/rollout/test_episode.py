@@ -15,6 +15,7 @@ from sluice_rollout.engine import EngineError, Generation, PromptRefusedError
 from sluice_rollout.episode import TURNS, Episode, EpisodeEndError
 from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator
+from sluice_rollout.health import EngineHealth
 
 PROMPT = [1, 2, 3]
 PARAMS = {"max_new_tokens": 10, "temperature": 1.0}
@@ -30,10 +31,15 @@ class Words:
 class Script:
     """An engine that answers each request with the next entry, as far as there is room."""
 
+    url = "http://engine"
+
     def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
         self.answers = list(answers)
         self.asked: list[list[int]] = []
         self.version = 0
+
+    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
+        return False, "/health: refused"
 
     async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str) -> Generation:
         self.asked.append(input_ids)
@@ -55,7 +61,8 @@ def player(play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: 
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
-    generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version)  # type: ignore[arg-type]
+    health = EngineHealth(engine, 60.0)  # type: ignore[arg-type]
+    generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version, health)  # type: ignore[arg-type]
     return Player(play, "mine.py:play", generator, Words(), seconds, None)
 
 

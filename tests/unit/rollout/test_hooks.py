@@ -103,7 +103,8 @@ async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_
 
 
 @pytest.mark.parametrize(("name", "error"), [
-    ("crash", "KeyError: 'x'"), ("breaks", "SampleError: samples[0].lossMask: 1 entries for 2 response tokens"),
+    ("crash", "KeyError: 'x' (code.py:12)"),
+    ("breaks", "SampleError: samples[0].lossMask: 1 entries for 2 response tokens"),
 ])  # fmt: skip
 async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, error: str) -> None:
     group = await maker(House(), hooks.Hooks(hooks.load("beforeReward", f"{code}:{name}")))(Prompt(0, "2+2"), [])

@@ -8,11 +8,12 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
 from sluice.environment import free_port
 from sluice_rollout.sglang_plugin.__main__ import PATH
@@ -154,3 +155,31 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
     come = SimpleNamespace(extra_key="3")
     receive.in_new_cache(scheduler, come)
     assert come.extra_key == ("3" if idle else "3|2")
+
+
+def alone(name: str) -> Any:
+    """A process group of this process alone, as SGLang makes those that it receives weights over."""
+    store = TCPStore("127.0.0.1", free_port(), 1, is_master=True, wait_for_workers=False)
+    group, _ = _new_process_group_helper(
+        1, 0, [], Backend("gloo"), PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=10)
+    )
+    _world.pg_group_ranks[group] = {0: 0}
+    return group
+
+
+def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: SimpleNamespace) -> None:
+    before = set(_world.pg_names)
+    groups: dict[str, Any] = {}
+    updater = SimpleNamespace(_model_update_group=groups)
+
+    def join(updater: Any, name: str) -> str:
+        groups[name] = alone(name)
+        return name
+
+    for name in ("somebody-else", "sluice-first", "sluice-second"):
+        assert receive.join_group(join, updater, name) == name
+    assert sorted(groups) == ["sluice-second", "somebody-else"]
+    assert set(_world.pg_names) - before == set(groups.values())
+    assert set(_world.pg_group_ranks) >= set(groups.values())
+    for group in groups.values():
+        receive.release(group)

@@ -105,15 +105,15 @@ def test_masking_leaves_a_sample_of_one_version_alone() -> None:
 @pytest.mark.parametrize(("body", "reason"), [
     ("True", None), ("False", "mine"), ("None", None), ("'too easy'", "too easy"), ("0 and 1", "0"),
 ])  # fmt: skip
-def test_what_a_filter_says(tmp_path: Path, body: str, reason: str | None) -> None:
+async def test_what_a_filter_says(tmp_path: Path, body: str, reason: str | None) -> None:
     (tmp_path / "filter.py").write_text(f"def mine(group):\n    return {body}\n")
     filters.custom.load.cache_clear()
-    assert filters.load(f"{tmp_path}/filter.py:mine")(SampleGroup(Prompt(0, "x"))) == reason
+    assert await filters.load(f"{tmp_path}/filter.py:mine")(SampleGroup(Prompt(0, "x"))) == reason
 
 
-def test_filters_of_the_buffer_keep_everything_here() -> None:
+async def test_filters_of_the_buffer_keep_everything_here() -> None:
     for name in (None, *filters.BUILT_IN):
-        assert filters.load(name)(SampleGroup(Prompt(0, "x"))) is None
+        assert await filters.load(name)(SampleGroup(Prompt(0, "x"))) is None
 
 
 def test_a_filter_that_is_not_there(tmp_path: Path) -> None:

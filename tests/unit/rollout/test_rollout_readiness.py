@@ -19,9 +19,8 @@ def make_worker(latest: pb.ServerMessage | None, *, connected: bool = True, unhe
         joined.set()
     membership = cast("Any", SimpleNamespace(latest=latest, connected=joined))
     nothing = cast("Any", None)
-    worker = Worker(nothing, nothing, nothing, nothing, nothing, membership, nothing, nothing)
-    worker.unhealthy = unhealthy
-    return worker
+    make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=SimpleNamespace(unhealthy=unhealthy))))
+    return Worker(nothing, nothing, make, nothing, nothing, membership, nothing, nothing)
 
 
 ADMITTED = pb.ServerMessage(admitted=True, version=3)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.books import Books
 from sluice.telemetry.report import spans
 from sluice.telemetry.summary import evaluation_means, summarize
 
@@ -49,7 +50,14 @@ def test_summary(tmp_path: Path) -> None:
             tmp_path / "evaluation.jsonl", {"version": version, "dataset": dataset, f"eval/{dataset}": reward}
         )
     assert evaluation_means(tmp_path) == [(0, 0.1), (2, 0.8)]
-    found = summarize(tmp_path, state="Succeeded", restarts=1, wall_seconds=9.99, counters={"groups_trained": 4})
+    found = summarize(
+        tmp_path,
+        state="Succeeded",
+        restarts=1,
+        wall_seconds=9.99,
+        counters={},
+        books=Books.of({"groups_leased": 4, "groups_trained": 4}, {}),
+    )
     assert found["steps"] == 2
     assert (found["reward_first"], found["reward_last"]) == (0.1, 0.4)
     assert (found["eval_first"], found["eval_last"]) == (0.1, 0.8)
@@ -58,7 +66,7 @@ def test_summary(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
-    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, counters={})
+    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, counters={}, books=Books.of({}, {}))
     assert (found["steps"], found["reward_first"], found["eval_last"]) == (0, None, None)
 
 

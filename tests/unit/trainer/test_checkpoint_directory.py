@@ -1,16 +1,46 @@
-"""Which checkpoints count, and which go."""
+"""Which checkpoints count, whose the directory is, and which checkpoints go."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from sluice_trainer.megatron.checkpoint_directory import latest, path_of, prune, steps
+import pytest
+
+from sluice_trainer.megatron import checkpoint_directory
+from sluice_trainer.megatron.checkpoint_directory import (
+    MANIFEST,
+    Author,
+    DamagedError,
+    SupersededError,
+    claim,
+    commit,
+    files,
+    latest,
+    path_of,
+    prune,
+    record,
+    steps,
+    temporary_of,
+    verify,
+)
+
+FIRST, SECOND = Author(1, "run"), Author(2, "run")
 
 
 def make(directory: Path, *names: str) -> None:
     for name in names:
         (directory / name).mkdir(parents=True)
         (directory / name / "metadata.json").touch()
+
+
+def begun(directory: Path, step: int, author: Author) -> Path:
+    """A checkpoint with its files, before it is committed."""
+    temporary = temporary_of(path_of(directory, step), author)
+    (temporary / "critic").mkdir(parents=True)
+    (temporary / "weights").write_bytes(b"weights")
+    (temporary / "critic" / "weights").write_bytes(b"of the critic")
+    return temporary
 
 
 def test_no_directory_has_no_checkpoint(tmp_path: Path) -> None:
@@ -22,17 +52,122 @@ def test_names_are_megatrons() -> None:
 
 
 def test_unfinished_and_foreign_entries_do_not_count(tmp_path: Path) -> None:
-    make(tmp_path, "iter_0000003", "iter_0000010", ".iter_0000020.tmp", ".iter_0000002.pruned.tmp", "hf", "iter_x")
+    make(tmp_path, "iter_0000003", "iter_0000010", ".iter_0000020.attempt1.tmp", "hf", "iter_x")
     assert steps(tmp_path) == [3, 10]
     assert latest(tmp_path) == 10
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001", "iter_0000002", "iter_0000010", "hf")
-    assert prune(tmp_path, keep=2) == [1]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "iter_0000002", "iter_0000010"]
+    claim(tmp_path, FIRST)
+    assert prune(tmp_path, 2, FIRST) == [1]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["hf", "iter_0000002", "iter_0000010"]
 
 
 def test_prune_with_fewer_than_it_keeps(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001")
-    assert prune(tmp_path, keep=3) == []
+    claim(tmp_path, FIRST)
+    assert prune(tmp_path, 3, FIRST) == []
+
+
+def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:
+    claim(tmp_path, FIRST)
+    temporary, final = begun(tmp_path, 5, FIRST), path_of(tmp_path, 5)
+    commit(temporary, final, FIRST, {"weights": record(temporary / "weights")})
+    assert files(final) == ["critic/weights", "weights"]
+    verify(final, files(final))
+    assert latest(tmp_path) == 5
+    assert (tmp_path / checkpoint_directory.TRACKER).read_text() == "5"
+
+
+def truncate(final: Path) -> None:
+    (final / "weights").write_bytes(b"weigh")
+
+
+def change(final: Path) -> None:
+    (final / "weights").write_bytes(b"height!")
+
+
+def remove(final: Path) -> None:
+    (final / "critic" / "weights").unlink()
+
+
+def remove_manifest(final: Path) -> None:
+    (final / MANIFEST).unlink()
+
+
+def cut_manifest(final: Path) -> None:
+    (final / MANIFEST).write_text(json.dumps({"files": {}})[:5])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(truncate, "weights has 5 bytes, expected 7", id="truncated"),
+        pytest.param(change, "weights does not have the content that was written", id="changed"),
+        pytest.param(remove, "critic/weights is missing", id="missing"),
+        pytest.param(remove_manifest, "has no files.json", id="no manifest"),
+        pytest.param(cut_manifest, "files.json cannot be read", id="half a manifest"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_named(tmp_path: Path, damage: object, message: str) -> None:
+    assert callable(damage)
+    claim(tmp_path, FIRST)
+    final = path_of(tmp_path, 5)
+    commit(begun(tmp_path, 5, FIRST), final, FIRST)
+    damage(final)
+    with pytest.raises(DamagedError, match=message):
+        verify(final, files(final))
+
+
+def test_a_file_that_is_shorter_here_than_its_writer_says_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_directory, "_VISIBLE_SECONDS", 0.0)
+    claim(tmp_path, FIRST)
+    with pytest.raises(DamagedError, match="weights has 7 bytes here, its writer says 8"):
+        commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, 0)})
+    assert latest(tmp_path) is None
+
+
+def test_a_newer_attempt_takes_the_directory_and_removes_what_is_unfinished(tmp_path: Path) -> None:
+    claim(tmp_path, FIRST)
+    temporary = begun(tmp_path, 5, FIRST)
+    claim(tmp_path, SECOND)
+    assert not temporary.exists()
+    for action in (
+        lambda: commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST),
+        lambda: prune(tmp_path, 1, FIRST),
+        lambda: claim(tmp_path, FIRST),
+    ):
+        with pytest.raises(SupersededError, match=r"attempt 1 .*replaced"):
+            action()
+    assert steps(tmp_path) == []
+    commit(begun(tmp_path, 5, SECOND), path_of(tmp_path, 5), SECOND)
+    assert steps(tmp_path) == [5]
+
+
+def test_an_attempt_that_wakes_up_after_its_last_look_finds_nothing_to_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(tmp_path, FIRST)
+    temporary = begun(tmp_path, 5, FIRST)
+    look = checkpoint_directory.check
+
+    def look_and_sleep(directory: Path, author: Author) -> None:
+        look(directory, author)
+        monkeypatch.setattr(checkpoint_directory, "check", look)
+        claim(directory, SECOND)
+
+    monkeypatch.setattr(checkpoint_directory, "check", look_and_sleep)
+    with pytest.raises(FileNotFoundError):
+        commit(temporary, path_of(tmp_path, 5), FIRST)
+    assert steps(tmp_path) == []
+
+
+def test_a_job_that_is_made_anew_has_the_directory_of_the_old_one(tmp_path: Path) -> None:
+    old, new = Author(7, "old"), Author(1, "new")
+    claim(tmp_path, old)
+    claim(tmp_path, new)
+    with pytest.raises(SupersededError, match="attempt 7 has been replaced"):
+        prune(tmp_path, 1, old)

@@ -112,7 +112,7 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
     tracker = Tracker()
     recorder = Recorder(tmp_path, 1, tracker)  # type: ignore[arg-type]
     recorder.step(1, {"rollout/raw_reward": 0.5})
-    recorder.evaluation(pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}))
+    recorder.evaluation(pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}), [])
     recorder.close()
     evaluated = {"eval/math": 0.25, "eval/math/pass@4": 0.5}
     assert tracker.rows == [(1, {"rollout/raw_reward": 0.5}), (1, evaluated), (0, {})]

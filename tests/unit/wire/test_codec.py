@@ -75,7 +75,9 @@ def test_chunks_of_interleaved_messages_come_together(messages: list[bytes], siz
     pieces = []
     for key, data in enumerate(messages):
         parts = [data[i : i + size] for i in range(0, max(len(data), 1), size)]
-        pieces.append([pb.Chunk(key=key, data=p, last=i == len(parts) - 1) for i, p in enumerate(parts)])
+        pieces.append([
+            pb.Chunk(key=key, data=p, last=i == len(parts) - 1, size=0 if i else len(data)) for i, p in enumerate(parts)
+        ])  # fmt: skip
     assembler, found = codec.Assembler(), {}
     while any(pieces):
         for queue in pieces:
@@ -94,11 +96,33 @@ def test_chunks_stay_below_the_message_limit() -> None:
     assert [c.last for c in chunks] == [False, False, False, True]
 
 
-def test_a_message_that_is_too_large_is_refused() -> None:
+def test_a_message_that_is_too_large_is_refused_with_its_first_piece() -> None:
     assembler = codec.Assembler(max_bytes=10)
-    assembler.add(pb.Chunk(key=1, data=b"123456"))
-    with pytest.raises(SampleError, match="more than 10 bytes"):
-        assembler.add(pb.Chunk(key=1, data=b"123456", last=True))
+    with pytest.raises(SampleError, match="a message of 12 bytes; at most 10"):
+        assembler.add(pb.Chunk(key=1, data=b"123456", size=12))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "came"),
+    [
+        pytest.param([b"123", b"4567"], 7, id="more than was announced"),
+        pytest.param([b"123", b"45"], 5, id="less than was announced"),
+    ],
+)
+def test_pieces_come_to_what_was_announced(pieces: list[bytes], came: int) -> None:
+    assembler = codec.Assembler()
+    assembler.add(pb.Chunk(key=1, data=pieces[0], size=6))
+    with pytest.raises(SampleError, match=f"pieces of {came} bytes came of a message of 6"):
+        assembler.add(pb.Chunk(key=1, data=pieces[1], last=True))
+    assert not assembler.holds(1)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_a_message_may_be_sent_in_parts(parts: list[bytes]) -> None:
+    assembler = codec.Assembler()
+    *before, whole = [assembler.add(chunk) for chunk in codec.to_chunks(3, *parts)]
+    assert whole == b"".join(parts)
+    assert before == [None] * len(before)
 
 
 def test_broken_bytes_name_the_field() -> None:

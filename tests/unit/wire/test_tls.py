@@ -126,7 +126,7 @@ async def test_a_member_that_meets_another_jobs_rendezvous_is_told(
     async with membership.Membership(address, pb.Member) as member:
         await member.news(0)
         assert member.refused is not None
-        assert member.refused.endswith("it belongs to another job")
+        assert str(member.refused).endswith("it belongs to another job")
 
 
 async def test_servers_and_clients_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.integration.run.conftest import example
+
+__all__ = ["example"]

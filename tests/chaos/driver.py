@@ -1,0 +1,213 @@
+"""Applies faults, one after the other, to real runs of the quickstart; checks recovery and books after each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc.aio
+import psutil
+
+from sluice.telemetry.books import Books
+from sluice.wire import rpc
+from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice_operator.cluster import rundir
+from tests.chaos.faults import KILL, STOP, Fault
+from tests.chaos.network import PAIRS, Network
+from tests.chaos.proxy import Harm
+from tests.integration.run.laptop import Laptop, processes_of
+
+BATCH, EVERY, STEPS = 8, 5, 120
+SMALL = (
+    f"rollout.batchSize={BATCH}",
+    "rollout.samplesPerPrompt=4",
+    f"checkpoint.everySteps={EVERY}",
+    "evaluation.everySteps=40",
+    "weightSync.timeoutSeconds=15",
+    "failurePolicy.maxRestarts=1000",
+    "failurePolicy.rolloutBackoff.baseSeconds=1",
+    "failurePolicy.rolloutBackoff.maxSeconds=2",
+)
+MODES = (("rollout.mode=async", "rollout.maxStaleness=2"), ("rollout.mode=sync",))
+START_SECONDS = 180.0
+RECOVERY_SECONDS = 400.0
+"""For another committed step after a fault, on a machine that is busy with other tests too."""
+ASK_SECONDS = 0.2
+
+
+class Ended(Exception):
+    """The run has done its steps."""
+
+
+def inflict_all(faults: Sequence[Fault], example: Path, directory: Path, *, seed: int, steps: int = STEPS) -> None:
+    """As many runs as the faults need, asynchronous and synchronous in turn."""
+    left, number = list(faults), 0
+    while left:
+        name, mode = f"run{number}", MODES[(seed + number) % len(MODES)]
+        print(f"{name}: {mode[0]}, {len(left)} of {len(faults)} faults left", flush=True)
+        left = _one_run(left, example, directory / name, steps, mode)
+        number += 1
+
+
+def _one_run(faults: list[Fault], example: Path, directory: Path, steps: int, mode: tuple[str, ...]) -> list[Fault]:
+    """Faults until there are none, or the run has done its steps; those that are left."""
+    with Network(directory) as network:
+        laptop = Laptop(example, directory, *SMALL, f"trainer.steps={steps}", *mode, *network.overrides())
+        run = Victim(laptop, network)
+        laptop.start()
+        try:
+            run.until_step(2, START_SECONDS)
+            while faults:
+                run.suffer(faults[0])
+                faults = faults[1:]
+            run.until_end()
+        except Ended:
+            pass
+        finally:
+            laptop.stop()
+        check_end(laptop, steps)
+        unused = [pair for pair in PAIRS if not network.passed(pair)]
+        assert not unused, f"calls that went past the proxies: {unused}"
+    return faults
+
+
+class Victim:
+    """A run, what is done to it, and how it takes it."""
+
+    def __init__(self, laptop: Laptop, network: Network) -> None:
+        self.laptop = laptop
+        self.network = network
+
+    def suffer(self, fault: Fault) -> None:
+        """One fault, recovery, and the books. Raises Ended where the run ends before it."""
+        self._sleep(fault.after)
+        before, start = self._alive().step, time.monotonic()
+        print(f"  step {before}: {fault}", flush=True)
+        with contextlib.suppress(Ended):  # a run may well do its last steps with one link down
+            with self._harmed(fault):
+                time.sleep(fault.seconds)
+            told = self.until_step(max(before, self.laptop.step()) + 1, RECOVERY_SECONDS, str(fault))
+            print(f"    step {told.step} after {time.monotonic() - start:.1f} s", flush=True)
+
+    def until_step(self, step: int, seconds: float, why: str = "start") -> buffer_pb2.BufferStats:
+        """The buffer's words once it has committed a step. Every word of it on the way has balanced books."""
+        end = time.monotonic() + seconds
+        while True:
+            told = self._ask()
+            if told:
+                check_books(told, why)
+                if told.step >= step:
+                    return told
+            if time.monotonic() > end:
+                raise AssertionError(f"{why}: no step {step} after {seconds:.0f} s\n{self.laptop.text()[-3000:]}")
+            time.sleep(ASK_SECONDS)
+
+    def until_end(self) -> None:
+        self.until_step(1 << 30, START_SECONDS + RECOVERY_SECONDS, "the end")
+
+    @contextlib.contextmanager
+    def _harmed(self, fault: Fault) -> Iterator[None]:
+        if isinstance(fault.target, tuple):
+            self.network.inflict(fault.target, Harm(fault.kind))
+            try:
+                yield
+            finally:
+                self.network.heal(fault.target)
+        elif fault.kind == KILL:
+            self._kill(fault.target, fault.part)
+            yield
+        else:
+            assert fault.kind == STOP
+            stopped = self._family(fault.target)
+            _signal(stopped, signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                _signal(stopped, signal.SIGCONT)
+
+    def _kill(self, role: str, part: float) -> None:
+        if role == "run":
+            self.laptop.kill("run")
+            self.laptop.start()
+        else:
+            family = self._family(role)
+            _signal([family[int(part * len(family))]], signal.SIGKILL)
+
+    def _family(self, role: str) -> list[psutil.Process]:
+        """A role's processes, the first first; of `sluice run` itself only that, as its children are the roles."""
+        first = psutil.Process(self.laptop.find(role))
+        return [first] if role == "run" else [first, *sorted(first.children(recursive=True), key=lambda p: p.pid)]
+
+    def _alive(self) -> buffer_pb2.BufferStats:
+        return self.until_step(0, RECOVERY_SECONDS)
+
+    def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self._ended()
+
+    def _ended(self) -> None:
+        process = self.laptop.process
+        assert process is not None
+        if process.poll() is not None:
+            assert process.returncode == 0, f"exit code {process.returncode}\n{self.laptop.text()[-3000:]}"
+            raise Ended
+
+    def _ask(self) -> buffer_pb2.BufferStats | None:
+        self._ended()
+        self.network.check()
+        return asyncio.run(stats(self.laptop.directory))
+
+
+def _signal(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
+            process.send_signal(number)
+
+
+async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
+    """What the buffer of a run says, asked without a proxy; None: it does not answer now."""
+    state = rundir.Store(directory).load()
+    port = next(iter(state.ports.values()), 0)
+    tokens = [each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")]
+    if not port or not tokens:
+        return None
+    metadata = rpc.metadata(tokens[0])
+    try:
+        async with rpc.channel(f"127.0.0.1:{port}") as channel:
+            request = rendezvous_pb2.AddressBookRequest(role="buffer")
+            stub = rendezvous_pb2_grpc.RendezvousStub(channel)
+            book = await stub.AddressBook(request, metadata=metadata, timeout=3.0)
+        if not book.members:
+            return None
+        port = int(book.members[0].address.rpartition(":")[2])
+        async with rpc.channel(f"127.0.0.1:{port}") as channel:
+            answer: buffer_pb2.BufferStats = await buffer_pb2_grpc.BufferStub(channel).Stats(
+                buffer_pb2.StatsRequest(), metadata=metadata, timeout=3.0
+            )
+            return answer
+    except grpc.aio.AioRpcError:
+        return None
+
+
+def check_books(told: buffer_pb2.BufferStats, why: str) -> None:
+    """No prompt is guilty of anything, so none may fail."""
+    books = Books.of(told.counters, told.failed)
+    assert (books.lost, books.twice, books.failed) == (0, 0, 0), f"{why}, step {told.step}: {list(books.warnings())}"
+
+
+def check_end(laptop: Laptop, steps: int) -> None:
+    summary = laptop.summary()
+    assert summary["state"] == "Succeeded", laptop.text()[-3000:]
+    assert summary["steps"] == steps
+    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0, summary
+    assert summary["groups_trained"] == steps * BATCH, summary
+    assert sorted(laptop.steps()) == list(range(1, steps + 1))
+    assert summary["warnings"] == [], summary["warnings"]
+    for step, records in laptop.replayed().items():
+        seen = {(r["train/loss"], r["train/grad_norm"], r["rollout/raw_reward"]) for r in records}
+        assert len(seen) == 1, f"step {step} was replayed differently: {records}"
+    assert processes_of(laptop.directory) == []

@@ -1,0 +1,61 @@
+"""Faults, drawn from a seed: the same seed and number give the same list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.chaos.network import PAIRS
+from tests.chaos.proxy import Harm
+
+KILL, STOP = "kill -9", "SIGSTOP"
+ROLES = ("engine", "worker", "buffer", "rendezvous", "trainer", "run")
+"""What may be killed or stopped; `run` is `sluice run` itself."""
+LONGEST_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """after: seconds from when it may come until it comes; seconds: how long it lasts; 0: a moment.
+
+    part: which of the role's processes is killed, of all from its first (0.0) to the last that it started.
+    """
+
+    kind: str
+    target: str | tuple[str, str]
+    after: float
+    seconds: float
+    part: float = 0.0
+
+    def __str__(self) -> str:
+        where = self.target if isinstance(self.target, str) else " -> ".join(self.target)
+        length = f" for {self.seconds:.1f} s" if self.seconds else ""
+        part = f", process {self.part:.2f}" if self.part else ""
+        return f"{self.kind} {where}{part}{length}, after {self.after:.1f} s"
+
+
+def draw(seed: int, number: int, longest: float = LONGEST_SECONDS) -> list[Fault]:
+    """Rounds of one fault of each kind, in random order; of the targets of a kind none comes twice before all came."""
+    chance = random.Random(seed)
+    kinds: list[str] = [KILL, STOP, *Harm]
+    targets = {kind: _decks(chance, ROLES if kind in (KILL, STOP) else PAIRS) for kind in kinds}
+    faults: list[Fault] = []
+    while len(faults) < number:
+        chance.shuffle(kinds)
+        faults += [_fault(chance, kind, next(targets[kind]), longest) for kind in kinds]
+    return faults[:number]
+
+
+def _decks(chance: random.Random, targets: tuple[object, ...]) -> Iterator[object]:
+    while True:
+        yield from chance.sample(targets, len(targets))
+
+
+def _fault(chance: random.Random, kind: str, target: object, longest: float) -> Fault:
+    assert isinstance(target, str | tuple)
+    after, seconds = chance.uniform(0.0, 2.0), chance.uniform(1.0, longest)
+    part = chance.choice((0.0, chance.random()))
+    if kind != KILL:
+        return Fault(kind, target, after, seconds)
+    return Fault(kind, target, after, 0.0, 0.0 if target == "run" else part)

@@ -1,0 +1,24 @@
+"""Runs of the quickstart to hurt, and the tools of the buffer's tests."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "integration/buffer"), str(TESTS / "unit/buffer")]
+
+from tests.integration.faults.native import library  # noqa: E402 - after the path is set
+from tests.integration.run.conftest import example, laptop  # noqa: E402 - after the path is set
+
+__all__ = ["example", "laptop"]
+
+
+@pytest.fixture
+def calendar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """File of the seconds by which the clock of all processes that are started from now on is wrong."""
+    offset = tmp_path / "clock-offset"
+    offset.write_text("0")
+    monkeypatch.setenv("CLOCK_OFFSET", str(offset))
+    monkeypatch.setenv("LD_PRELOAD", str(library("clock")))
+    return offset

@@ -1,0 +1,36 @@
+"""The buffer's clock jumps by an hour: its leases stay, and no evaluation takes an hour or less than nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from buffer_tools import Client, Server, make_group, make_job
+
+from sluice.wire.v1 import buffer_pb2 as pb
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("jump", [pytest.param(HOUR, id="forward"), pytest.param(-HOUR, id="back")])
+async def test_the_clock_of_a_buffer_jumps(calendar: Path, tmp_path: Path, jump: int) -> None:
+    job = make_job(
+        tmp_path, evaluation={"everySteps": 1, "beforeTrain": True, "samplesPerPrompt": 2}, buffer__leaseSeconds=8
+    )
+    server = Server(job, tmp_path)
+    server.start()
+    try:
+        async with Client(server.address) as client:
+            held = (await client.lease(count=4)).groups  # the held-out prompts, and one to train on
+            calendar.write_text(str(jump))
+            await asyncio.sleep(3)  # the buffer looks for leases that ran out each second
+            assert await client.heartbeat([one.prompt for one in held]) == []
+            answers = await client.submit([make_group(one.prompt) for one in held])
+            assert {one.outcome for one in answers.values()} == {pb.SubmitResponse.OUTCOME_STORED}
+            [result] = (await client.evaluations()).evaluations
+            assert (await client.stats()).counters["leases_expired"] == 0
+        assert 0 < result.seconds < HOUR
+    finally:
+        server.end(signal.SIGKILL)

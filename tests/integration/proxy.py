@@ -1,0 +1,127 @@
+"""A reverse proxy in front of a real engine: rules of a test decide which requests fail, and how.
+
+async with Proxy(sglang.url) as proxy:
+    proxy.rules.append(lambda asked: Answer(500, "out of memory") if asked.path == "/generate" else None)
+    async with Engine(proxy.url) as engine: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. body: its JSON, or None; number: of requests for this path so far, from 1."""
+
+    path: str
+    body: Any
+    number: int
+
+    @property
+    def input_ids(self) -> list[int]:
+        return list(self.body["input_ids"]) if isinstance(self.body, dict) else []
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answered by the proxy; the engine never hears of the request."""
+
+    status: int
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The connection ends. after: once the engine has answered, whose answer is lost; else at once."""
+
+    after: bool = False
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The engine is asked so many seconds later."""
+
+    seconds: float
+
+
+Fate = Answer | Drop | Delay
+Rule = Callable[[Asked], Fate | None]
+
+
+@dataclass
+class Proxy:
+    """The first rule that has an answer decides; a request that no rule wants is passed on."""
+
+    target: str
+    rules: list[Rule] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+
+    async def __aenter__(self) -> Proxy:
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
+        )
+        self._runner = web.AppRunner(_app(self._serve), handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+        await self._client.close()
+
+    async def stop(self) -> None:
+        """As an engine that is gone: connections end, new ones are refused."""
+        await self._runner.cleanup()
+
+    def count(self, path: str) -> int:
+        return sum(asked.path == path for asked in self.asked)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        asked = Asked(request.path, _json(data), self.count(request.path) + 1)
+        self.asked.append(asked)
+        fate = next((fate for rule in self.rules if (fate := rule(asked)) is not None), None)
+        if isinstance(fate, Answer):
+            return web.json_response({"error": {"message": fate.message}}, status=fate.status)
+        if isinstance(fate, Delay):
+            await asyncio.sleep(fate.seconds)
+        if isinstance(fate, Drop) and not fate.after:
+            return _dropped(request)
+        headers = {"Content-Type": request.headers["Content-Type"]} if "Content-Type" in request.headers else {}
+        url = self.target + request.path_qs
+        async with self._client.request(request.method, url, data=data or None, headers=headers) as answer:
+            body = await answer.read()
+            kind = answer.headers.get("Content-Type", "text/plain")
+            if isinstance(fate, Drop):
+                return _dropped(request)
+            return web.Response(body=body, status=answer.status, headers={"Content-Type": kind})
+
+
+def _app(serve: Any) -> web.Application:
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", serve)
+    return app
+
+
+def _dropped(request: web.Request) -> web.Response:
+    assert request.transport
+    request.transport.abort()
+    return web.Response()
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        return None

@@ -1,0 +1,154 @@
+"""An engine that is paused for a weight update, and what its samples say of the weights then."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.sample import Purpose, Sample
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout import engine as engine_module
+from sluice_rollout import health as health_module
+from sluice_rollout.engine import Engine
+from sluice_rollout.worker import WorkerError
+from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
+from tests.integration.house import DEADLINE
+from tests.integration.rollout.pods import House, leases, submitted
+from tests.integration.weights.conftest import publisher as publisher
+from tests.integration.weights.tools import begin, publish
+
+ASYNC = {"rollout__mode": "async", "rollout__maxStaleness": 1}
+LONG = {**ASYNC, "rollout__sampling__maxResponseTokens": 3000}
+MIDDLE = {**ASYNC, "rollout__sampling__maxResponseTokens": 600}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks often, and takes an engine for stalled at once: what takes minutes takes seconds."""
+    monkeypatch.setattr(health_module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(health_module, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(health_module, "GENERATE_SECONDS", 3.0)
+    monkeypatch.setattr(engine_module, "PROBE_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
+    engine: Engine, sglang: Sglang, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(engine_module, "PROBE_SECONDS", 1.0)
+    assert await engine.paused_seconds() == 0
+    call(sglang.url + "/pause_generation", {"mode": mode})
+    assert (first := await engine.paused_seconds()) >= 1
+    assert await engine.paused_seconds() > first
+    assert await engine.answers()
+    call(sglang.url + "/continue_generation", {})
+    async with asyncio.timeout(DEADLINE):
+        while await engine.paused_seconds():
+            await asyncio.sleep(0.01)
+    call(sglang.url + "/pause_generation", {"mode": mode})
+    assert await engine.paused_seconds() < 3 * first
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
+    house: Callable[..., House], engine: Engine, other_model: Path, publisher: Callable[..., Any]
+) -> None:
+    one = house(**MIDDLE)
+    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+        await leases(worker, 4)
+        assert (
+            await begin(publisher(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
+        )  # and that trainer is heard of no more
+        async with asyncio.timeout(60):
+            while await engine.paused_seconds() < 10 * health_module.UNHEALTHY_AFTER * 0.5:
+                await asyncio.sleep(0.1)
+        assert worker.health.unhealthy == ""
+        assert worker.lost is None
+        update = await publish(publisher(attempt=2, timeoutSeconds=30), 1, other_model)
+        assert list(update.engines) == ["rollout-0"]
+        assert (await client.take(1, wait=60)).state == pb.TakeBatchResponse.STATE_READY
+        await end()
+        assert (await client.stats()).counters["leases_expired"] == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_pause_that_nobody_ends_is_the_engines_end(
+    house: Callable[..., House], engine: Engine, sglang: Sglang
+) -> None:
+    one = house(**LONG)
+    async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
+        worker.health.pause_seconds = 2.0
+        work = asyncio.create_task(worker.run(asyncio.Event()))
+        await asyncio.wait_for(membership.connected.wait(), 10)
+        await one.rendezvous.serve(0)
+        await leases(worker, 4)
+        call(sglang.url + "/pause_generation", {"mode": "in_place"})
+        with pytest.raises(WorkerError, match=r"paused for \d+ s, and no trainer has ended that"):
+            await asyncio.wait_for(work, 60)
+        stats = await client.stats()
+        assert (stats.leases, stats.counters["groups_returned"]) == (0, 4)
+    call(sglang.url + "/continue_generation", {})
+    await sglang.idle(30)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_engine_that_hangs_and_is_not_paused_is_found_at_once_and_its_groups_go_back(
+    house: Callable[..., House], engine: Engine, sglang: Sglang
+) -> None:
+    one = house(**LONG)
+    async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
+        work = asyncio.create_task(worker.run(asyncio.Event()))
+        await asyncio.wait_for(membership.connected.wait(), 10)
+        await one.rendezvous.serve(0)
+        await leases(worker, 4)
+        sglang.part("scheduler").send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match="3 health checks failed: /health_generate"):
+                await asyncio.wait_for(work, 60)
+        finally:
+            sglang.part("scheduler").send_signal(signal.SIGCONT)
+        stats = await client.stats()
+        assert (stats.leases, stats.counters["groups_returned"]) == (0, 4)
+    await sglang.idle(30)
+
+
+def error_of(sample: Sample, weights: dict[int, Path]) -> float:
+    """How far its log-probs are from those of the weights that its spans name."""
+    expected: list[float] = []
+    for span in sample.weight_versions:
+        everything = log_probs(weights[span.version], sample.tokens.tolist(), sample.response_length)
+        expected += everything[span.start : span.end]
+    return distance(sample.rollout_log_probs.tolist(), expected)
+
+
+async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
+    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path, other_model: Path,
+    publisher: Callable[..., Any],
+) -> None:  # fmt: skip
+    one = house(**(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1})
+    async with await one.start_buffer(), one.worker(engine) as (worker, membership):
+        groups, stop = submitted(worker), asyncio.Event()
+        work = asyncio.create_task(worker.run(stop))
+        await asyncio.wait_for(membership.connected.wait(), 10)
+        await one.rendezvous.serve(0)
+        await sglang.generated(11 * 100)
+        await publish(publisher(timeoutSeconds=30), 1, other_model)
+
+        def evaluated() -> list[Sample]:
+            return [s for g in groups if g.prompt.purpose is Purpose.EVALUATE for s in g.samples]
+
+        async with asyncio.timeout(60):
+            while len(evaluated()) < 3:
+                await asyncio.sleep(0.1)
+        stop.set()
+        await asyncio.wait_for(work, 30)
+    for sample in evaluated():
+        sample.check()
+        assert [span.version for span in sample.weight_versions] == [0, 1]
+        assert error_of(sample, {0: model, 1: other_model}) < tolerance()
+        assert error_of(sample, {0: other_model, 1: model}) > 10 * tolerance()

@@ -1,0 +1,158 @@
+"""Fields that name files are marked in their types, and found by their marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from sluice.api.base import Model
+from sluice.api.crd import schema_of
+from sluice.api.job import RLJobSpec
+from sluice.api.paths import ModelPath, UserFunction, fields, marked, rewritten, volume_of
+
+EVERY_PATH: dict[str, Any] = {
+    "model": {"path": "m1", "referencePath": "m2", "volume": {"hostPath": {"path": "/models"}}},
+    "data": {
+        "prompts": [
+            {"path": "d1.jsonl@[0:9]", "function": "f1.py:f"},
+            {"source": {"function": "f2.py:f", "args": {"path": "left/alone"}}},
+        ]
+    },
+    "rollout": {
+        "dynamicFilter": "f3.py:f",
+        "function": "f4.py:f",
+        "hooks": {"beforeReward": "f5.py:f", "afterReward": "f6.py:f"},
+    },
+    "reward": {"function": "f7.py:f", "model": {"url": "http://rm", "tokenizer": "t1"}},
+    "algorithm": {
+        "function": "f8.py:f",
+        "lossFunction": "f9.py:f",
+        "critic": {"modelPath": "m3"},
+        "distillation": {"teacher": {"path": "m4"}},
+    },
+    "evaluation": {
+        "datasets": [
+            {
+                "path": "d2.jsonl",
+                "source": {"function": "f10.py:f"},
+                "function": "f11.py:f",
+                "reward": {"function": "f12.py:f", "model": {"tokenizer": "t2"}},
+            }
+        ]
+    },
+    "debug": {"replay": "r1"},
+}
+"""A spec, of no use, that sets every field that names a file."""
+
+ALL = [
+    ("spec.model.path", "model", "m1"),
+    ("spec.model.referencePath", "model", "m2"),
+    ("spec.data.prompts[0].path", "data", "d1.jsonl@[0:9]"),
+    ("spec.data.prompts[1].source.function", "function", "f2.py:f"),
+    ("spec.data.prompts[0].function", "function", "f1.py:f"),
+    ("spec.rollout.dynamicFilter", "function", "f3.py:f"),
+    ("spec.rollout.function", "function", "f4.py:f"),
+    ("spec.rollout.hooks.beforeReward", "function", "f5.py:f"),
+    ("spec.rollout.hooks.afterReward", "function", "f6.py:f"),
+    ("spec.reward.function", "function", "f7.py:f"),
+    ("spec.reward.model.tokenizer", "tokenizer", "t1"),
+    ("spec.algorithm.function", "function", "f8.py:f"),
+    ("spec.algorithm.lossFunction", "function", "f9.py:f"),
+    ("spec.algorithm.critic.modelPath", "model", "m3"),
+    ("spec.algorithm.distillation.teacher.path", "model", "m4"),
+    ("spec.evaluation.datasets[0].path", "data", "d2.jsonl"),
+    ("spec.evaluation.datasets[0].source.function", "function", "f10.py:f"),
+    ("spec.evaluation.datasets[0].function", "function", "f11.py:f"),
+    ("spec.evaluation.datasets[0].reward.function", "function", "f12.py:f"),
+    ("spec.evaluation.datasets[0].reward.model.tokenizer", "tokenizer", "t2"),
+    ("spec.debug.replay", "rollouts", "r1"),
+]
+
+UNMARKED = {
+    "spec.data.prompts[].name": "a name in metrics",
+    "spec.evaluation.datasets[].name": "a name in metrics",
+}
+"""Texts whose descriptions speak of files, although they name none."""
+FILE_WORDS = re.compile(r"\b(path|file|files|directory|directories|checkpoint|tokenizer|function|\.py)\b", re.I)
+
+
+def test_every_path_of_a_spec_is_known_by_field_and_kind() -> None:
+    assert [(path.field, path.kind, path.value) for path in marked(RLJobSpec, EVERY_PATH)] == ALL
+
+
+def test_the_spec_above_sets_every_field_that_is_marked() -> None:
+    known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
+    assert {re.sub(r"\[\d+\]", "[]", field) for field, _, _ in ALL} == known
+
+
+def test_a_path_is_replaced_and_nothing_else() -> None:
+    before = json.dumps(EVERY_PATH)
+    after = rewritten(RLJobSpec, EVERY_PATH, lambda path: f"/here/{path.value}")
+    assert [path.value for path in marked(RLJobSpec, after)] == [f"/here/{value}" for _, _, value in ALL]
+    assert rewritten(RLJobSpec, after, lambda path: path.value.removeprefix("/here/")) == EVERY_PATH
+    assert json.dumps(EVERY_PATH) == before
+
+
+def test_only_what_a_volume_can_hold_is_relative_to_one() -> None:
+    held = [path.field for path in marked(RLJobSpec, EVERY_PATH) if volume_of(path, EVERY_PATH)]
+    assert held == [field for field, kind, _ in ALL if kind in ("model", "tokenizer")]
+
+
+@pytest.mark.parametrize("spec", [
+    {},
+    {"model": None, "data": {"prompts": None}},
+    {"model": "text", "data": {"prompts": [None, 3, {"path": None}]}, "reward": []},
+], ids=["nothing", "nulls", "other types"])  # fmt: skip
+def test_what_is_not_as_the_model_says_is_left_alone(spec: dict[str, Any]) -> None:
+    assert marked(RLJobSpec, spec) == []
+    assert rewritten(RLJobSpec, spec, lambda _: "never") == spec
+
+
+class _Inner(Model):
+    several: Annotated[list[ModelPath], "bounded"] | None = None
+
+
+class _Outer(Model):
+    inner: list[_Inner] | None = None
+    own: UserFunction | None = None
+
+
+def test_lists_of_paths_and_nested_lists_are_walked() -> None:
+    spec = {"inner": [{"several": ["a", "b"]}, {}], "own": "x.py:f"}
+    found = [(path.field, path.value) for path in marked(_Outer, spec)]
+    assert found == [("spec.inner[0].several[0]", "a"), ("spec.inner[0].several[1]", "b"), ("spec.own", "x.py:f")]
+
+
+def test_a_text_that_is_described_as_a_path_is_marked() -> None:
+    """A new field that names a file must have a type of sluice.api.paths, or a reason in UNMARKED."""
+    spec = schema_of(RLJobSpec)
+    known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
+    speaking = {field for field, text in _texts(spec, "spec") if FILE_WORDS.search(f"{_words(field)} {text}")}
+    assert speaking - known == set(UNMARKED)
+
+
+def _words(field: str) -> str:
+    """The last name of a field, `referencePath`, as words."""
+    return re.sub(r"([A-Z])", r" \1", field.rpartition(".")[2])
+
+
+def _texts(schema: dict[str, Any], at: str) -> Iterator[tuple[str, str]]:
+    """(field, description) of all texts that may be anything: neither one of a few words nor an address."""
+    if schema.get("type") == "string" and "enum" not in schema and not schema.get("pattern", "").startswith("^http"):
+        yield at, schema.get("description", "")
+    if "items" in schema:
+        yield from _texts(schema["items"], f"{at}[]")
+    for name, child in schema.get("properties", {}).items():
+        yield from _texts(child, f"{at}.{name}")
+
+
+def test_no_other_module_lists_the_fields_by_hand() -> None:
+    root = Path(__file__).parents[3]
+    rooms = [root / "sluice/cli", root / "operator"]
+    texts = {path: path.read_text() for room in rooms for path in room.rglob("*.py")}
+    assert [path for path, text in texts.items() if re.search(r'"(referencePath|modelPath|replay)"', text)] == []

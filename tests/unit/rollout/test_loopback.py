@@ -1,0 +1,51 @@
+"""The part of our plugin for SGLang that decides who reaches the store in which an engine's processes meet."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import ModuleType
+
+import psutil
+import pytest
+from torch.distributed import TCPStore
+
+from sluice.environment import free_port
+from sluice_rollout.sglang_plugin.__main__ import PATH
+
+
+@pytest.fixture
+def loopback(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PATH))
+    from sluice_sglang import loopback
+
+    return loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        pytest.param("127.0.0.1", "127.0.0.1", id="a laptop"),
+        pytest.param("0.0.0.0", "127.0.0.1", id="a pod"),
+        pytest.param("localhost", "127.0.0.1", id="a name of the loopback"),
+        pytest.param("::", "::1", id="a pod of IPv6"),
+        pytest.param("10.1.2.3", None, id="an address that others reach"),
+        pytest.param("job-rollout-0-1-0.job-engines", None, id="the first of several pods"),
+    ],
+)
+def test_where_an_engine_meets(loopback: ModuleType, host: str, expected: str | None) -> None:
+    assert loopback.loopback_of(host) == expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_store_serves_the_loopback_alone_and_its_ranks_meet_there(loopback: ModuleType, host: str) -> None:
+    from torch.distributed.rendezvous import _create_c10d_store
+
+    port, minute = free_port(), timedelta(seconds=60)
+    served = loopback.create_store(_create_c10d_store, host, port, 0, None, minute, use_libuv=True)
+    joined = loopback.create_store(_create_c10d_store, host, port, 1, None, minute, use_libuv=True)
+    assert isinstance(joined, TCPStore)
+    joined.set("key", "value")
+    assert served.get("key") == b"value"
+    sockets = psutil.Process().net_connections(kind="tcp")
+    listening = [each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]

@@ -1,0 +1,41 @@
+"""The books of a run."""
+
+import pytest
+
+from sluice.telemetry.books import Books
+
+
+def books(reasons: dict[str, int] | None = None, **groups: int) -> Books:
+    return Books.of({f"groups_{name}": count for name, count in groups.items()}, reasons or {})
+
+
+def test_books_that_balance_are_told_in_one_line() -> None:
+    one = books({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
+    assert one.lost == 0
+    assert one.text() == "12 groups leased = 8 trained + 1 filtered + 2 failed (2 reward raised) + 1 open"
+
+
+def test_failed_groups_are_warned_of_with_their_share() -> None:
+    reasons = {"a_b": 5, "c": 2, "d": 2, "e": 1}
+    (warning,) = books(reasons, leased=100, trained=90, failed=10).warnings()
+    assert warning == (
+        "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 for other reasons. "
+        "failures.jsonl in the run directory names each"
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        pytest.param({"leased": 5, "trained": 4}, "1 groups are lost and 0 were trained twice", id="lost"),
+        pytest.param({"leased": 4, "trained": 4, "stored": 1}, "-1 groups are lost", id="in two states"),
+        pytest.param({"leased": 4, "trained": 4, "trained_twice": 1}, "0 groups are lost and 1 were", id="twice"),
+    ],
+)
+def test_books_that_do_not_balance_say_so(groups: dict[str, int], words: str) -> None:
+    (warning,) = books(**groups).warnings()
+    assert words in warning
+
+
+def test_sound_books_warn_of_nothing() -> None:
+    assert list(books(leased=8, trained=8).warnings()) == []

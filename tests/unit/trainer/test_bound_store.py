@@ -1,0 +1,31 @@
+"""torch's store, on one address."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psutil
+import pytest
+from torch.distributed import TCPStore
+
+from sluice_trainer import store
+
+
+def test_a_store_listens_where_it_is_told_and_others_meet_there() -> None:
+    listening = store.listener("127.0.0.1")
+    port = listening.getsockname()[1]
+    minute = timedelta(seconds=60)
+    served = store.serve("127.0.0.1", listening, 2, minute, wait_for_workers=False)
+    joined = TCPStore("127.0.0.1", port, 2, False, minute, wait_for_workers=False)
+    joined.set("key", "value")
+    assert served.get("key") == b"value"
+    sockets = psutil.Process().net_connections(kind="tcp")
+    addresses = [each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"]
+    assert addresses == ["127.0.0.1"]
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with store.listener("127.0.0.1") as first:
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: cannot listen here: Address already in use"):
+            store.listener("127.0.0.1", port)

@@ -1,0 +1,89 @@
+"""The last evaluation: waited for while it goes on, given up when it stands still, never the job's failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sluice_trainer import loop as loop_module
+from sluice_trainer.coordinator import Stopped
+from sluice_trainer.loop import EVALUATION_STALL_SECONDS, Loop
+from sluice_trainer.rollout_only import ALONE
+from sluice_trainer.stall import Stall
+
+VERSION = 7
+
+
+class Coordinator:
+    """Of an evaluation whose progress is told in advance. progress: of each look at it; the last one stays."""
+
+    def __init__(self, progress: list[tuple[int, float]], *, ends: bool) -> None:
+        self.progress, self.ends, self.looks = progress, ends, 0
+
+    def evaluations(self, after: int, wait_for: int | None = None) -> Any:
+        over = self.ends and self.looks >= len(self.progress)
+        return SimpleNamespace(pending_versions=[] if over else [VERSION], evaluations=[])
+
+    def evaluation_progress(self) -> tuple[int, float]:
+        self.looks += 1
+        return self.progress[min(self.looks, len(self.progress)) - 1]
+
+    def joiners(self) -> bool:
+        return False
+
+    def state(self, word: str) -> None:
+        return
+
+
+def loop_of(coordinator: Coordinator) -> Loop:
+    trainer = SimpleNamespace(colocate=False)
+    spec = cast("Any", SimpleNamespace(evaluation=object(), trainer=trainer))
+    policy = cast("Any", None)
+    return Loop(spec, policy, cast("Any", coordinator), ALONE, Path(), VERSION, None, threading.Event())
+
+
+@pytest.fixture(autouse=True)
+def each_look_takes_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clock() -> Iterator[float]:
+        now = 0.0
+        while True:
+            yield now
+            now += 600.0
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=clock().__next__))
+
+
+def test_one_that_goes_on_is_waited_for_however_long_it_takes() -> None:
+    coordinator = Coordinator([(groups, 0.0) for groups in range(100)], ends=True)
+    loop_of(coordinator)._last_evaluation(VERSION)
+    assert coordinator.looks == 100
+
+
+def test_long_responses_are_progress_before_their_group_is_finished() -> None:
+    coordinator = Coordinator([(3, 1000.0 * look) for look in range(100)], ends=True)
+    loop_of(coordinator)._last_evaluation(VERSION)
+    assert coordinator.looks == 100
+
+
+def test_one_that_stands_still_is_given_up_and_the_job_ends_well() -> None:
+    coordinator = Coordinator([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
+    loop_of(coordinator)._last_evaluation(VERSION)
+    assert coordinator.looks == 2 + EVALUATION_STALL_SECONDS // 600 + 1
+
+
+def test_a_trainer_that_is_told_to_stop_does() -> None:
+    loop = loop_of(Coordinator([(1, 0.0)], ends=False))
+    loop.stop.set()
+    with pytest.raises(Stopped):
+        loop._last_evaluation(VERSION)
+
+
+def test_patience_counts_from_the_last_progress() -> None:
+    stall = Stall(patience=10.0)
+    seen = [stall.over(progress, now) for progress, now in (("a", 0), ("a", 10), ("b", 11), ("b", 21), ("b", 22))]
+    assert seen == [False, False, False, False, True]
