@@ -9,11 +9,12 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart test test-cluster test-node test-learning lint images protos crds reference check-generated clean
+.PHONY: help quickstart test test-chaos test-cluster test-node test-learning lint images protos crds reference check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
 	@echo "make test         all tests that need no GPU and no cluster"
+	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
 	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, sft, distillation; and a figure (about 30 minutes)"
@@ -44,7 +45,11 @@ quickstart: $(VENV)/.ready
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/chaos tests/integration tests/unit $(ARGS)
+
+# The short one, tests/chaos/test_chaos_short.py, is part of `make test`.
+test-chaos: $(VENV)/.dev
+	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
 test-cluster: $(VENV)/.dev

@@ -91,7 +91,7 @@ async def stream(client: Client, groups: Sequence[bytes]) -> float:
             yield chunk
 
     start, answered = time.perf_counter(), 0
-    async for answer in client.stub.Submit(send(), timeout=120):
+    async for answer in client.stub.Submit(send(), metadata=client.metadata, timeout=120):
         if answer.outcome != pb.SubmitResponse.OUTCOME_STORED:
             raise RuntimeError(f"group {answer.key}: {answer}")
         answered += 1

@@ -118,7 +118,7 @@ async def measure(address: str, options: argparse.Namespace, clock: Path) -> dic
     """By kind of tensors: how many there are; seconds of load_weights, of its thread on a core, of the update."""
     found = {}
     async with aiohttp.ClientSession() as session:
-        control = EngineControl(address, session, timeout=300.0)
+        control = EngineControl(address, session, 300.0, "benchmark/1")
         await control.learn()
         await control.pause("in_place")
         for kind, tensors in (("single experts", single(options)), ("stacked", stacked(options))):
