@@ -21,7 +21,9 @@ class Echo(socketserver.StreamRequestHandler):
     def handle(self):
         for line in self.rfile:
             self.wfile.write(line)
-socketserver.ThreadingTCPServer(("127.0.0.1", int(os.environ["SLUICE_PORT_GRPC"])), Echo).serve_forever()
+server = socketserver.ThreadingTCPServer(("127.0.0.1", int(os.environ["SLUICE_PORT_GRPC"])), Echo)
+print("listens", flush=True)
+server.serve_forever()
 """
 CALLER = """
 import socket, sys, time
@@ -39,7 +41,7 @@ assert peer.makefile().readline() == "hello\\n"
 
 def started(run_dir: Path, role: str, *command: str, **variables: str) -> subprocess.Popen[bytes]:
     pod = {"SLUICE_JOB_FILE": f"{run_dir}/pods/{role}/job.json", "SLUICE_ROLE": role, **variables}
-    return subprocess.Popen([sys.executable, "-c", *command], env=os.environ | pod)
+    return subprocess.Popen([sys.executable, "-c", *command], env=os.environ | pod, stdout=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -55,6 +57,8 @@ def test_a_connection_belongs_to_the_role_of_its_process(
     port = str(free_port())
     server = started(tmp_path, "buffer", SERVER, SLUICE_PORT_GRPC=port)
     try:
+        assert server.stdout
+        assert server.stdout.readline() == b"listens\n", "a proxy listens before its server does"
         address = prefix + network.addresses["buffer"]
         for role, name in (("trainer", "trainer"), ("rollout", "worker")):
             assert started(tmp_path, role, CALLER, family, address, port).wait(DEADLINE_SECONDS) == 0

@@ -236,12 +236,21 @@ class Buffer:
         if memory.verdict:
             return memory.verdict
         nothing_to_forget = memory.progress.step == memory.progress.checkpoint_step
-        if not (nothing_to_forget and self._refused_at == memory.progress.step and self.storage.bounded_by_size()):
+        no_room = self._refused_at == memory.progress.step or self._nothing_can_be_leased()
+        if not (nothing_to_forget and no_room and self.storage.bounded_by_size()):
             return ""
         return (
             f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of {self.policy.batch_size} "
-            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free any; make it larger"
+            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free any; make it larger "
+            f"(the records of the {memory.progress.next_group} groups so far take {self.storage.books()} bytes of it)"
         )
+
+    def _nothing_can_be_leased(self) -> bool:
+        """True where a batch lacks groups, none is out, and there is no room to hand one out."""
+        memory = self.memory
+        complete = len(memory.finished) >= self.policy.batch_size or memory.progress.step + 1 in memory.batches
+        choked = self._clock() < self._ceiling_until
+        return not (complete or choked or memory.deadlines) and self.lease_room() == 0
 
     # -- looking
 

@@ -42,6 +42,8 @@ TABLES = (
 group ids. rounds: version -> JSON. round_groups: version, id -> Group. examples: version, id, piece -> bytes.
 results: version, data set -> Result. failures: serial -> JSON. All numbers in keys are big-endian, so that order is
 numeric order."""
+SAMPLE_TABLES = frozenset({"samples", "partials", "examples"})
+"""Their values are counted one by one (`footprint`)."""
 PIECE_BYTES = 31 * 4096 - 16
 """Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can be used again
 without fragmenting the file, however long the groups are that come and go."""
@@ -102,13 +104,15 @@ def footprint(size: int) -> int:
     return pages * _PAGE + 256
 
 
-def capacity(map_size: int, file_size: int, disk_free: int) -> int:
-    """Bytes that may be stored: what the map and the disk hold, less a reserve for copies of pages and bookkeeping.
+def capacity(map_size: int, file_size: int, disk_free: int, books: int) -> int:
+    """Bytes that samples may take: what the map and the disk hold, less the books and a reserve for copies of pages.
 
-    Without the reserve the transaction that frees space (a checkpoint) could itself find no page to write to.
+    books: bytes of the tables that say what became of each group. They grow with every group that was ever leased.
+    Without the reserve the transaction that frees space (a checkpoint) could itself find no page to write to: LMDB
+    writes each page that it changes to a new place, and uses the old one again only two transactions later.
     """
     whole = min(map_size, file_size + disk_free)
-    return max(0, whole - max(whole // 8, 64 * _PAGE))
+    return max(0, whole - books - max(whole // 8, 64 * _PAGE, 2 * books))
 
 
 class Storage:
@@ -230,10 +234,16 @@ class Storage:
         return file_size + disk.f_bavail * disk.f_frsize >= self.map_size
 
     def capacity(self) -> int:
-        """Bytes that may be stored at present; see `capacity`."""
+        """Bytes that samples may take at present; see `capacity`."""
         file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
         disk = os.statvfs(self.directory)
-        return capacity(self.map_size, file_size, disk.f_bavail * disk.f_frsize)
+        return capacity(self.map_size, file_size, disk.f_bavail * disk.f_frsize, self.books())
+
+    def books(self) -> int:
+        """Bytes of the pages of all tables but those with samples."""
+        with self._reading("meta") as transaction:
+            tables = [transaction.stat(table) for name, table in self._tables.items() if name not in SAMPLE_TABLES]
+        return _PAGE * sum(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"] for one in tables)
 
 
 def _lock(directory: Path) -> IO[bytes]:

@@ -83,6 +83,8 @@ class Loop:
         step = self.saved_step = self.policy.step
         if self.ranks.rank == 0:
             replay = self.coordinator.rewind(step)
+            if step:  # whoever wrote the checkpoint may have died before the buffer was told, or while it had no room
+                self.coordinator.commit_checkpoint(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
         self._publish(step)  # to all: a trainer that died may have left engines in the middle of an update, or at rest
         while step < self.total_steps:

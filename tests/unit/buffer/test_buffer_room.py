@@ -62,3 +62,46 @@ def test_where_a_checkpoint_would_make_room_the_job_goes_on(house: Make) -> None
     one.buffer.commit_checkpoint(1, 1)
     assert one.buffer.dead_end() == "", "what found no room may have some now"
     one.submit(leased[1], response=2 * BIG, version=1)
+
+
+def small_steps(one: House, steps: int) -> int:
+    """Train batches of groups of a page each, until nothing can be leased; how many checkpoints were asked for."""
+    checkpoints = 0
+    for number in range(1, steps + 1):
+        one.clock.now += 1
+        while (missing := one.buffer.policy.batch_size - len(one.buffer.memory.finished)) > 0:
+            leased = one.lease(count=missing, version=number - 1)
+            for each in leased:
+                one.submit(each, samples=8, response=40, version=number - 1)
+            if leased:
+                continue
+            if not one.buffer.checkpoint_wanted():
+                return checkpoints
+            one.buffer.commit_checkpoint(number - 1, 1)
+            one.sync()
+            one.clock.now += 1
+            checkpoints += 1
+        one.step(number)
+    return checkpoints
+
+
+def small_groups(house: Make, size: str) -> House:
+    return house(
+        rows=3000, rollout__batchSize=64, rollout__samplesPerPrompt=8, rollout__sampling__maxResponseTokens=40,
+        buffer__storage__size=size, trainer__steps=40,
+    )  # fmt: skip
+
+
+def test_the_records_of_groups_leave_room_for_the_checkpoint_that_frees_space(house: Make) -> None:
+    one = small_groups(house, "4Mi")
+    assert small_steps(one, 24) >= 3
+    assert one.buffer.memory.progress.step == 24
+    assert one.buffer.dead_end() == ""
+
+
+def test_records_that_leave_no_room_for_a_batch_end_the_job_in_words(house: Make) -> None:
+    one = small_groups(house, "1Mi")
+    small_steps(one, 40)
+    assert 2 < one.buffer.memory.progress.step < 40
+    assert one.buffer.dead_end().startswith("spec.buffer.storage.size: one batch does not fit. ")
+    assert "the records of the " in one.buffer.dead_end()

@@ -143,6 +143,8 @@ def test_pieces_fill_whole_pages(size: int) -> None:
 
 def test_capacity_is_what_map_and_disk_hold_less_a_reserve() -> None:
     gib = 1 << 30
-    assert capacity(8 * gib, 0, 100 * gib) == 7 * gib
-    assert capacity(8 * gib, 2 * gib, 2 * gib) == 4 * gib - gib // 2
-    assert capacity(1 << 20, 1 << 20, 0) == (1 << 20) - 64 * 4096
+    assert capacity(8 * gib, 0, 100 * gib, 0) == 7 * gib
+    assert capacity(8 * gib, 2 * gib, 2 * gib, 0) == 4 * gib - gib // 2
+    assert capacity(1 << 20, 1 << 20, 0, 0) == (1 << 20) - 64 * 4096
+    assert capacity(8 * gib, 0, 100 * gib, gib // 4) == 7 * gib - gib // 4
+    assert capacity(8 * gib, 0, 100 * gib, gib) == 5 * gib

@@ -1,0 +1,56 @@
+"""A trainer that comes back tells the buffer from which checkpoint: the buffer then forgets what it covers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sluice_trainer.coordinator import Stopped
+from sluice_trainer.loop import Loop
+from sluice_trainer.rollout_only import ALONE
+
+
+class Coordinator:
+    """Writes down what it is told; the trainer is stopped when it asks for a batch."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.stop = threading.Event()
+
+    def rewind(self, step: int) -> int:
+        self.told.append(("rewind", step))
+        return 0
+
+    def commit_checkpoint(self, step: int) -> None:
+        self.told.append(("checkpoint", step))
+        self.stop.set()
+
+    def joiners(self) -> bool:
+        self.stop.set()
+        return False
+
+    def state(self, word: str) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [(0, [("rewind", 0)]), (4, [("rewind", 4), ("checkpoint", 4)])],
+    ids=["new", "from a checkpoint"],
+)
+def test_the_buffer_is_told_which_checkpoint_was_loaded(
+    monkeypatch: pytest.MonkeyPatch, step: int, told: list[tuple[str, int]]
+) -> None:
+    coordinator = Coordinator()
+    trainer = SimpleNamespace(colocate=False)
+    spec = cast("Any", SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)))
+    policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
+    monkeypatch.setattr(Loop, "_publish", lambda *_, **__: coordinator.stop.set())
+    loop = Loop(spec, policy, cast("Any", coordinator), ALONE, Path(), 9, None, coordinator.stop)
+    with pytest.raises(Stopped):
+        loop.run()
+    assert coordinator.told == told
