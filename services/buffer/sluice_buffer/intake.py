@@ -47,7 +47,8 @@ class Intake(Generic[R]):
     ) -> None:
         self._committer, self._budget, self._context = committer, budget, context
         self._take, self._answer, self._refuse = take, answer, refuse
-        self._assembler = Assembler(largest_group(budget.limit))
+        self._largest = largest_group(budget.limit)
+        self._assembler = Assembler(self._largest)
         self._reserved: dict[int, int] = {}
         """Bytes that are reserved for each group whose pieces are coming."""
         self._skipped: set[int] = set()
@@ -128,10 +129,6 @@ class Intake(Generic[R]):
         else:
             self._apply(chunk.key, 0, lambda: self._refused(prompt, why))
         return True
-
-    @property
-    def _largest(self) -> int:
-        return largest_group(self._budget.limit)
 
     def _refused(self, prompt: common_pb2.Prompt, why: str) -> R:
         self._committer.buffer.refuse(prompt, why)

@@ -6,6 +6,7 @@ Only as many are called up as there is something for: a thousand workers that wa
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from sluice_buffer.core import Buffer
 
@@ -36,7 +37,7 @@ class Line:
         """Let those go on for whom there is something now: prompts, newer weights, or the end."""
         for version, line in list(self._waiting.items()):
             count = len(line) if self.news(version) else min(len(line), self._buffer.available(version))
-            for turn in list(line)[:count] if count < len(line) else list(line):
+            for turn in list(itertools.islice(line, count)):
                 line.pop(turn)
                 if not turn.done():
                     turn.set_result(None)

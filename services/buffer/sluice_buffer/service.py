@@ -224,11 +224,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             return not request.HasField("wait_for_version") or request.wait_for_version not in versions
 
         versions = await self._until(request.wait_seconds, pending, ready)
-        rounds = self.buffer.memory.rounds.values()
         return pb.GetEvaluationsResponse(
             evaluations=evaluations(self.buffer, request.after_version),
             pending_versions=versions,
-            finished_groups=sum(self.buffer.rounds.plan.size - one.unfinished for one in rounds),
         )
 
     async def GetExamples(  # noqa: N802

@@ -137,6 +137,8 @@ async def _leases(answers: Any, seconds: float) -> tuple[list[pb.LeasedGroup], b
 
 
 Answer = pb.SubmitResponse | pb.ReturnResponse
+_END = 0
+"""In a queue of keys, which count from 1: nothing more comes."""
 
 
 class Outbox:
@@ -163,11 +165,11 @@ class Outbox:
         """Keep the stream open; runs until it is cancelled. RefusedError where the buffer will never take it."""
         pause = _REOPEN_SECONDS[0]
         while True:
-            self._queue = asyncio.Queue()
+            queue = self._queue = asyncio.Queue()
             for key in self._unanswered:
                 self._queue.put_nowait(key)
             try:
-                async for answer in self._open(self._chunks(self._queue)):
+                async for answer in self._open(self._chunks(queue)):
                     pause = _REOPEN_SECONDS[0]
                     _, future = self._unanswered.pop(answer.key, (b"", None))
                     if future and not future.done():
@@ -178,12 +180,14 @@ class Outbox:
                 logs.get().warning("stream to the buffer broke", code=error.code().name, details=error.details())
             except rpc.DeadlineError as error:
                 logs.get().warning("the buffer is away", error=str(error))
+            finally:
+                queue.put_nowait(_END)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _REOPEN_SECONDS[1])
 
     async def _chunks(self, queue: asyncio.Queue[int]) -> AsyncIterator[common.Chunk]:
-        while True:
-            key = await queue.get()
+        """Pieces of what is queued, until the stream has broken: gRPC's task that reads here would wait for ever."""
+        while (key := await queue.get()) != _END:
             if key in self._unanswered:
                 for chunk in codec.to_chunks(key, self._unanswered[key][0]):
                     yield chunk

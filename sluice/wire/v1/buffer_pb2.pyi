@@ -269,14 +269,12 @@ class Evaluation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., dataset: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., examples: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class GetEvaluationsResponse(_message.Message):
-    __slots__ = ("evaluations", "pending_versions", "finished_groups")
+    __slots__ = ("evaluations", "pending_versions")
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     PENDING_VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
     pending_versions: _containers.RepeatedScalarFieldContainer[int]
-    finished_groups: int
-    def __init__(self, evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., pending_versions: _Optional[_Iterable[int]] = ..., finished_groups: _Optional[int] = ...) -> None: ...
+    def __init__(self, evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., pending_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetExamplesRequest(_message.Message):
     __slots__ = ("version", "dataset")
