@@ -16,7 +16,7 @@ from sluice.api import RLJobStatus
 from sluice_operator import verdicts
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.store import uid
-from sluice_operator.plan import Event, KubeObject
+from sluice_operator.plan import Event, KubeObject, cures
 from sluice_operator.plan.constants import RECONCILE_FAILED
 
 log = structlog.get_logger(__name__)
@@ -81,10 +81,10 @@ class Teller:
 
     async def not_applied(self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError) -> None:
         """The API server did not take what the plan wanted, and people can cure that."""
-        told = self.told(stored)
-        if told.trouble != str(error):
-            told.trouble = str(error)
-            await self.cluster.tell(stored, [Event("Warning", verdicts.NOT_APPLIED, str(error))])
+        told, text = self.told(stored), cures.with_cure(str(error), cures.OF_REFUSALS)
+        if told.trouble != text:
+            told.trouble = text
+            await self.cluster.tell(stored, [Event("Warning", verdicts.NOT_APPLIED, text)])
 
     async def of_ours(self, stored: KubeObject, error: Exception) -> None:
         """An error of ours in one job must not stop all others, nor must its user wait without a word."""

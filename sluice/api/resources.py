@@ -9,6 +9,20 @@ from pydantic import Field
 from sluice.api.base import Model, Quantity, Rule
 
 GPU = "nvidia.com/gpu"
+_MEMORY_FIELDS = {
+    "trainer": "spec.trainer.resources.limits.memory",
+    "engine": "spec.rollout.resources.limits.memory",
+    "worker": "spec.rollout.workerResources.limits.memory",
+    "buffer": "spec.buffer.memory",
+    "rows": "spec.buffer.memory",
+}
+"""Container -> the field that bounds its memory."""
+
+
+def memory_field(role: str, container: str) -> str:
+    """Path of the field with which a user gives a container more memory; for containers of his own, the template."""
+    own = f"resources.limits.memory of {container or 'its container'} in the template of {role}"
+    return _MEMORY_FIELDS.get(container, own)
 
 
 class Resources(Model):

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
+from sluice.api.resources import memory_field
 from sluice.cli.upcoming import upcoming
 from sluice.cli.view import duration
 from sluice_operator.accept import parse
@@ -202,7 +203,7 @@ def advice(failure: LastFailure, picture: Picture) -> str:
     logs += f" -n {namespace}" if picture.where.startswith("namespace") and namespace else ""
     message = failure.message.lower()
     if failure.reason == "OOMKilled":
-        return f"it used more memory than it may; raise resources.limits.memory in spec.{failure.role}.template"
+        return f"it used more memory than it may; raise {memory_field(failure.role, failure.container)}"
     if failure.exit_code == 2:
         return "a configuration error, which no restart cures; mend what the last line names, and start the job anew"
     if "out of memory" in message and "cuda" in message:

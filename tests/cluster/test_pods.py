@@ -223,6 +223,6 @@ async def test_a_container_that_used_too_much_memory_again_and_again(operator: O
         await report(world, name, containerStatuses=[found | {"state": {"terminated": end}}])
     told = await says(world, "Running", "OOMKilled")
     assert told["reason"] == "Restarting"
-    assert "raise resources.limits.memory" in told["message"]
+    assert "raise spec.rollout.resources.limits.memory" in told["message"]
     failure = (await world.status())["lastFailure"]
     assert (failure["container"], failure["reason"], failure["exitCode"]) == ("engine", "OOMKilled", 137)

@@ -5,13 +5,12 @@ What a kubelet or a scheduler reports is known to those who run clusters; who ap
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
-from sluice_operator.plan import clock, podstate
+from sluice_operator.plan import clock, cures, podstate
 from sluice_operator.plan.model import KubeObject, Warned
 
 _ORDINARY = (None, "ContainerCreating", "PodInitializing")
@@ -26,24 +25,6 @@ _CURES = {
     "InvalidImageName": _IMAGE,
     "RunContainerError": "the node's container runtime refused it; check command and mounts in the role's template",
 }
-_PLACEMENT_CURES = (
-    (r'persistentvolumeclaim "?([^"\s]+)"? not found', "create the PersistentVolumeClaim {}"),
-    (r"unbound immediate PersistentVolumeClaims", "a PersistentVolumeClaim has no volume: check its storage class"),
-    (r"volume node affinity conflict", "a volume is in another zone than the nodes that have room"),
-    (
-        r"Insufficient (\S+?\.\S+/\S+?|nvidia\.com/gpu)[,.]?(?:\s|$)",
-        "no node has enough free {}: wait, add nodes, or ask for less",
-    ),
-    (r"Insufficient (cpu|memory|ephemeral-storage)", "no node has enough free {}: wait, add nodes, or ask for less"),
-    (r"untolerated taint", "add tolerations to the role's template"),
-    (r"didn't match Pod's node affinity/selector", "no node has the labels of the template's nodeSelector or affinity"),
-    (r"didn't have free ports", "hostNetwork allows one pod of a port on a node: add nodes"),
-)
-_WARNING_CURES = (
-    (r"Multi-Attach error", "another node holds the volume, which one node may have at a time: ReadWriteMany, or wait"),
-    (r'(secret|configmap|persistentvolumeclaim)s? "([^"]+)" not found', "create the {} {} in the job's namespace"),
-    (r"[Ff]ailed to create pod sandbox|FailedCreatePodSandBox", "the node's container runtime or network is at fault"),
-)
 TIMES = 3
 """Warnings of a kubelet that make a failure: one of a pod's start is often over a second later."""
 
@@ -100,7 +81,7 @@ def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:
     warning = warned.get(podstate.name(pod))
     if warning is None or not podstate.is_starting(pod):
         return None
-    text = _with_cure(warning.message, _cure(_WARNING_CURES, warning.message))
+    text = cures.with_cure(warning.message, cures.OF_WARNINGS)
     return Blocked(podstate.role(pod), podstate.name(pod), "", warning.reason, text)  # type: ignore[arg-type]
 
 
@@ -110,7 +91,7 @@ def refused_container(pod: KubeObject) -> Blocked | None:
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason")
         if reason not in _ORDINARY:
-            message = _with_cure(waiting.get("message", ""), _CURES.get(reason, ""))
+            message = cures.joined(waiting.get("message", ""), _CURES.get(reason, ""))
             return Blocked(podstate.role(pod), podstate.name(pod), status["name"], reason, message)  # type: ignore[arg-type]
     return None
 
@@ -119,17 +100,5 @@ def _unscheduled(pod: KubeObject) -> Blocked | None:
     message = podstate.unscheduled_because(pod)
     if not message or podstate.is_gated(pod):
         return None
-    text = _with_cure(message, _cure(_PLACEMENT_CURES, message))
+    text = cures.with_cure(message, cures.OF_PLACEMENT)
     return Blocked(podstate.role(pod), podstate.name(pod), "", "Unschedulable", text)  # type: ignore[arg-type]
-
-
-def _cure(cures: Sequence[tuple[str, str]], message: str) -> str:
-    for pattern, cure in cures:
-        match = re.search(pattern, message)
-        if match:
-            return cure.format(*match.groups())
-    return ""
-
-
-def _with_cure(message: str, cure: str) -> str:
-    return "; ".join(filter(None, (message.strip().rstrip("."), cure)))

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from sluice.api import LastFailure, RoleName
+from sluice.api.resources import memory_field
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, UNEXPECTED_END
 from sluice_operator.plan.lastwords import last_exception
@@ -163,7 +164,7 @@ def _killed(failure: LastFailure) -> str:
     """A process that was killed had no time for last words: its last line would mislead, an exception does not."""
     text, exception = f"killed by {_signal_of(failure)}", last_exception(failure.message)
     if failure.reason == _OUT_OF_MEMORY:
-        text += "; it used more memory than it may: raise resources.limits.memory in the role's template"
+        text += f"; it used more memory than it may: raise {memory_field(failure.role, failure.container)}"
     elif exception:
         text += f" after {exception}"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"

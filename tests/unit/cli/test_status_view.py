@@ -147,7 +147,8 @@ def failure(**more: Any) -> LastFailure:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (failure(reason="OOMKilled", exit_code=137), "raise resources.limits.memory in spec.trainer.template"),
+        (failure(reason="OOMKilled", exit_code=137, container="trainer"), "raise spec.trainer.resources.limits.memory"),
+        (failure(reason="OOMKilled", exit_code=137, container="tb"), "memory of tb in the template of trainer"),
         (failure(reason="Error", exit_code=2), "a configuration error"),
         (failure(reason="Error", exit_code=139), "a crash in native code"),
         (failure(reason="Error", exit_code=137), "kubectl describe pod demo-trainer-0-1-0"),

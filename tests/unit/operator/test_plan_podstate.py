@@ -124,7 +124,7 @@ def test_headline_of_a_process_that_used_too_much_memory() -> None:
     pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
     assert podstate.headline(podstate.failures(pod, START)[0]) == (
         "trainer: OOMKilled, killed by SIGKILL; it used more memory than it may: "
-        "raise resources.limits.memory in the role's template"
+        "raise spec.trainer.resources.limits.memory"
     )
 
 
