@@ -243,7 +243,7 @@ class Storage:
         """Bytes of the pages of all tables but those with samples."""
         with self._reading("meta") as transaction:
             tables = [transaction.stat(table) for name, table in self._tables.items() if name not in SAMPLE_TABLES]
-        return _PAGE * sum(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"] for one in tables)
+        return _PAGE * sum(int(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"]) for one in tables)
 
 
 def _lock(directory: Path) -> IO[bytes]:
