@@ -27,14 +27,20 @@ async def request(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """As `client.request`, and again if the connection ended before the first byte of an answer.
 
-    A server that has died refuses the second time, so a request reaches a handler that answers at most once. Raises
-    what aiohttp raises.
+    A server that has died refuses the second time, so a request reaches a handler that answers at most once. A handler
+    whose answer was lost may see it twice. Raises what aiohttp raises.
     """
     try:
         answer = await client.request(method, url, **options)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+    except aiohttp.ClientError as error:
+        if not has_ended(error):
+            raise
         answer = await client.request(method, url, **options)
     async with answer:
         yield answer
+
+
+def has_ended(error: BaseException) -> bool:
+    """True where a connection that was there ended before an answer came."""
+    ended = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+    return ended and not isinstance(error, aiohttp.ClientConnectorError)

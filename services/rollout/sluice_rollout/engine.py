@@ -167,16 +167,30 @@ class Engine:
         EngineError.
         """
         body = {
-            "rid": rid,
             "input_ids": input_ids,
             "sampling_params": sampling,
             "return_logprob": True,
             "extra_key": cache or None,
         }
         tokens = int(sampling.get("max_new_tokens", 0))
-        seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         try:
-            async with self._request("POST", "/generate", seconds, json=body) as answer:
+            return await self._send(body | {"rid": rid}, tokens)
+        except (aiohttp.ClientError, OSError) as error:
+            if not http.has_ended(error):
+                raise self._lost(error) from error
+        # The engine may be at work on it, if only the answer was lost: under the same name it would be refused, and
+        # under one that begins with that name it would be taken back with it.
+        try:
+            return await self._send(body | {"rid": f"again-{rid}"}, tokens)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(error) from error
+
+    async def _send(self, body: dict[str, Any], tokens: int) -> Generation:
+        """Send one request to generate up to `tokens`, once. Where nobody waits for its answer, it is taken back."""
+        rid, seconds = body["rid"], self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self.session.post(f"{self.url}/generate", json=body, timeout=timeout) as answer:
                 if answer.status == 200:
                     return generation(await answer.json())
                 return refusal(answer.status, await answer.text())
@@ -184,12 +198,12 @@ class Engine:
             self._abort_soon(rid)
             text = f"engine {self.url}: no answer after {seconds:.0f} s to a request for up to {tokens} tokens"
             raise RequestTimeoutError(text) from error
-        except (aiohttp.ClientError, OSError) as error:
-            self._abort_soon(rid)
-            raise EngineError(f"engine {self.url}: {type(error).__name__} {error}") from error
-        except asyncio.CancelledError:
+        except (aiohttp.ClientError, OSError, asyncio.CancelledError):
             self._abort_soon(rid)
             raise
+
+    def _lost(self, error: Exception) -> EngineError:
+        return EngineError(f"engine {self.url}: {type(error).__name__} {error}")
 
     def _abort_soon(self, rid: str) -> None:
         """Nobody wants this request's answer any more, but the engine would go on with it."""

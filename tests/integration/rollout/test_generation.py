@@ -16,6 +16,7 @@ from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.group import mask_off_policy
 from sluice_rollout.health import EngineHealth
+from tests.chaos.proxy import Harm, Proxy
 from tests.integration.engines import CONTEXT, Sglang, call, distance, log_probs
 
 PROMPT = [10, 11, 12, 13]
@@ -82,6 +83,20 @@ async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Engine
     await asyncio.wait([running])
     assert running.cancelled()
     await sglang.idle(1.5)  # the engine itself looks every 4 s; the request would run for as long
+
+
+async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_work_on_it(sglang: Sglang) -> None:
+    """The connection ends towards us alone: the engine has not noticed when the same request comes again."""
+    port = int(sglang.url.rpartition(":")[2])
+    async with Proxy("127.0.0.2", lambda *_: "worker") as proxy:
+        await proxy.listen(port)
+        async with Engine(f"http://127.0.0.2:{port}") as engine:
+            running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
+            await sglang.generated(50)
+            proxy.inflict("worker", Harm.HALF_CLOSE)
+            made = await running
+    assert (made.finish, len(made.tokens)) == ("length", LONG["max_new_tokens"])
+    await sglang.idle(1.5)
 
 
 async def test_a_prompt_beyond_the_context_is_refused(engine: Engine, model: Path) -> None:
