@@ -45,7 +45,7 @@ quickstart: $(VENV)/.ready
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/chaos tests/integration tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
 
 # The short one, tests/chaos/test_chaos_short.py, is part of `make test`.
 test-chaos: $(VENV)/.dev

@@ -208,7 +208,8 @@ class LocalCluster:
         named_ports = services.pod_ports(pod.manifest, self._state.objects.values(), self._taken_ports())
         pod.ports = set(named_ports.values())
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
-        place = Place(found, named_ports, overrides, self._state.objects)
+        addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
+        place = Place(found, named_ports, overrides, self._state.objects, addresses)
         pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
         pod.urls = [readiness.url(spec, named_ports) for spec in specs]

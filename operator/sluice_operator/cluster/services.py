@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sluice_operator.cluster.ports import free_port, is_free
@@ -49,6 +50,24 @@ def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -
         for name in (declared["name"] for declared in container.get("ports", []) if "name" in declared):
             result[name] = served.get(name) or free_port(taken | set(result.values()))
     return result
+
+
+def named_addresses(pod: KubeObject, ports: dict[str, int], taken: set[int]) -> dict[str, str]:
+    """`POD.SUBDOMAIN:PORT` in the pod's arguments, which a cluster's DNS knows -> an address of this machine.
+
+    The first pod that names one has a port promised for it, in `ports`; the pod that is meant listens there, since its
+    arguments have the same text.
+    """
+    subdomain = pod["spec"].get("subdomain")
+    if not subdomain:
+        return {}
+    words = [word for container in pod["spec"]["containers"] for word in container.get("args", [])]
+    pattern = re.compile(rf"[a-z0-9-]+\.{re.escape(subdomain)}:\d+")
+    texts = sorted({text for word in words for text in pattern.findall(word)})
+    for text in texts:
+        if text not in ports:
+            ports[text] = free_port(taken | set(ports.values()))
+    return {text: f"{LOOPBACK}:{ports[text]}" for text in texts}
 
 
 def _selects(service: KubeObject, pod: KubeObject) -> bool:

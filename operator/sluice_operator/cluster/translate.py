@@ -10,7 +10,7 @@ import base64
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,15 @@ class Place:
     """Where a pod runs: what this machine gives it.
 
     volumes: volume name -> directory; ports: container port's name -> port; overrides: variables that have another
-    value on a laptop than in a cluster; objects: config maps and secrets by "Kind/name".
+    value on a laptop than in a cluster; objects: config maps and secrets by "Kind/name"; addresses: those of other pods
+    by the name that a cluster's DNS has for them -> here.
     """
 
     volumes: Mapping[str, Path]
     ports: Mapping[str, int]
     overrides: Mapping[str, str]
     objects: Mapping[str, KubeObject]
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def all_containers(pod: KubeObject) -> list[dict[str, Any]]:
@@ -63,8 +65,6 @@ def commands(pod: KubeObject, place: Place, inherited: Mapping[str, str]) -> lis
 def check(pod: KubeObject) -> None:
     if any(container.get("restartPolicy") for container in pod["spec"].get("initContainers", [])):
         raise PodError("an initContainer with a restartPolicy needs a cluster; make it one of the pod's containers")
-    if pod["spec"].get("subdomain"):
-        raise PodError("spec.rollout.nodesPerReplica > 1 needs a cluster: its pods find each other by DNS")
     for container in all_containers(pod):
         if not container.get("command"):
             raise PodError(f"container {container['name']} has no command; a laptop does not know its image's")
@@ -74,7 +74,7 @@ def _command(pod: KubeObject, container: dict[str, Any], place: Place, inherited
     paths = mount_paths(container, place.volumes)
     own = environment(pod, container, place, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
-    argv = [translate(expand(word, own), paths) for word in words]
+    argv = [translate(place.addresses.get(word, expand(word, own)), paths) for word in words]
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
     cwd = container.get("workingDir")
@@ -164,9 +164,9 @@ def _env_from(source: dict[str, Any], place: Place) -> dict[str, str]:
 
 
 def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    for field, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
-        if field in source:
-            return kind, source[field]
+    for key, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
+        if key in source:
+            return kind, source[key]
     raise PodError(f"valueFrom {', '.join(source)} needs a cluster")
 
 

@@ -11,14 +11,15 @@ from sluice_operator.plan.mounted import model_path
 
 _COMMAND = ["python3", "-m", "sglang.launch_server"]
 _COMMAND_WITH_PLUGIN = ["python3", f"{names.SGLANG_DIR}/launch_server.py"]
-ENV = {
+_ENV = {
     # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
 }
-CPU_ENV = {
+_CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
 }
+_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -33,6 +34,15 @@ _ALIASES = {
     "tensor-parallel-size": "tp-size",
     "dist-init-address": "dist-init-addr",
 }
+
+
+def engine_env(job: RLJob) -> dict[str, str]:
+    """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants one NUMA node for each."""
+    rollout = job.spec.rollout
+    if rollout.gpus_per_replica:
+        return _ENV
+    several = rollout.nodes_per_replica > 1
+    return _ENV | _CPU_ENV | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
 
 
 def engine_command(job: RLJob) -> list[str]:

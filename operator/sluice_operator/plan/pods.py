@@ -9,7 +9,7 @@ from sluice.api import RLJob
 from sluice_operator.plan import claims, names, placement, queueing, volumes
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.credentials import with_credentials
-from sluice_operator.plan.engine import CPU_ENV, ENV, engine_args, engine_command
+from sluice_operator.plan.engine import engine_args, engine_command, engine_env
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Images, KubeObject
 from sluice_operator.plan.probes import probes
@@ -134,8 +134,7 @@ def _rollout(
     """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not get the token."""
     head = names.pod_name(job, "rollout", gang.replica, attempt, 0) if gang.size > 1 else None
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
-    settings = ENV | (CPU_ENV if job.spec.rollout.gpus_per_replica == 0 else {})
-    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(settings)
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(engine_env(job))
     mounts = volumes.mounts(job, "rollout")
     plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
     engine = _container("engine", images.engine, engine_command(job), env, ports, mounts + plugin)

@@ -37,7 +37,7 @@ def probes(job: RLJob, container: str) -> dict[str, Probe]:
 
 
 def _engine(job: RLJob) -> dict[str, Probe]:
-    """/health of SGLang says that the server lives, also while it is paused (engine.ENV)."""
+    """/health of SGLang says that the server lives, also while it is paused (engine.engine_env)."""
     silence = job.spec.weight_sync.pause_seconds
     return {
         "startupProbe": _http("http", "/health", period=5, timeout=5, failures=ENGINE_START_SECONDS // 5),

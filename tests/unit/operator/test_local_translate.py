@@ -8,7 +8,7 @@ import pytest
 
 from sluice_operator.cluster.gpus import assign
 from sluice_operator.cluster.readiness import url
-from sluice_operator.cluster.services import pod_ports
+from sluice_operator.cluster.services import named_addresses, pod_ports
 from sluice_operator.cluster.translate import Place, PodError, commands, expand, translate
 from sluice_operator.cluster.volumes import prepare
 
@@ -148,7 +148,6 @@ def test_command_line() -> None:
             {"spec": {"initContainers": [{"restartPolicy": "Always"}], "containers": []}},
             "an initContainer with a restartPolicy needs a cluster",
         ),
-        ({"spec": {"subdomain": "x", "containers": []}}, "nodesPerReplica > 1 needs a cluster"),
         (make_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]), "which is no volume of the pod"),
         (make_pod(env=[{"name": "V", "valueFrom": {"resourceFieldRef": {}}}]), "resourceFieldRef needs a cluster"),
         (make_pod(env=[{"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]), "spec.x needs a cluster"),
@@ -223,3 +222,17 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
 )
 def test_gpus_are_handed_out(wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str) -> None:
     assert assign(wanted, gpus, taken) == expected
+
+
+def test_a_name_that_only_a_clusters_dns_knows_is_an_address_of_this_machine_to_all_pods() -> None:
+    ports: dict[str, int] = {"svc": 20001}
+    address = "demo-rollout-0-1-0.demo-engines:29500"
+    pods = [make_pod(args=["--dist-init-addr", address, "--node-rank", str(rank)]) for rank in range(2)]
+    for pod in pods:
+        pod["spec"]["subdomain"] = "demo-engines"
+    here = [named_addresses(pod, ports, {20001}) for pod in pods]
+    assert here[0] == here[1] == {address: f"127.0.0.1:{ports[address]}"}
+    assert ports[address] != 20001
+    place = Place({"m": Path("/tmp/m")}, {}, {}, {}, here[0])
+    assert commands(pods[1], place, {})[0].argv[-4:] == ["--dist-init-addr", here[0][address], "--node-rank", "1"]
+    assert named_addresses(make_pod(args=[address]), ports, set()) == {}, "a pod without names of its own"
