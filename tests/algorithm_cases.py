@@ -35,16 +35,6 @@ ALONE = [
         "teachers",
         "the one for all other rows",
     ),
-    (
-        {
-            "distillation": {
-                "teacher": {"url": "http://t"},
-                "teachers": [{"dataSource": "a", "url": "http://a"}, {"dataSource": "a", "url": "http://b"}],
-            }
-        },
-        "teachers",
-        "has one teacher",
-    ),
     ({"estimator": "custom"}, "function", "belong together"),
     ({"function": "a.b"}, "function", "belong together"),
     ({"critic": CRITIC}, "critic", "only estimator: ppo has a critic"),

@@ -14,6 +14,7 @@ from sluice.api.base import (
     PositiveFloat,
     Rule,
 )
+from sluice.api.cel import differs, listed
 from sluice.api.distillation import Distillation
 from sluice.api.losses import BY_COVARIANCE, DUAL_CLIPPED, Clip, ClipCov, Gate, KLCov
 from sluice.api.losses import PolicyLoss as PolicyLoss
@@ -57,13 +58,13 @@ class KL(Model):
 
     rules = (
         Rule(
-            "!(has(self.coef) && self.coef > 0.0 && has(self.lossCoef) && self.lossCoef > 0.0)",
+            "self.coef == 0.0 || self.lossCoef == 0.0",
             lambda k: not (k.coef > 0 and k.loss_coef > 0),
             "coef (in the reward) and lossCoef (in the loss) cannot both be set",
             "lossCoef",
         ),
         Rule(
-            "!(has(self.unbiased) && self.unbiased) || (has(self.lossCoef) && self.lossCoef > 0.0)",
+            "!self.unbiased || self.lossCoef > 0.0",
             lambda k: not k.unbiased or k.loss_coef > 0,
             "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
             "unbiased",
@@ -84,13 +85,8 @@ class Critic(Model):
     warmup_steps: NonNegativeInt = Field(0, description="First steps in which only the critic is trained.")
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    """CEL: a list of these texts."""
-    return "[" + ", ".join(f"'{name}'" for name in names) + "]"
-
-
 def _is(estimators: tuple[str, ...]) -> str:
-    return f"(has(self.estimator) ? self.estimator : 'grpo') in {_listed(estimators)}"
+    return f"self.estimator in {listed(estimators)}"
 
 
 class Algorithm(Model):
@@ -139,31 +135,32 @@ class Algorithm(Model):
 
     rules = (
         Rule(
-            f"({_is(('custom',))}) == has(self.__function__)",
+            "(self.estimator == 'custom') == has(self.__function__)",
             lambda a: (a.estimator == "custom") == (a.function is not None),
             "estimator: custom and function belong together",
             "function",
         ),
         Rule(
-            f"!has(self.critic) || {_is(('ppo',))}",
+            "!has(self.critic) || self.estimator == 'ppo'",
             lambda a: a.critic is None or a.estimator == "ppo",
             "only estimator: ppo has a critic",
             "critic",
+            reason="FieldValueForbidden",
         ),
         Rule(
-            f"!has(self.normalizeAdvantages) || self.normalizeAdvantages || !({_is(WHITENED)})",
+            f"self.?normalizeAdvantages.orValue(true) || !({_is(WHITENED)})",
             lambda a: a.normalize_advantages is not False or a.estimator not in WHITENED,
             "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; leave it out",
             "normalizeAdvantages",
         ),
         Rule(
-            f"!has(self.gamma) || self.gamma == 1.0 || {_is(DISCOUNTED)}",
+            f"self.gamma == 1.0 || {_is(DISCOUNTED)}",
             lambda a: a.gamma == 1 or a.estimator in DISCOUNTED,
             "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the same",
             "gamma",
         ),
         Rule(
-            f"!has(self.lambda) || self.lambda == 1.0 || {_is(('ppo', 'custom'))}",
+            f"self.lambda == 1.0 || {_is(('ppo', 'custom'))}",
             lambda a: a.lambda_ == 1 or a.estimator in ("ppo", "custom"),
             "only ppo has a lambda: it weighs the critic's values",
             "lambda",
@@ -173,21 +170,22 @@ class Algorithm(Model):
             lambda a: a.loss is None or a.loss_function is None,
             "loss and lossFunction cannot both be set",
             "lossFunction",
+            reason="FieldValueForbidden",
         ),
         Rule(
-            "!(has(self.clip) && has(self.clip.dual)) || has(self.lossFunction) || "
-            f"(has(self.loss) ? self.loss in {_listed(DUAL_CLIPPED)} : !({_is(('cispo',))}))",
+            "!has(self.clip.dual) || has(self.lossFunction) || "
+            f"(has(self.loss) ? self.loss in {listed(DUAL_CLIPPED)} : self.estimator != 'cispo')",
             lambda a: a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED,
             "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have nothing to bound",
             "clip.dual",
+            reason="FieldValueForbidden",
         ),
         Rule(
-            "!has(self.gate) || (has(self.loss) && self.loss == 'sapo') || has(self.lossFunction) || "
-            "((has(self.gate.positive) ? self.gate.positive : 1.0) == 1.0 && "
-            "(has(self.gate.negative) ? self.gate.negative : 1.05) == 1.05)",
+            f"self.?loss.orValue('') == 'sapo' || has(self.lossFunction) || !({differs('self.gate', Gate())})",
             lambda a: a.gate == Gate() or a.policy_loss == "sapo" or a.loss_function is not None,
             "only the loss sapo has a gate",
             "gate",
+            reason="FieldValueForbidden",
         ),
         *BY_COVARIANCE,
         *WITHOUT_ADVANTAGES,
@@ -225,15 +223,14 @@ class Algorithm(Model):
         return (self.critic or Critic()) if self.estimator == "ppo" else None
 
 
-_ESTIMATOR = "(has(self.algorithm) && has(self.algorithm.estimator) ? self.algorithm.estimator : 'grpo')"
-_OFF_POLICY = "has(self.algorithm) && has(self.algorithm.offPolicy)"
+_HAS_OLD_POLICY = "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
 UNGROUPED = ("reinforce_plus_plus", "remax", "ppo", "custom")
 """Estimators that need not compare responses to the same prompt."""
 
 ACROSS_GROUPS = (
     Rule(
-        "(has(self.rollout) && has(self.rollout.samplesPerPrompt) ? self.rollout.samplesPerPrompt : 8) > 1 || "
-        f"!has(self.reward) || {IS_SFT} || {_ESTIMATOR} in {_listed(UNGROUPED)}",
+        f"self.rollout.samplesPerPrompt > 1 || !has(self.reward) || {IS_SFT} || "
+        f"self.algorithm.estimator in {listed(UNGROUPED)}",
         lambda s: (
             s.rollout.samples_per_prompt > 1
             or s.reward is None
@@ -245,22 +242,20 @@ ACROSS_GROUPS = (
         "algorithm.estimator",
     ),
     Rule(
-        f"{_ESTIMATOR} != 'remax' || !(has(self.reward) && has(self.reward.group) && self.reward.group)",
+        "self.algorithm.estimator != 'remax' || !self.?reward.group.orValue(false)",
         lambda s: s.algorithm.estimator != "remax" or not (s.reward and s.reward.group),
         "remax scores its greedy response alone; a reward that needs the whole group cannot do that",
         "reward.group",
     ),
     Rule(
-        "!(has(self.algorithm) && has(self.algorithm.critic) && has(self.algorithm.critic.warmupSteps) && "
-        "has(self.trainer.steps)) || self.algorithm.critic.warmupSteps < self.trainer.steps",
+        "!has(self.algorithm.critic) || !has(self.trainer.steps) || "
+        "self.algorithm.critic.warmupSteps < self.trainer.steps",
         lambda s: not (s.algorithm.critic and s.trainer.steps) or s.algorithm.critic.warmup_steps < s.trainer.steps,
         "the policy would never be trained: warmupSteps must be less than trainer.steps",
         "algorithm.critic.warmupSteps",
     ),
     Rule(
-        f"!({_OFF_POLICY} && has(self.algorithm.offPolicy.opsmDelta)) || "
-        "(has(self.algorithm.offPolicy.oldLogProbs) && self.algorithm.offPolicy.oldLogProbs == 'rollout') || "
-        "(has(self.trainer.stepsPerBatch) && self.trainer.stepsPerBatch > 1)",
+        f"!has(self.algorithm.offPolicy.opsmDelta) || {_HAS_OLD_POLICY}",
         lambda s: (
             s.algorithm.off_policy.opsm_delta is None
             or s.algorithm.off_policy.old_log_probs == "rollout"
@@ -271,10 +266,7 @@ ACROSS_GROUPS = (
         "algorithm.offPolicy.opsmDelta",
     ),
     Rule(
-        "!(has(self.algorithm) && has(self.algorithm.loss) && self.algorithm.loss == 'kl_cov') || "
-        f"({_OFF_POLICY} && has(self.algorithm.offPolicy.oldLogProbs) && "
-        "self.algorithm.offPolicy.oldLogProbs == 'rollout') || "
-        "(has(self.trainer.stepsPerBatch) && self.trainer.stepsPerBatch > 1)",
+        f"self.algorithm.?loss.orValue('') != 'kl_cov' || {_HAS_OLD_POLICY}",
         lambda s: (
             s.algorithm.loss != "kl_cov"
             or s.algorithm.off_policy.old_log_probs == "rollout"

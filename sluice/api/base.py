@@ -7,13 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, core_schema
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
 API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
+
+
+Reason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
+"""What an API server calls the error: a value that does not fit, one that lacks, one that must not be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,8 @@ class Rule:
 
     cel: CEL expression over `self`; check: the same in Python, True where the rule holds.
     field: the field (camelCase, relative to the model) that the message is about. message: what is expected and what
-    to do; `{}` in it stands for the values that `shows` gives in Python, and is left out in CEL.
+    to do; `{}` in it stands for the values that `shows` gives in Python, and is left out in CEL. reason: the kind of
+    error.
     """
 
     cel: str
@@ -30,6 +45,7 @@ class Rule:
     message: str
     field: str = ""
     shows: Callable[[Any], str] | None = None
+    reason: Reason = "FieldValueInvalid"
 
 
 class Model(BaseModel):
@@ -48,6 +64,39 @@ class Model(BaseModel):
                 message = rule.message.replace("{} ", values)
                 raise PydanticCustomError("rule", "{message}", {"message": message, "field": rule.field})
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Part of a list's type: no two entries are the same, or have the same value in the field `key` (camelCase).
+
+    Two writers may then apply one entry each (server-side apply), and neither removes the other's.
+    """
+
+    key: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+        return {**handler(schema), **(kind if self.key else {"x-kubernetes-list-type": "set"})}
+
+    def _check(self, entries: list[Any]) -> list[Any]:
+        names = [each.model_dump(by_alias=True)[self.key] if self.key else each for each in entries]
+        for name in names:
+            if names.count(name) > 1:
+                message = f"{self.key} {name!r} stands here twice; expected once".strip()
+                raise PydanticCustomError("rule", "{message}", {"message": message})
+        return entries
+
+
+def nested(field: FieldInfo) -> type[Model] | None:
+    """The model of a field that is an object of ours, and is there also where it was left out."""
+    factory = field.default_factory
+    return factory if isinstance(factory, type) and issubclass(factory, Model) else None
 
 
 def manifest(model: Model) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from typing import Any
 
 from sluice.api.base import Rule
 
-_ON = "(has(self.trainer.colocate) && self.trainer.colocate)"
-_GPUS = "(has(self.trainer.gpusPerNode) ? self.trainer.gpusPerNode : 1)"
-_NODES = "(has(self.trainer.nodes) ? self.trainer.nodes : 1)"
-_ENGINE = "(has(self.rollout) && has(self.rollout.gpusPerReplica) ? self.rollout.gpusPerReplica : 1)"
-_TRANSPORT = "(has(self.weightSync) && has(self.weightSync.transport) ? self.weightSync.transport : '')"
+_ON = "self.trainer.colocate"
+_GPUS = "self.trainer.gpusPerNode"
+_ENGINE = "self.rollout.gpusPerReplica"
+_TRANSPORT = "self.weightSync.?transport.orValue('')"
 
 
 def _fits(spec: Any) -> bool:
@@ -26,7 +25,7 @@ def _filled(spec: Any) -> bool:
 
 COLOCATION = (
     Rule(
-        f"!{_ON} || !(has(self.rollout) && has(self.rollout.mode)) || self.rollout.mode == 'sync'",
+        f"!{_ON} || self.rollout.mode == 'sync'",
         lambda s: not s.trainer.colocate or s.rollout.mode == "sync",
         "trainer and engines that share GPUs take turns: colocate needs rollout.mode: sync",
         "trainer.colocate",
@@ -44,7 +43,7 @@ COLOCATION = (
         "weightSync.transport",
     ),
     Rule(
-        f"!{_ON} || !(has(self.rollout) && has(self.rollout.nodesPerReplica)) || self.rollout.nodesPerReplica == 1",
+        f"!{_ON} || self.rollout.nodesPerReplica == 1",
         lambda s: not s.trainer.colocate or s.rollout.nodes_per_replica == 1,
         "with colocate an engine lives on one machine: nodesPerReplica must be 1",
         "rollout.nodesPerReplica",
@@ -57,14 +56,14 @@ COLOCATION = (
         lambda s: str(s.rollout.gpus_per_replica),
     ),
     Rule(
-        f"!{_ON} || {_GPUS} == 0 || !(has(self.rollout) && has(self.rollout.replicas)) || "
-        f"self.rollout.replicas * {_ENGINE} == {_NODES} * {_GPUS}",
+        f"!{_ON} || {_GPUS} == 0 || !has(self.rollout.replicas) || "
+        f"self.rollout.replicas * {_ENGINE} == self.trainer.nodes * {_GPUS}",
         lambda s: not s.trainer.colocate or _filled(s),
         "with colocate replicas x gpusPerReplica must be the trainer's nodes x gpusPerNode; leave replicas out",
         "rollout.replicas",
     ),
     Rule(
-        f"!{_ON} || {_GPUS} == 0 || !has(self.trainer.processesPerNode) || self.trainer.processesPerNode == {_GPUS}",
+        f"!{_ON} || {_GPUS} == 0 || self.trainer.?processesPerNode.orValue({_GPUS}) == {_GPUS}",
         lambda s: (
             not s.trainer.colocate
             or s.trainer.gpus_per_node == 0
@@ -74,7 +73,7 @@ COLOCATION = (
         "trainer.processesPerNode",
     ),
     Rule(
-        f"!{_ON} || !(has(self.debug) && has(self.debug.rolloutOnly) && self.debug.rolloutOnly)",
+        f"!{_ON} || !self.debug.rolloutOnly",
         lambda s: not s.trainer.colocate or not s.debug.rollout_only,
         "debug.rolloutOnly trains nothing that could take turns: set trainer.colocate: false",
         "trainer.colocate",

@@ -6,14 +6,18 @@ Kubernetes' structural schemas are a subset of what pydantic emits: references a
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
-from sluice.api.base import GROUP, VERSION, Model
-from sluice.api.job import KIND, PLURAL, SHORT_NAME, Name, RLJob, RLJobSpec
+from sluice.api.base import GROUP, VERSION, Model, Rule, nested
+from sluice.api.changes import transitions
+from sluice.api.job import KIND, PLURAL, SHORT_NAME, RLJob, RLJobSpec
 from sluice.api.status import RLJobStatus
 
+Models = Mapping[str, type[Model]]
+"""By name: what the definitions of a JSON schema are made from."""
 _DROPPED = ("title", "default", "const", "examples", "discriminator")
 COLUMNS = [
     ("State", "string", ".status.state", 0),
@@ -36,7 +40,6 @@ def custom_resource_definition() -> dict[str, Any]:
         "rule": "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "message": "metadata.name must be an RFC 1035 label of at most 40 characters: pods add their own suffixes",
     }
-    assert get_args(Name)
     schema = {
         "description": (RLJob.__doc__ or "").strip(),
         "type": "object",
@@ -48,7 +51,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": schema_of(RLJobSpec),
             "status": schema_of(RLJobStatus),
         },
-        "x-kubernetes-validations": [name_rule],
+        "x-kubernetes-validations": [name_rule, *transitions(RLJobSpec)],
     }
     version = {
         "name": VERSION,
@@ -89,44 +92,45 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Structural schema of a model, with the CEL rules of every model inside it."""
+    """Structural schema of a model, with the defaults and the CEL rules of every model inside it."""
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
-    rules = {m.__name__: m.rules for m in _models(Model)}
-    return _structural(schema | {"_model": model.__name__}, definitions, rules)
+    models = {each.__name__: each for each in _models(Model)}
+    return _structural(schema | {"_model": model.__name__}, definitions, models)
 
 
 def _models(base: type[Model]) -> list[type[Model]]:
     return [found for direct in base.__subclasses__() for found in (direct, *_models(direct))]
 
 
-def _structural(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+def _structural(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
         extra = {k: v for k, v in node.items() if k != "$ref"}
-        return _structural({**definitions[name], "_model": name} | extra, definitions, rules)
+        return _structural({**definitions[name], "_model": name} | extra, definitions, models)
     if "allOf" in node and len(node["allOf"]) == 1:
-        return _structural({**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}}, definitions, rules)
+        return _structural({**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}}, definitions, models)
     if node.get("x-kubernetes-int-or-string"):
-        return _described(node, {"x-kubernetes-int-or-string": True})
+        default = {"default": node["default"]} if node.get("default") is not None else {}
+        return _described(node, {"x-kubernetes-int-or-string": True} | default)
     if "anyOf" in node:
-        return _optional(node, definitions, rules)
-    return _plain(node, definitions, rules)
+        return _optional(node, definitions, models)
+    return _plain(node, definitions, models)
 
 
-def _optional(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+def _optional(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
     """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing is `nullable`."""
     choices = [c for c in node["anyOf"] if c.get("type") != "null"]
     if len(choices) != 1:
         raise TypeError(f"a structural schema cannot choose between {choices}")
-    return _described(node, _structural(choices[0], definitions, rules))
+    return _described(node, _structural(choices[0], definitions, models))
 
 
 def _described(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return schema | ({"description": node["description"]} if "description" in node else {})
 
 
-def _plain(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
     schema = {k: v for k, v in node.items() if k not in _DROPPED and k != "_model"}
     for limit, flag in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if limit in schema:
@@ -134,20 +138,44 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], rules: dict[str, A
     if "const" in node:
         schema |= {"type": "string", "enum": [node["const"]]}
     if "properties" in schema:
-        schema["properties"] = {k: _structural(v, definitions, rules) for k, v in schema["properties"].items()}
+        schema["properties"] = {k: _structural(v, definitions, models) for k, v in schema["properties"].items()}
         schema.pop("additionalProperties", None)
     elif isinstance(schema.get("additionalProperties"), dict):
-        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions, rules)
+        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions, models)
     if "items" in schema:
-        schema["items"] = _structural(schema["items"], definitions, rules)
+        schema["items"] = _structural(schema["items"], definitions, models)
     if isinstance(node.get("default"), str | int | float | bool) and node["default"] != "":
         schema["default"] = node["default"]
-    model_rules = rules.get(node.get("_model", ""), ())
-    if model_rules:
-        schema["x-kubernetes-validations"] = [_validation(rule) for rule in model_rules]
+    if model := models.get(node.get("_model", "")):
+        _fill(schema, model)
     return schema
 
 
-def _validation(rule: Any) -> dict[str, Any]:
-    message = rule.message.replace("{} ", "")
-    return {"rule": rule.cel, "message": f"{rule.field}: {message}" if rule.field else message}
+def _fill(schema: dict[str, Any], model: type[Model]) -> None:
+    """The defaults of objects that are always there, so that the whole spec is stored; and the rules."""
+    for name, field in model.model_fields.items():
+        if inner := nested(field):
+            schema["properties"][field.alias or name]["default"] = _default(inner())
+    if model.rules:
+        schema["x-kubernetes-validations"] = [_validation(rule) for rule in model.rules]
+
+
+def _default(value: Model) -> dict[str, Any]:
+    """Complete: an API server applies the rules of an object to its default as it stands here."""
+    found: dict[str, Any] = {}
+    for name, field in type(value).model_fields.items():
+        each = getattr(value, name)
+        if isinstance(each, Model):
+            found[field.alias or name] = _default(each)
+        elif each not in (None, "", [], {}):
+            found[field.alias or name] = each
+    return found
+
+
+def _validation(rule: Rule) -> dict[str, str]:
+    found = {"rule": rule.cel, "message": rule.message.replace("{} ", "")}
+    if rule.field:
+        found["fieldPath"] = f".{rule.field}"
+    if rule.reason != "FieldValueInvalid":
+        found["reason"] = rule.reason
+    return found

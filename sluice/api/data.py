@@ -15,6 +15,7 @@ from sluice.api.base import (
     Model,
     NonNegativeFloat,
     NonNegativeInt,
+    Once,
     PositiveFloat,
     PositiveInt,
     Quantity,
@@ -228,7 +229,7 @@ class Reward(Model):
             "exactly one of type, function, url and model must be set",
         ),
         Rule(
-            "!(has(self.group) && self.group) || has(self.__function__)",
+            "!self.group || has(self.__function__)",
             lambda r: not r.group or r.function is not None,
             "group: true needs function",
             "group",
@@ -261,7 +262,7 @@ class Evaluation(Model):
         description="Held-out sets of prompts."
     )
     samples_per_prompt: PositiveInt = Field(1, description="Responses of one held-out prompt.")
-    pass_at_k: Annotated[list[PositiveInt], Field(max_length=16)] = Field(
+    pass_at_k: Annotated[list[PositiveInt], Field(max_length=16), Once()] = Field(
         default_factory=list,
         description="k of the unbiased pass@k, each at most the samplesPerPrompt of some data set; "
         "data sets with fewer samples have no such figure.",
@@ -271,8 +272,8 @@ class Evaluation(Model):
 
     rules = (
         Rule(
-            "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= (has(d.samplesPerPrompt) ? "
-            "d.samplesPerPrompt : (has(self.samplesPerPrompt) ? self.samplesPerPrompt : 1))))",
+            "!has(self.passAtK) || "
+            "self.passAtK.all(k, self.datasets.exists(d, k <= d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
             lambda e: all(
                 k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets) for k in e.pass_at_k
             ),

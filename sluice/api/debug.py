@@ -28,9 +28,10 @@ class Debug(Model):
 
     rules = (
         Rule(
-            "!(has(self.replay) && has(self.rolloutOnly) && self.rolloutOnly)",
+            "!has(self.replay) || !self.rolloutOnly",
             lambda d: d.replay is None or not d.rollout_only,
             "replay and rolloutOnly exclude each other: one has no engines, the other no training",
             "replay",
+            reason="FieldValueForbidden",
         ),
     )

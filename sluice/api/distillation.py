@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, PositiveFloat, Rule
+from sluice.api.base import Model, Once, PositiveFloat, Rule
 from sluice.api.paths import ModelPath
 
 WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
@@ -66,34 +66,29 @@ class Distillation(Model):
         None, description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5."
     )
     teacher: Teacher
-    teachers: Annotated[list[SourceTeacher], Field(max_length=16)] = Field(
+    teachers: Annotated[list[SourceTeacher], Field(max_length=16), Once("dataSource")] = Field(
         default_factory=list,
         description="Teachers for rows of some data sources, each in place of `teacher`, which has all others.",
     )
 
     rules = (
         Rule(
-            "!has(self.divergence) || self.divergence == 'token' || has(self.teacher.path)",
+            "self.divergence == 'token' || has(self.teacher.path)",
             lambda d: d.divergence == "token" or d.teacher.path is not None,
             "a divergence over the whole vocabulary needs a teacher that the trainer scores with: teacher.path",
             "divergence",
         ),
         Rule(
-            "!has(self.beta) || (has(self.divergence) && self.divergence == 'jsd')",
+            "!has(self.beta) || self.divergence == 'jsd'",
             lambda d: d.beta is None or d.divergence == "jsd",
             "only the divergence jsd has a beta",
             "beta",
+            reason="FieldValueForbidden",
         ),
         Rule(
             "!has(self.teachers) || size(self.teachers) == 0 || has(self.teacher.url)",
             lambda d: not d.teachers or d.teacher.url is not None,
             "teachers are SGLang servers, and so must be the one for all other rows: teacher.url",
-            "teachers",
-        ),
-        Rule(
-            "!has(self.teachers) || self.teachers.all(t, self.teachers.exists_one(u, u.dataSource == t.dataSource))",
-            lambda d: len({t.data_source for t in d.teachers}) == len(d.teachers),
-            "a data source has one teacher",
             "teachers",
         ),
     )
@@ -109,15 +104,9 @@ class Distillation(Model):
         return 0.5 if self.beta is None else self.beta
 
 
-_DISTILLS = "(has(self.algorithm) && has(self.algorithm.distillation))"
-_TEMPERATURE = (
-    "(has(self.rollout) && has(self.rollout.sampling) && has(self.rollout.sampling.temperature) ? "
-    "self.rollout.sampling.temperature : 1.0)"
-)
-
 DISTILLATION_ACROSS_GROUPS = (
     Rule(
-        f"!({_DISTILLS} && has(self.algorithm.distillation.teacher.url)) || {_TEMPERATURE} == 1.0",
+        "!self.algorithm.?distillation.teacher.url.hasValue() || self.rollout.sampling.temperature == 1.0",
         lambda s: (
             s.algorithm.distillation is None
             or s.algorithm.distillation.teacher.url is None
@@ -128,16 +117,14 @@ DISTILLATION_ACROSS_GROUPS = (
         "algorithm.distillation.teacher.url",
     ),
     Rule(
-        "has(self.reward) || !(has(self.algorithm) && has(self.algorithm.estimator) && "
-        "self.algorithm.estimator in ['remax', 'ppo'])",
+        "has(self.reward) || !(self.algorithm.estimator in ['remax', 'ppo'])",
         lambda s: s.reward is not None or s.algorithm.estimator not in ("remax", "ppo"),
         "without spec.reward there is nothing that this estimator's baseline or critic could predict; leave it out: "
         "the teacher alone gives the advantage",
         "algorithm.estimator",
     ),
     Rule(
-        "has(self.reward) || !(has(self.rollout) && has(self.rollout.dynamicFilter) && "
-        "self.rollout.dynamicFilter == 'nonzero_std')",
+        "has(self.reward) || self.rollout.?dynamicFilter.orValue('') != 'nonzero_std'",
         lambda s: s.reward is not None or s.rollout.dynamic_filter != "nonzero_std",
         "without spec.reward all rewards of a prompt are equal, and nonzero_std would drop every group",
         "rollout.dynamicFilter",

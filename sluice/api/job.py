@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -36,30 +35,11 @@ Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=
 """RFC 1035 label, short enough for the suffixes of the pods' names."""
 
 
-def _has(path: str) -> str:
-    """CEL: `path` and all its parents are set. Names that CEL reserves are written as Kubernetes escapes them."""
-    parts = [f"__{part}__" if part in _RESERVED else part for part in path.split(".")]
-    return " && ".join(f"has({'.'.join(parts[: i + 1])})" for i in range(1, len(parts)))
-
-
-def _or(path: str, default: int | bool) -> str:
-    """CEL: the value at `path`, or the default where it or a parent is not set."""
-    return f"({_has(path)} ? {path} : {json.dumps(default)})"
-
-
-def _absent(path: str) -> str:
-    return f"!({_has(path)})"
-
-
-_RESERVED = ("function",)
-
-
-_GPUS = _or("self.trainer.gpusPerNode", 1)
-_PER_NODE = f"(has(self.trainer.processesPerNode) ? self.trainer.processesPerNode : ({_GPUS} > 0 ? {_GPUS} : 1))"
-_PROCESSES = f"{_or('self.trainer.nodes', 1)} * {_PER_NODE}"
-_MODEL_PARALLEL = " * ".join(_or(f"self.trainer.parallelism.{name}", 1) for name in ("tensor", "pipeline", "context"))
-_SAMPLES = f"({IS_SFT} ? 1 : {_or('self.rollout.samplesPerPrompt', 8)})"
-_SEQUENCES = f"{_or('self.rollout.batchSize', 32)} * {_SAMPLES}"
+_GPUS = "self.trainer.gpusPerNode"
+_PROCESSES = f"self.trainer.nodes * self.trainer.?processesPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
+_MODEL_PARALLEL = " * ".join(f"self.trainer.parallelism.{name}" for name in ("tensor", "pipeline", "context"))
+_SAMPLES = f"({IS_SFT} ? 1 : self.rollout.samplesPerPrompt)"
+_SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
 
 class RLJobSpec(Model):
@@ -106,7 +86,7 @@ class RLJobSpec(Model):
 
     rules = (
         Rule(
-            f"({_SEQUENCES}) % {_or('self.trainer.stepsPerBatch', 1)} == 0",
+            f"({_SEQUENCES}) % self.trainer.stepsPerBatch == 0",
             lambda s: s.total_samples % s.trainer.steps_per_batch == 0,
             "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal steps",
             "trainer.stepsPerBatch",
@@ -120,51 +100,51 @@ class RLJobSpec(Model):
             lambda s: str(s.trainer.world_size),
         ),
         Rule(
-            f"({_PROCESSES}) / {_or('self.trainer.parallelism.pipeline', 1)} "
-            f"% {_or('self.trainer.parallelism.expert', 1)} == 0",
+            f"({_PROCESSES}) / self.trainer.parallelism.pipeline % self.trainer.parallelism.expert == 0",
             lambda s: s.trainer.world_size // s.trainer.parallelism.pipeline % s.trainer.parallelism.expert == 0,
             "nodes x processes a node / pipeline {} must be a multiple of expert",
             "trainer.parallelism.expert",
             lambda s: str(s.trainer.world_size // s.trainer.parallelism.pipeline),
         ),
         Rule(
-            "!(has(self.weightSync) && has(self.weightSync.transport) && self.weightSync.transport == 'nccl') || "
-            f"{_GPUS} > 0",
+            f"self.weightSync.?transport.orValue('') != 'nccl' || {_GPUS} > 0",
             lambda s: s.weight_sync.transport != "nccl" or s.trainer.gpus_per_node > 0,
             "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
             "weightSync.transport",
         ),
         Rule(
-            f"{_absent('self.debug.replay')} || {_or('self.rollout.replicas', 1)} == 0",
+            "!has(self.debug.replay) || self.rollout.?replicas.orValue(1) == 0",
             lambda s: s.debug.replay is None or s.rollout.replicas == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",
             "rollout.replicas",
         ),
         Rule(
-            f"!{_or('self.debug.rolloutOnly', False)} || !(has(self.model.init) && self.model.init == 'random')",
+            "!self.debug.rolloutOnly || self.model.init != 'random'",
             lambda s: not s.debug.rollout_only or s.model.init != "random",
             "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the engines any",
             "debug.rolloutOnly",
         ),
         Rule(
-            f"has(self.reward) || (has(self.algorithm) && has(self.algorithm.distillation)) || {IS_SFT}",
+            f"has(self.reward) || has(self.algorithm.distillation) || {IS_SFT}",
             lambda s: s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, or "
             "algorithm.lossFunction: sft with given answers",
             "reward",
+            reason="FieldValueRequired",
         ),
         Rule(
             "has(self.reward) || !has(self.evaluation) || self.evaluation.datasets.all(d, has(d.reward))",
             lambda s: s.reward is not None or not s.evaluation or all(d.reward for d in s.evaluation.datasets),
             "without spec.reward each data set of the evaluation needs a reward of its own",
             "evaluation.datasets",
+            reason="FieldValueRequired",
         ),
         *ACROSS_GROUPS,
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
         *CHECKPOINT_ACROSS_GROUPS,
-        *room_rules(_SEQUENCES, _SAMPLES, _or("self.rollout.sampling.maxResponseTokens", 1024)),
+        *room_rules(_SEQUENCES, _SAMPLES, "self.rollout.sampling.maxResponseTokens"),
     )
 
     @property

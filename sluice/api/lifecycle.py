@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import FreeForm, Model, NonNegativeInt, PositiveInt, Rule
+from sluice.api.base import FreeForm, Model, NonNegativeInt, Once, PositiveInt, Rule
 
 
 class RolloutBackoff(Model):
@@ -17,7 +17,7 @@ class RolloutBackoff(Model):
 
     rules = (
         Rule(
-            "(has(self.baseSeconds) ? self.baseSeconds : 10) <= (has(self.maxSeconds) ? self.maxSeconds : 300)",
+            "self.baseSeconds <= self.maxSeconds",
             lambda b: b.base_seconds <= b.max_seconds,
             "baseSeconds must not exceed maxSeconds",
             "baseSeconds",
@@ -112,7 +112,7 @@ class Tls(Model):
 class PodTemplateOverride(Model):
     """A pod template that is merged into the pods of some roles, over everything else."""
 
-    roles: Annotated[list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4)] = (
-        Field(description="Whose pods it is merged into.")
-    )
+    roles: Annotated[
+        list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4), Once()
+    ] = Field(description="Whose pods it is merged into.")
     template: FreeForm = Field(description="Pod template (strategic merge).")

@@ -44,7 +44,7 @@ class ClipCov(Model):
 
     rules = (
         Rule(
-            "(has(self.lower) ? self.lower : 1.0) < (has(self.upper) ? self.upper : 5.0)",
+            "self.lower < self.upper",
             lambda c: c.lower < c.upper,
             "lower must be less than upper: no token lies between them",
             "lower",
@@ -61,10 +61,11 @@ class KLCov(Model):
 
 def _belongs(field: str, attribute: str, loss: str) -> Rule:
     return Rule(
-        f"!has(self.{field}) || (has(self.loss) && self.loss == '{loss}') || has(self.lossFunction)",
+        f"!has(self.{field}) || self.?loss.orValue('') == '{loss}' || has(self.lossFunction)",
         lambda a: getattr(a, attribute) is None or a.policy_loss == loss or a.loss_function is not None,
         f"only the loss {loss} looks at it",
         field,
+        reason="FieldValueForbidden",
     )
 
 

@@ -26,25 +26,26 @@ class Rejection(Model):
 
     rules = (
         Rule(
-            "!has(self.low) || !has(self.measure) || self.measure == 'k1'",
+            "!has(self.low) || self.measure == 'k1'",
             lambda r: r.low is None or r.measure == "k1",
             "only k1 has a lower bound: the others are 0 where trainer and engine agree",
             "low",
+            reason="FieldValueForbidden",
         ),
         Rule(
-            "has(self.low) ? self.low <= self.high : ((has(self.measure) && self.measure != 'k1') || self.high >= 1.0)",
+            "has(self.low) ? self.low <= self.high : (self.measure != 'k1' || self.high >= 1.0)",
             lambda r: r.low <= r.high if r.low is not None else r.measure != "k1" or r.high >= 1,
             "low must not exceed high; without low, high must be at least 1",
             "high",
         ),
         Rule(
-            "!has(self.over) || self.over != 'sequence_max' || (has(self.measure) && self.measure in ['k2', 'k3'])",
+            "self.over != 'sequence_max' || self.measure in ['k2', 'k3']",
             lambda r: r.over != "sequence_max" or r.measure in ("k2", "k3"),
             "sequence_max is for k2 and k3; for the smallest ratio of a sequence there is veto",
             "over",
         ),
         Rule(
-            "!has(self.measure) || self.measure != 'binary_kl' || !has(self.over) || self.over == 'token'",
+            "self.measure != 'binary_kl' || self.over == 'token'",
             lambda r: r.measure != "binary_kl" or r.over == "token",
             "binary_kl looks at single tokens",
             "over",
@@ -92,25 +93,25 @@ class OffPolicy(Model):
 
     rules = (
         Rule(
-            "!(has(self.oldLogProbs) && self.oldLogProbs == 'rollout') || !has(self.method) || self.method == 'none'",
+            "self.oldLogProbs == 'trainer' || self.method == 'none'",
             lambda o: o.old_log_probs == "trainer" or o.method == "none",
             "oldLogProbs: rollout corrects the gap between trainer and engine by itself; leave method out",
             "oldLogProbs",
         ),
         Rule(
-            "!has(self.level) || self.level == 'token' || (has(self.method) && self.method != 'none')",
+            "self.level == 'token' || self.method != 'none'",
             lambda o: o.level == "token" or o.method != "none",
             "level has no effect without method: tis or icepop",
             "level",
         ),
         Rule(
-            "!(has(self.normalize) && self.normalize) || (has(self.method) && self.method != 'none')",
+            "!self.normalize || self.method != 'none'",
             lambda o: not o.normalize or o.method != "none",
             "normalize has no effect without method: tis or icepop",
             "normalize",
         ),
         Rule(
-            "(has(self.low) ? self.low : 0.0) <= (has(self.high) ? self.high : 2.0)",
+            "self.low <= self.high",
             lambda o: o.low <= o.high,
             "low must not exceed high",
             "low",

@@ -31,8 +31,8 @@ def _sections(path: str, schema: dict[str, Any]) -> list[str]:
     if "description" in schema:
         lines.append(" ".join(schema["description"].split()) + "\n")
     lines += ["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
-    rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]
-    lines += ["Rules:\n", *(f"- {rule}" for rule in rules), ""] if rules else []
+    rules = [_rule(rule) for rule in schema.get("x-kubernetes-validations", [])]
+    lines += ["Rules:\n", *rules, ""] if rules else []
     for name, child in schema["properties"].items():
         items = child.get("items", {})
         if "properties" in child:
@@ -42,10 +42,21 @@ def _sections(path: str, schema: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _rule(rule: dict[str, str]) -> str:
+    field = rule.get("fieldPath", "").removeprefix(".")
+    return f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}"
+
+
 def _row(name: str, schema: dict[str, Any], required: bool) -> str:
-    default = "**required**" if required else f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+    default = "**required**" if required else _default(schema)
     meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
     return f"| `{name}` | {_type(schema)} | {default} | {meaning} |"
+
+
+def _default(schema: dict[str, Any]) -> str:
+    """That of an object stands with its fields."""
+    value = schema.get("default")
+    return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -40,5 +40,6 @@ class Resources(Model):
             f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' in self.limits)",
             lambda r: GPU not in r.requests and GPU not in r.limits,
             f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out here",
+            reason="FieldValueForbidden",
         ),
     )

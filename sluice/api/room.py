@@ -15,7 +15,6 @@ BASE_BYTES = 320 << 20
 OVERHEAD = 1.3
 """Peak memory of the buffer for each byte of messages that are under way (benchmarks/buffer_memory.py)."""
 _LEAST_BYTES = 64 << 20
-_DEFAULT_MEMORY, _DEFAULT_STORAGE = "2147483648.0", "21474836480.0"
 
 
 def budget_bytes(memory: int) -> int:
@@ -41,17 +40,15 @@ def _batch_fits(spec: Any) -> bool:
     return bool(_longest_group(spec) * spec.rollout.batch_size <= size * 7 / 8)
 
 
-def _size(path: str, default: str) -> str:
+def _bytes(path: str) -> str:
     """CEL: the bytes of a quantity."""
-    parts = path.split(".")
-    there = " && ".join(f"has({'.'.join(parts[: n + 1])})" for n in range(1, len(parts)))
-    return f"({there} ? quantity(string({path})).asApproximateFloat() : {default})"
+    return f"quantity(string({path})).asApproximateFloat()"
 
 
 def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
     """sequences, samples, longest: CEL of a batch's sequences, of a group's samples, and of maxResponseTokens."""
-    memory = _size("self.buffer.memory", _DEFAULT_MEMORY)
-    storage = _size("self.buffer.storage.size", _DEFAULT_STORAGE)
+    memory = _bytes("self.buffer.memory")
+    storage = _bytes("self.buffer.storage.size")
     group = f"double({samples} * {longest} * {BYTES_PER_TOKEN})"
     budget = f"({memory} - {BASE_BYTES}.0) / {OVERHEAD} / 2.0"
     return (

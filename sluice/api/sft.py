@@ -1,52 +1,51 @@
 """algorithm.lossFunction: sft. Such a job learns from given answers; nothing is generated, nothing judged.
 
 What has no effect then is refused. An API server fills defaults in, so a field counts as set where it has another
-value.
+value than its default.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sluice.api.base import Rule
+from sluice.api.cel import differs, escaped
+from sluice.api.losses import Clip, Gate
+from sluice.api.off_policy import OffPolicy
+from sluice.api.training import Partial
 
 SFT = "sft"
-IS_SFT = f"(has(self.algorithm) && has(self.algorithm.lossFunction) && self.algorithm.lossFunction == '{SFT}')"
+IS_SFT = f"(self.algorithm.?lossFunction.orValue('') == '{SFT}')"
 """CEL, on the job's spec."""
+_IS_NO_SFT = f"self.?lossFunction.orValue('') != '{SFT}'"
+"""Its opposite, on spec.algorithm."""
 
 OF_ADVANTAGES: dict[str, Any] = {
     "estimator": "grpo", "function": None, "normalizeStd": True, "normalizeAdvantages": None, "gamma": 1.0,
-    "lambda": 1.0, "clip": None, "offPolicy": None, "critic": None, "distillation": None, "gate": None,
+    "lambda": 1.0, "clip": Clip(), "offPolicy": OffPolicy(), "critic": None, "distillation": None, "gate": Gate(),
     "clipCov": None, "klCov": None,
 }  # fmt: skip
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {
-    "dynamicFilter": None, "mode": "sync", "maxStaleness": 0, "overSampling": 1.0, "partial": None,
+    "dynamicFilter": None, "mode": "sync", "maxStaleness": 0, "overSampling": 1.0, "partial": Partial(),
 }  # fmt: skip
 """The same of spec.rollout."""
 
 
 def _any_set(group: str, fields: dict[str, Any]) -> str:
     """CEL: one of the group's fields has another value than its default."""
-    return " || ".join(_is_set(f"{group}.{'__function__' if n == 'function' else n}", d) for n, d in fields.items())
-
-
-def _is_set(path: str, default: Any) -> str:
-    literal = f"'{default}'" if isinstance(default, str) else json.dumps(default)
-    return f"has({path})" if default is None else f"(has({path}) && {path} != {literal})"
+    return " || ".join(differs(f"{group}.{escaped(name)}", default) for name, default in fields.items())
 
 
 def _set(group: Any, fields: dict[str, Any]) -> list[str]:
     """Names of the fields to which a group gives another value."""
     known = {info.alias: name for name, info in type(group).model_fields.items()}
-    given = {alias: getattr(group, known[alias]) for alias in fields if known[alias] in group.model_fields_set}
-    return [name for name, value in given.items() if value is not None and value != fields[name]]
+    return [name for name, default in fields.items() if getattr(group, known[name]) != default]
 
 
 WITHOUT_ADVANTAGES = (
     Rule(
-        f"!(has(self.lossFunction) && self.lossFunction == '{SFT}') || !({_any_set('self', OF_ADVANTAGES)})",
+        f"{_IS_NO_SFT} || !({_any_set('self', OF_ADVANTAGES)})",
         lambda a: not a.sft or not _set(a, OF_ADVANTAGES),
         "sft learns from given answers, without rewards and advantages: leave out what belongs to these {} "
         f"({', '.join(OF_ADVANTAGES)})",
@@ -54,8 +53,7 @@ WITHOUT_ADVANTAGES = (
         lambda a: ", ".join(_set(a, OF_ADVANTAGES)),
     ),
     Rule(
-        f"!(has(self.lossFunction) && self.lossFunction == '{SFT}') || "
-        "!(has(self.kl) && has(self.kl.coef) && self.kl.coef > 0.0)",
+        f"{_IS_NO_SFT} || self.kl.coef == 0.0",
         lambda a: not a.sft or a.kl.coef == 0,
         "kl.coef is a penalty inside the reward, and sft has none; kl.lossCoef adds it to the loss",
         "kl.coef",
@@ -65,7 +63,7 @@ WITHOUT_ADVANTAGES = (
 
 SFT_ACROSS_GROUPS = (
     Rule(
-        f"!{IS_SFT} || !has(self.rollout) || !({_any_set('self.rollout', OF_SAMPLES)})",
+        f"!{IS_SFT} || !({_any_set('self.rollout', OF_SAMPLES)})",
         lambda s: not s.algorithm.sft or not _set(s.rollout, OF_SAMPLES),
         "sft generates nothing to train on: leave out what is about generated samples {} "
         f"(of rollout: {', '.join(OF_SAMPLES)})",
@@ -73,21 +71,19 @@ SFT_ACROSS_GROUPS = (
         lambda s: ", ".join(_set(s.rollout, OF_SAMPLES)),
     ),
     Rule(
-        f"!{IS_SFT} || !(has(self.rollout) && has(self.rollout.samplesPerPrompt)) || "
-        "self.rollout.samplesPerPrompt in [1, 8]",
+        f"!{IS_SFT} || self.rollout.samplesPerPrompt in [1, 8]",
         lambda s: not s.algorithm.sft or s.rollout.samples_per_prompt in (1, 8),
         "with sft each row is one sample: leave samplesPerPrompt out",
         "rollout.samplesPerPrompt",
     ),
     Rule(
-        f"!{IS_SFT} || !(has(self.debug) && (has(self.debug.replay) || "
-        "(has(self.debug.rolloutOnly) && self.debug.rolloutOnly)))",
+        f"!{IS_SFT} || !(has(self.debug.replay) || self.debug.rolloutOnly)",
         lambda s: not s.algorithm.sft or (s.debug.replay is None and not s.debug.rollout_only),
         "replay and rolloutOnly are about generated samples, and sft generates none",
         "debug",
     ),
     Rule(
-        f"!{IS_SFT} || !(has(self.trainer.colocate) && self.trainer.colocate)",
+        f"!{IS_SFT} || !self.trainer.colocate",
         lambda s: not s.algorithm.sft or not s.trainer.colocate,
         "with sft no engine takes turns with the trainer: those of an evaluation have GPUs of their own",
         "trainer.colocate",

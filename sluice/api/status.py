@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model
+from sluice.api.base import Model, Once
 
 ConditionType = Literal["Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"]
 ROLES = ("rendezvous", "buffer", "rollout", "trainer")
@@ -51,7 +51,7 @@ class RoleStatus(Model):
     ready: int = Field(0, description="Pods that are ready.")
     attempt: int = Field(0, description="Highest attempt of the role's gangs.")
     restarts: int = Field(0, description="Restarts after failures, of all of its gangs since the start.")
-    gangs: Annotated[list[GangStatus], Field(max_length=4096)] = Field(
+    gangs: Annotated[list[GangStatus], Field(max_length=4096), Once("replica")] = Field(
         default_factory=list, description="Its gangs, by replica."
     )
 
@@ -75,7 +75,7 @@ class RLJobStatus(Model):
     observed_generation: int | None = Field(
         None, description="Newest generation of the object that this status takes account of."
     )
-    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
+    conditions: Annotated[list[Condition], Field(max_length=16), Once("type")] = Field(
         default_factory=list, description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed."
     )
     state: str = Field("", description="One word for people, derived from the conditions.")
@@ -89,7 +89,7 @@ class RLJobStatus(Model):
     weight_version: int | None = Field(None, description="Newest version that the engines serve.")
     policy_lag: str | None = Field(None, description="Mean number of steps that the samples' weights were behind.")
     restarts: int = Field(0, description="Restarts after failures, of all roles.")
-    roles: Annotated[list[RoleStatus], Field(max_length=8)] = Field(
+    roles: Annotated[list[RoleStatus], Field(max_length=8), Once("name")] = Field(
         default_factory=list, description="The pods, by role."
     )
     last_failure: LastFailure | None = Field(None, description="The last failure of a pod, kept when the pod is gone.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, Quantity, Rule
+from sluice.api.base import Model, Once, Quantity, Rule
 
 
 class Storage(Model):
@@ -30,7 +30,7 @@ class CheckpointStorage(Model):
     )
     storage_class_name: str | None = Field(None, description="Default: the cluster's default class.")
     access_modes: (
-        Annotated[list[Literal["ReadWriteOnce", "ReadWriteMany"]], Field(min_length=1, max_length=2)] | None
+        Annotated[list[Literal["ReadWriteOnce", "ReadWriteMany"]], Field(min_length=1, max_length=2), Once()] | None
     ) = Field(
         None,
         description="Default: ReadWriteMany where pods of several nodes use it (trainer.nodes > 1; "
@@ -48,19 +48,16 @@ def _at_most_one_place(checkpoint: Any) -> bool:
 
 PLACES = (
     Rule(
-        "[has(self.volume), has(self.storage), has(self.ephemeral) && self.ephemeral].filter(x, x).size() <= 1",
+        "[has(self.volume), has(self.storage), self.ephemeral].filter(x, x).size() <= 1",
         _at_most_one_place,
         "at most one of volume, storage and ephemeral may be set; with none of them the operator makes a claim",
     ),
 )
 """Rules of spec.checkpoint."""
 
-_EPHEMERAL = "(has(self.checkpoint) && has(self.checkpoint.ephemeral) && self.checkpoint.ephemeral)"
-_NODES = "(has(self.trainer.nodes) ? self.trainer.nodes : 1)"
-_COLOCATED = "(has(self.trainer.colocate) && self.trainer.colocate)"
-_TRANSPORT = "(has(self.weightSync) && has(self.weightSync.transport) ? self.weightSync.transport : '')"
 _MODES = "self.checkpoint.storage.accessModes"
-_HAS_MODES = f"(has(self.checkpoint) && has(self.checkpoint.storage) && has({_MODES}))"
+_HAS_MODES = f"has(self.checkpoint.storage) && has({_MODES})"
+_TRANSPORT = "self.weightSync.?transport.orValue(self.trainer.colocate ? 'disk' : '')"
 
 
 def _one_node_only(checkpoint: Any) -> bool:
@@ -71,25 +68,27 @@ def _one_node_only(checkpoint: Any) -> bool:
 
 CHECKPOINT_ACROSS_GROUPS = (
     Rule(
-        f"{_NODES} == 1 || !{_HAS_MODES} || 'ReadWriteMany' in {_MODES}",
+        f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
         lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
         "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs ReadWriteMany, and a "
         "storage class that has it",
         "checkpoint.storage.accessModes",
     ),
     Rule(
-        f"{_NODES} == 1 || !{_EPHEMERAL}",
+        "self.trainer.nodes == 1 || !self.checkpoint.ephemeral",
         lambda s: s.trainer.nodes == 1 or not s.checkpoint.ephemeral,
         "trainer pods of several nodes write one checkpoint together, which no directory of a single pod can hold: "
         "with trainer.nodes > 1 leave ephemeral out",
         "checkpoint.ephemeral",
+        reason="FieldValueForbidden",
     ),
     Rule(
-        f"!{_EPHEMERAL} || !({_TRANSPORT} == 'disk' || ({_COLOCATED} && {_TRANSPORT} == ''))",
+        f"!self.checkpoint.ephemeral || {_TRANSPORT} != 'disk'",
         lambda s: not s.checkpoint.ephemeral or s.transport(one_machine=False) != "disk",
         "engines read the weights that the trainer has written (transport: disk, which colocate takes in a cluster), "
         "and an ephemeral directory is one pod's own: leave ephemeral out",
         "checkpoint.ephemeral",
+        reason="FieldValueForbidden",
     ),
 )
 """Rules of the job's spec."""

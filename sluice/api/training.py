@@ -109,13 +109,13 @@ class Rollout(Model):
 
     rules = (
         Rule(
-            "!(has(self.maxStaleness) && self.maxStaleness > 0) || (has(self.mode) && self.mode == 'async')",
+            "self.maxStaleness == 0 || self.mode == 'async'",
             lambda r: r.max_staleness == 0 or r.mode == "async",
             "maxStaleness > 0 needs mode: async",
             "maxStaleness",
         ),
         Rule(
-            "!(has(self.mode) && self.mode == 'async') || (has(self.maxStaleness) && self.maxStaleness >= 1)",
+            "self.mode == 'sync' || self.maxStaleness >= 1",
             lambda r: r.mode == "sync" or r.max_staleness >= 1,
             "mode: async needs maxStaleness of at least 1 (1 is one step off)",
             "maxStaleness",
@@ -142,7 +142,7 @@ class Parallelism(Model):
 
     rules = (
         Rule(
-            "!has(self.virtualPipeline) || (has(self.pipeline) && self.pipeline > 1)",
+            "!has(self.virtualPipeline) || self.pipeline > 1",
             lambda p: p.virtual_pipeline is None or p.pipeline > 1,
             "virtualPipeline needs pipeline of at least 2",
             "virtualPipeline",
@@ -212,7 +212,7 @@ class Trainer(Model):
             "steps",
         ),
         Rule(
-            "!has(self.offload) || self.offload == 'none' || (has(self.colocate) && self.colocate)",
+            "self.?offload.orValue('none') == 'none' || self.colocate",
             lambda t: t.offload in (None, "none") or t.colocate,
             "only a trainer that shares its GPUs offloads: it needs colocate: true",
             "offload",

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from tests.cluster.control_plane import ROOT, ControlPlane, control_plane
+from tests.cluster.control_plane import ROOT, ControlPlane, control_plane, rules_server
 from tests.cluster.operators import Operator
 from tests.cluster.world import World, new_world
 from tests.tools import missing
@@ -49,6 +49,28 @@ async def api(plane: ControlPlane) -> AsyncIterator[Api]:
     async with await Api.connect() as found:
         await install_crd(found)
         yield found
+
+
+@pytest.fixture(scope="session")
+def ruled(plane: ControlPlane) -> str:
+    """The kubeconfig of an API server that keeps CEL rules: the plane's own one, or another one beside it."""
+    return plane.kubeconfig if asyncio.run(keeps_rules()) else rules_server(plane)
+
+
+@pytest.fixture
+async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
+    """An API server that keeps the rules of RLJobs. What it stores no operator sees, where it is not the plane's."""
+    monkeypatch.setenv("KUBECONFIG", ruled)
+    async with await Api.connect() as found:
+        await install_crd(found)
+        yield found
+
+
+async def keeps_rules() -> bool:
+    """The API server of KUBECONFIG keeps the rules of a CRD: it is of Kubernetes 1.25 or later."""
+    async with await Api.connect() as api:
+        await install_crd(api)
+        return "x-kubernetes-validations" in str(await api.get(f"{CRDS}/rljobs.sluice.dev"))
 
 
 async def install_crd(api: Api) -> None:

@@ -1,7 +1,8 @@
 """A control plane for the tests: that of KUBECONFIG, one that is started from a release's binaries, or a kind cluster.
 
 The binaries are those of KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory): etcd and
-kube-apiserver, and kube-controller-manager where what it does is tested too.
+kube-apiserver, and kube-controller-manager where what it does is tested too. Where kube-apiserver is older than CEL
+rules, an apiextensions-apiserver among the binaries stands beside it: it knows CRDs and their objects only.
 """
 
 from __future__ import annotations
@@ -94,8 +95,7 @@ def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
     if os.environ.get("KUBECONFIG"):
         yield ControlPlane(os.environ["KUBECONFIG"])
         return
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    binaries = Path(assets) if assets else neighbour_tools()
+    binaries = _binaries()
     if binaries is not None:
         with _of_binaries(binaries, controllers) as found:
             yield found
@@ -107,6 +107,31 @@ def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
             "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a directory with etcd and "
             "kube-apiserver, or install kind"
         )
+
+
+def _binaries() -> Path | None:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    return Path(assets) if assets else neighbour_tools()
+
+
+def rules_server(plane: ControlPlane) -> str:
+    """The kubeconfig of an API server that keeps CEL rules, for a plane whose own one drops them.
+
+    That of CEL_KUBECONFIG; else one that is started on the plane's etcd, asks the plane's own server for users and
+    namespaces, and ends with the plane.
+    """
+    if os.environ.get("CEL_KUBECONFIG"):
+        return os.environ["CEL_KUBECONFIG"]
+    programs = sorted((_binaries() or Path(os.devnull)).glob("apiextensions-apiserver*"))
+    if not programs or plane.directory is None:
+        missing("needs an API server with CEL rules: set KUBECONFIG or CEL_KUBECONFIG to that of one")
+    port, own = free_port(), plane.directory / "rules"
+    own.mkdir()
+    kubeconfig = own / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=own, token=TOKEN))
+    plane.run("apiextensions-apiserver", _rules_server(programs[-1], plane, own, port))
+    _wait_for(plane, port, "/readyz", own)
+    return str(kubeconfig)
 
 
 @contextmanager
@@ -177,6 +202,23 @@ def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects:
     ]
 
 
+def _rules_server(program: Path, plane: ControlPlane, directory: Path, port: int) -> list[str]:
+    """Admission policies are off: they are kinds that the plane's own server does not have."""
+    delegated = [f"--{what}kubeconfig={plane.kubeconfig}" for what in ("", "authentication-", "authorization-")]
+    return [
+        str(program),
+        f"--etcd-servers={plane.etcd}",
+        "--etcd-prefix=/registry-rules",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+        f"--cert-dir={directory}",
+        *delegated,
+        "--authentication-skip-lookup=true",
+        "--enable-priority-and-fairness=false",
+        "--disable-admission-plugins=MutatingAdmissionPolicy,ValidatingAdmissionPolicy",
+    ]
+
+
 def _controller_manager(binaries: Path, directory: Path) -> list[str]:
     program = str(binaries / "kube-controller-manager")
     has_plain_port = "--port int" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout
@@ -203,9 +245,9 @@ def write_kubeconfig(administrator: Path, target: Path, token: str) -> None:
         yaml.dump(config, file)
 
 
-def _wait_for(plane: ControlPlane, port: int, path: str) -> None:
+def _wait_for(plane: ControlPlane, port: int, path: str, certificates: Path | None = None) -> None:
     end = time.monotonic() + START_SECONDS
-    while not _answers(plane, f"https://127.0.0.1:{port}{path}"):
+    while not _answers(f"https://127.0.0.1:{port}{path}", certificates or plane.directory):
         for name, process in plane.processes.items():
             assert process.poll() is None, f"{name} ended:\n{_log(plane, name)}"
         if time.monotonic() > end:
@@ -213,10 +255,10 @@ def _wait_for(plane: ControlPlane, port: int, path: str) -> None:
         time.sleep(0.1)
 
 
-def _answers(plane: ControlPlane, url: str) -> bool:
+def _answers(url: str, certificates: Path | None) -> bool:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
     try:
-        context = ssl.create_default_context(cafile=f"{plane.directory}/apiserver.crt")
+        context = ssl.create_default_context(cafile=f"{certificates}/apiserver.crt")
         with urllib.request.urlopen(request, timeout=5, context=context) as answer:
             return bool(answer.status == 200)
     except OSError:  # not there yet: no certificate, nobody listens, not ready (an HTTPError is an OSError)

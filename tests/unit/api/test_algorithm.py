@@ -67,10 +67,24 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
 
 @pytest.mark.parametrize(("model", "fields"), [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)])
 def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(model: type[Model], fields: dict[str, Any]) -> None:
-    defaults = {info.alias: None if info.is_required() else info.default for info in model.model_fields.values()}
-    found = {name: default for name, default in defaults.items() if name in fields}
-    assert {n: d if isinstance(d, str | int | float | bool) else None for n, d in found.items()} == fields
+    defaults = {
+        i.alias: i.get_default(call_default_factory=True, validated_data={}) for i in model.model_fields.values()
+    }
+    assert {name: default for name, default in defaults.items() if name in fields} == fields
     assert RLJobSpec.model_fields["rollout"].default_factory().samples_per_prompt == 8  # type: ignore[misc,call-arg]
+
+
+def test_a_default_that_is_written_out_does_not_count_as_set_with_sft() -> None:
+    """API servers write them all out."""
+    spelled = RLJobSpec.model_validate(manifest({"lossFunction": "sft"}, {"reward": None}))
+    again = RLJobSpec.model_validate(spelled.model_dump(mode="json", by_alias=True))
+    assert again == spelled
+
+
+def test_a_data_source_has_one_teacher() -> None:
+    teachers = [{"dataSource": "a", "url": "http://a"}, {"dataSource": "a", "url": "http://b"}]
+    with pytest.raises(ValidationError, match="dataSource 'a' stands here twice; expected once"):
+        job({"distillation": {"teacher": {"url": "http://t"}, "teachers": teachers}})
 
 
 def refused(algorithm: dict[str, Any], **groups: Any) -> tuple[str, str]:

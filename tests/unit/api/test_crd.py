@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sluice.api.changes import MUTABLE
 from sluice.api.crd import custom_resource_definition
 from sluice.cli.render import to_yaml
 
@@ -62,6 +63,30 @@ def test_rules_stand_in_the_schema() -> None:
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]
     rule = {
         "rule": "has(self.steps) != has(self.epochs)",
-        "message": "steps: exactly one of steps and epochs must be set",
+        "message": "exactly one of steps and epochs must be set",
+        "fieldPath": ".steps",
     }
     assert rule in trainer["x-kubernetes-validations"]
+
+
+def test_each_change_that_the_operator_refuses_the_api_server_refuses_first() -> None:
+    """One rule for each part of the spec that is not free; none of them reaches what is."""
+    rules = SCHEMA["x-kubernetes-validations"][1:]
+    frozen = {rule["fieldPath"].removeprefix(".spec.") for rule in rules}
+    parts = {path.removeprefix(".spec.") for path, _ in nodes(SCHEMA) if path.startswith(".spec.")}
+    for part in parts - {"rollout"}:
+        within = {*MUTABLE} & {*prefixes(part)}
+        assert bool(within) != bool(frozen & {*prefixes(part)}), part
+
+
+def prefixes(path: str) -> list[str]:
+    names = path.split(".")
+    return [".".join(names[: count + 1]) for count in range(len(names))]
+
+
+def test_the_default_of_an_object_holds_those_of_its_fields() -> None:
+    """Servers apply an object's rules to its default as it is written, before they fill it in."""
+    for path, node in nodes(SCHEMA["properties"]["spec"]):
+        if isinstance(node.get("default"), dict):
+            own = {name: child["default"] for name, child in node["properties"].items() if "default" in child}
+            assert node["default"] == own, path

@@ -1,0 +1,224 @@
+"""What the API server itself says of RLJobs: rules, transitions, lists, defaults, fields that nobody knows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJob
+from sluice.api.base import API_VERSION
+from sluice.api.changes import MUTABLE
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from tests.cluster.world import SPEC, Object, now
+
+JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
+TEMPLATE = {"spec": {"nodeSelector": {"zone": "a"}}}
+FULL: Object = {
+    **SPEC,
+    "model": {"path": "m", "volume": {"nfs": {"server": "s", "path": "/"}}},
+    "podTemplateOverrides": [{"roles": ["trainer"], "template": TEMPLATE}],
+}
+
+
+class Job:
+    """One RLJob at an API server without an operator: the test writes its status."""
+
+    def __init__(self, api: Api, stored: Object) -> None:
+        self.api, self.stored = api, stored
+        self.path = f"{JOBS}/{stored['metadata']['name']}"
+
+    async def change(self, spec: Object) -> Object:
+        return await self.api.merge(self.path, {"spec": spec})
+
+    async def report(self, status: Object) -> Object:
+        return await self.api.merge(f"{self.path}/status", {"status": status})
+
+    async def start(self) -> None:
+        """What an operator writes before it makes the first pod."""
+        await self.report({"roles": [{"name": "trainer", "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]}]})
+
+
+async def create(api: Api, spec: Object) -> Job:
+    metadata = {"name": f"rules-{uuid.uuid4().hex[:8]}", "namespace": "default"}
+    body = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": metadata, "spec": spec}
+    return Job(api, await api.create(JOBS, body))
+
+
+@pytest.fixture
+async def job(rules: Api) -> AsyncIterator[Job]:
+    found = await create(rules, FULL)
+    yield found
+    await rules.delete(found.path, {})
+
+
+# -- transitions ------------------------------------------------------------------------------------------------------
+
+FROZEN = {
+    "spec.model": {"model": {"path": "other"}},
+    "spec.data": {"data": {"seed": 7}},
+    "spec.rollout.batchSize": {"rollout": {"batchSize": 16}},
+    "spec.rollout.engineArgs": {"rollout": {"engineArgs": {"tp": 2}}},
+    "spec.rollout.function": {"rollout": {"function": "package.play"}},
+    "spec.reward": {"reward": {"type": "gsm8k"}},
+    "spec.algorithm": {"algorithm": {"kl": {"coef": 0.1}}},
+    "spec.trainer": {"trainer": {"steps": 11}},
+    "spec.weightSync": {"weightSync": {"verify": False}},
+    "spec.buffer": {"buffer": {"storage": {"size": "30Gi"}}},
+    "spec.checkpoint": {"checkpoint": {"everySteps": 5}},
+    "spec.evaluation": {"evaluation": {"datasets": [{"path": "test.jsonl"}]}},
+    "spec.debug": {"debug": {"dumpRollouts": True}},
+    "spec.podGroupPolicy": {"podGroupPolicy": {"kueue": {"queueName": "q"}}},
+    "spec.secrets": {"secrets": {"wandb": {"name": "w", "key": "k"}}},
+    "spec.tls": {"tls": {"enabled": True}},
+    "spec.podTemplateOverrides": {
+        "podTemplateOverrides": [{"roles": ["trainer"], "template": {"spec": {"nodeSelector": {"zone": "b"}}}}]
+    },
+}
+FREE: dict[str, Object] = {
+    "suspend": {"suspend": True},
+    "rollout.replicas": {"rollout": {"replicas": 5}},
+    "activeDeadlineSeconds": {"activeDeadlineSeconds": 9},
+    "startupDeadlineSeconds": {"startupDeadlineSeconds": 9},
+    "progressDeadlineSeconds": {"progressDeadlineSeconds": 9},
+    "ttlSecondsAfterFinished": {"ttlSecondsAfterFinished": 9},
+    "failurePolicy": {"failurePolicy": {"maxRestarts": 9}},
+    "networkPolicy": {"networkPolicy": {"enabled": False}},
+    "podDisruptionBudget": {"podDisruptionBudget": {"enabled": False}},
+}
+
+
+async def test_what_may_not_change_once_pods_were_started_is_refused_by_name(job: Job) -> None:
+    await job.start()
+    for field, change in FROZEN.items():
+        with pytest.raises(errors.InvalidError) as refused:
+            await job.change(change)
+        assert f"{field}: Forbidden: cannot be changed once pods were started" in str(refused.value), field
+
+
+async def test_parts_of_a_volume_that_the_schema_does_not_describe_are_compared_too(job: Job) -> None:
+    await job.start()
+    with pytest.raises(errors.InvalidError, match=r"spec\.model: Forbidden"):
+        await job.change({"model": {"volume": {"nfs": {"path": "/other"}}}})
+
+
+async def test_before_that_it_may_change(job: Job) -> None:
+    for change in FROZEN.values():
+        await job.change(change)
+
+
+async def test_what_may_change_does(job: Job) -> None:
+    await job.start()
+    assert FREE.keys() >= {*MUTABLE}
+    for change in FREE.values():
+        await job.change(change)
+
+
+async def test_a_default_that_is_written_out_is_no_change(job: Job) -> None:
+    await job.start()
+    await job.change({"trainer": {"stepsPerBatch": 1}, "tls": {"enabled": False}, "checkpoint": {"keep": 2}})
+
+
+async def test_the_status_of_a_started_job_is_written_as_ever(job: Job) -> None:
+    await job.start()
+    assert (await job.report({"step": 3}))["status"]["step"] == 3
+
+
+async def test_the_controller_of_a_job_never_changes(job: Job) -> None:
+    with pytest.raises(errors.InvalidError, match=r"spec\.managedBy: Forbidden: cannot be changed"):
+        await job.change({"managedBy": "example.com/other"})
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+def condition(kind: str, status: str = "True") -> Object:
+    return {"type": kind, "status": status, "reason": "Because", "lastTransitionTime": now()}
+
+
+@pytest.mark.parametrize(
+    ("status", "field"),
+    [
+        ({"conditions": [condition("Running"), condition("Running", "False")]}, "status.conditions[1]"),
+        ({"roles": [{"name": "trainer"}, {"name": "trainer"}]}, "status.roles[1]"),
+        (
+            {"roles": [{"name": "rollout", "gangs": [{"replica": 0, "attempt": 1}, {"replica": 0, "attempt": 2}]}]},
+            "status.roles[0].gangs[1]",
+        ),
+    ],
+    ids=["conditions", "roles", "gangs"],
+)
+async def test_each_name_stands_once_in_a_list_of_the_status(job: Job, status: Object, field: str) -> None:
+    with pytest.raises(errors.InvalidError) as refused:
+        await job.report(status)
+    assert f"{field}: Duplicate value" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"podTemplateOverrides": [{"roles": ["trainer", "trainer"], "template": {}}]}, "roles[1]"),
+        ({"checkpoint": {"storage": {"accessModes": ["ReadWriteOnce", "ReadWriteOnce"]}}}, "accessModes[1]"),
+        (
+            {
+                "algorithm": {
+                    "distillation": {
+                        "teacher": {"url": "http://a"},
+                        "teachers": [{"dataSource": "x", "url": "http://b"}, {"dataSource": "x", "url": "http://c"}],
+                    }
+                }
+            },
+            "teachers[1]",
+        ),
+    ],
+    ids=["roles", "accessModes", "teachers"],
+)
+async def test_each_name_stands_once_in_a_list_of_the_spec(rules: Api, spec: Object, field: str) -> None:
+    with pytest.raises(errors.InvalidError) as refused:
+        await create(rules, SPEC | spec)
+    assert f"{field}: Duplicate value" in str(refused.value)
+
+
+async def test_two_writers_each_have_their_own_condition(job: Job) -> None:
+    """Server-side apply merges a list by its names: nobody loses the other's entry."""
+    await job.report({"conditions": [condition("Running")]})
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": "RLJob",
+        "metadata": {"name": job.stored["metadata"]["name"]},
+        "status": {"conditions": [condition("Suspended")]},
+    }
+    await job.api.apply(f"{job.path}/status", body)
+    stored = await job.api.get(job.path)
+    assert [each["type"] for each in stored["status"]["conditions"]] == ["Running", "Suspended"]
+
+
+# -- defaults, and words ----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_stored_is_the_whole_spec_that_the_operator_works_with(job: Job) -> None:
+    parsed = RLJob.model_validate(job.stored).spec.model_dump(mode="json", by_alias=True)
+    assert without_nothing(job.stored["spec"]) == without_nothing(parsed)
+
+
+async def test_a_rule_over_fields_that_were_left_out_sees_their_defaults(rules: Api) -> None:
+    with pytest.raises(errors.InvalidError, match=r"spec\.trainer\.stepsPerBatch: Invalid value: .*cannot be split"):
+        await create(rules, {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}})
+
+
+async def test_what_belongs_to_something_else_is_forbidden_and_what_lacks_is_required(rules: Api) -> None:
+    with pytest.raises(errors.InvalidError, match=r"spec\.algorithm\.critic: Forbidden: only estimator: ppo"):
+        await create(rules, {**SPEC, "algorithm": {"critic": {}}})
+    with pytest.raises(errors.InvalidError, match=r"spec\.reward: Required value: there is nothing to learn from"):
+        await create(rules, {name: value for name, value in SPEC.items() if name != "reward"})
+
+
+def without_nothing(value: Any) -> Any:
+    """Without null, empty texts, lists and objects, which nobody stores."""
+    if isinstance(value, dict):
+        kept = {name: without_nothing(each) for name, each in value.items()}
+        return {name: each for name, each in kept.items() if each not in (None, "", [], {})}
+    return [without_nothing(each) for each in value] if isinstance(value, list) else value
