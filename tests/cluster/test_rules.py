@@ -216,6 +216,20 @@ async def test_what_belongs_to_something_else_is_forbidden_and_what_lacks_is_req
         await create(rules, {name: value for name, value in SPEC.items() if name != "reward"})
 
 
+# -- fields that nobody knows -----------------------------------------------------------------------------------------
+
+
+async def test_a_field_that_the_server_does_not_know_is_refused_by_name(rules: Api) -> None:
+    with pytest.raises(errors.InvalidError, match=r'unknown field "spec\.trainer\.stpes"'):
+        await create(rules, {**SPEC, "trainer": {"steps": 1, "stpes": 2}})
+
+
+async def test_in_a_change_it_is_warned_of(job: Job) -> None:
+    heard: list[str] = []
+    await job.api.merge(f"{job.path}/status", {"status": {"mood": "good"}}, heard.append)
+    assert heard == ['unknown field "status.mood"']
+
+
 def without_nothing(value: Any) -> Any:
     """Without null, empty texts, lists and objects, which nobody stores."""
     if isinstance(value, dict):

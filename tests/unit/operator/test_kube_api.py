@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
+from multidict import CIMultiDict
 
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
@@ -118,7 +119,26 @@ async def test_apply_is_server_side_and_ours(server: Any) -> None:
     await server.api.apply("/api/v1/namespaces/n/configmaps/c", {"kind": "ConfigMap"})
     ((method, path, content, body),) = server.requests
     assert (method, content, body) == ("PATCH", "application/apply-patch+yaml", {"kind": "ConfigMap"})
-    assert path == "/api/v1/namespaces/n/configmaps/c?fieldManager=sluice&force=true"
+    assert path == "/api/v1/namespaces/n/configmaps/c?fieldManager=sluice&fieldValidation=Strict&force=true"
+
+
+async def test_what_is_made_may_have_no_field_that_the_server_does_not_know(server: Any) -> None:
+    """A status may: that of a newer operator must not stop jobs while the CRD is an older one."""
+    server.answers += [web.json_response({}) for _ in range(3)]
+    await server.api.create("/api/v1/pods", {})
+    await server.api.replace("/api/v1/pods/p", {})
+    await server.api.merge("/apis/sluice.dev/v1alpha1/rljobs/j/status", {})
+    queries = [path.partition("?")[2] for _, path, _, _ in server.requests]
+    strict = "fieldManager=sluice&fieldValidation=Strict"
+    assert queries == [strict, strict, "fieldManager=sluice"]
+
+
+async def test_what_the_server_warns_of_is_handed_on(server: Any) -> None:
+    headers = [("Warning", '299 - "the \\"x\\" is old"'), ("Warning", '299 - "a", 299 - "b" "Sun"'), ("Warning", "odd")]
+    server.answers.append(web.json_response({}, headers=CIMultiDict(headers)))
+    heard: list[str] = []
+    await server.api.create("/api/v1/pods", {}, heard.append)
+    assert heard == ['the "x" is old', "a", "b"]
 
 
 async def test_lists_are_read_page_by_page(server: Any) -> None:

@@ -24,12 +24,16 @@ from kubernetes.aio.config.kube_config import load_kube_config
 
 from sluice.environment import ConfigurationError
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.advice import warnings_of
 from sluice_operator.plan.model import KubeObject
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "sluice"
+_WRITE = {"fieldManager": FIELD_MANAGER}
+_STRICT = {**_WRITE, "fieldValidation": "Strict"}
+"""For whole objects: the server refuses a field that it does not know instead of dropping it."""
 CALL_SECONDS = 20.0
 CONNECTIONS = 32
 PAGE = 100
@@ -39,6 +43,8 @@ _ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
 Observer = Callable[[str, int], None]
 """Told about each request: method and HTTP code; code 0: no answer."""
+Listener = Callable[[str], None]
+"""Told what the server warns of while it does what was asked."""
 
 
 class Api:
@@ -77,18 +83,19 @@ class Api:
     ) -> KubeObject:
         return await self._request("GET", path, query=query, accept=accept)
 
-    async def create(self, path: str, body: KubeObject) -> KubeObject:
-        return await self._request("POST", path, body, {"fieldManager": FIELD_MANAGER})
+    async def create(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
+        return await self._request("POST", path, body, _STRICT, warned=warned)
 
-    async def apply(self, path: str, body: KubeObject) -> KubeObject:
+    async def apply(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
         """Server-side apply. Only for objects that are known to be ours: conflicts are decided for us."""
-        return await self._request("PATCH", path, body, {"fieldManager": FIELD_MANAGER, "force": "true"}, APPLY)
+        return await self._request("PATCH", path, body, {**_STRICT, "force": "true"}, APPLY, warned=warned)
 
-    async def merge(self, path: str, body: KubeObject) -> KubeObject:
-        return await self._request("PATCH", path, body, {"fieldManager": FIELD_MANAGER}, MERGE)
+    async def merge(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
+        """Not strict: the status of an operator that is newer than the CRD must not stop its jobs."""
+        return await self._request("PATCH", path, body, _WRITE, MERGE, warned=warned)
 
     async def replace(self, path: str, body: KubeObject) -> KubeObject:
-        return await self._request("PUT", path, body, {"fieldManager": FIELD_MANAGER})
+        return await self._request("PUT", path, body, _STRICT)
 
     async def delete(self, path: str, options: KubeObject) -> KubeObject:
         return await self._request("DELETE", path, options)
@@ -137,6 +144,7 @@ class Api:
         query: Mapping[str, Any] | None = None,
         content: str = "application/json",
         accept: str = "application/json",
+        warned: Listener | None = None,
     ) -> KubeObject:
         """What the server has no time for (429) it has not begun: it may be asked again, as client-go does."""
         for left in reversed(range(THROTTLED_TRIES)):
@@ -151,6 +159,9 @@ class Api:
             if not left or not _is_short_of_time(error):
                 raise error
             await asyncio.sleep((error.retry_after or 0.0) * random.uniform(0.5, 1.5))
+        if warned is not None:
+            for warning in warnings_of(response.headers.getall("Warning", ())):
+                warned(warning)
         found: KubeObject = json.loads(text)
         return found
 

@@ -22,7 +22,8 @@ from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import extras
-from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.advice import Advice
+from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.events import event_object
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
@@ -48,6 +49,7 @@ class KubeCluster:
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned = OwnedObjects(api, keys, self._pods)
         self._warnings = Warnings(api)
+        self._advice = Advice()
 
     # -- Cluster ------------------------------------------------------------------------------------------------------
 
@@ -73,8 +75,21 @@ class KubeCluster:
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         """What pods need comes before the pods. A gang's pods are created side by side."""
-        await _all([self._owned.apply(job, found) for found in objects if found["kind"] != "Pod"])
-        await _all([self._create_pod(job, found) for found in objects if found["kind"] == "Pod"])
+        said: list[tuple[str, str, str]] = []
+
+        def listener(found: KubeObject) -> Listener:
+            return lambda text: said.append((found["kind"], found["metadata"]["name"], text))
+
+        try:
+            others = [found for found in objects if found["kind"] != "Pod"]
+            await _all([self._owned.apply(job, found, listener(found)) for found in others])
+            pods = [found for found in objects if found["kind"] == "Pod"]
+            await _all([self._create_pod(job, found, listener(found)) for found in pods])
+        finally:
+            news = self._advice.news(job.metadata.uid, said)
+            for event in news:
+                log.warning("the API server warns", message=event.message)
+            await self.emit(job, news)
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
         await _all([self._delete(job, deletion) for deletion in deletions])
@@ -143,6 +158,7 @@ class KubeCluster:
         """The job is gone."""
         self.jobs.bury(stored)
         self._warnings.forget(_place(stored))
+        self._advice.forget(uid(stored))
         self._owned.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
@@ -181,10 +197,10 @@ class KubeCluster:
             for found in page["items"] or []:
                 self.pods.put({**found, "kind": "Pod"})
 
-    async def _create_pod(self, job: RLJob, found: KubeObject) -> None:
+    async def _create_pod(self, job: RLJob, found: KubeObject, warned: Listener) -> None:
         name, namespace = found["metadata"]["name"], job.metadata.namespace
         try:
-            stored = await self.api.create(collection("Pod", namespace), found)
+            stored = await self.api.create(collection("Pod", namespace), found, warned)
         except errors.AlreadyExistsError:
             stored = await self.api.get(path("Pod", namespace, name))
             check_owner(job, "Pod", name, stored)

@@ -16,7 +16,7 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import extras
-from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.store import compact, owner_uid, uid
 from sluice_operator.plan import names, podstate
@@ -79,15 +79,16 @@ class OwnedObjects:
         found = await self._get(*key, stored["metadata"]["namespace"])
         return found if found is not None and owner_uid(found) == uid(stored) else None
 
-    async def apply(self, job: RLJob, found: KubeObject) -> None:
+    async def apply(self, job: RLJob, found: KubeObject, warned: Listener) -> None:
         """By server-side apply; but a Secret is created, and one that is there has this job's uid in its name."""
         kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
         if kind == "Secret":
             with contextlib.suppress(errors.AlreadyExistsError):
-                await self._api.create(collection(kind, namespace), self._keys.filled(job, found))
+                await self._api.create(collection(kind, namespace), self._keys.filled(job, found), warned)
             stored = found
         else:
-            stored = _lean(await self._api.apply(extras.location(job, kind, name), _with_protocols(found)))
+            answer = await self._api.apply(extras.location(job, kind, name), _with_protocols(found), warned)
+            stored = _lean(answer)
         self._of(job).objects[kind, name] = stored
 
     async def delete(self, job: RLJob, deletion: Deletion) -> None:
