@@ -9,7 +9,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart test test-chaos test-cluster test-node test-learning lint images protos crds reference check-generated clean
+.PHONY: help quickstart test test-chaos test-cluster test-node test-learning lint images protos crds reference kubernetes-fields check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -20,7 +20,7 @@ help:
 	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, sft, distillation; and a figure (about 30 minutes)"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
 	@echo "make images       the container images (docker/Dockerfile)"
-	@echo "make protos crds reference   regenerate what is generated"
+	@echo "make protos crds reference kubernetes-fields   regenerate what is generated"
 	@echo "make clean        remove the environment, caches and the quickstart's run"
 
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
@@ -92,9 +92,13 @@ reference: $(VENV)/.dev
 	mkdir -p docs/reference
 	$(VENV)/bin/sluice reference > docs/reference/rljob.md
 
+# What laptops check templates with: the fields of Kubernetes' objects, as the operator's client has them.
+kubernetes-fields: $(VENV)/.dev
+	$(PY) -m sluice_operator.cluster.kube.schema > sluice/api/kubernetes_fields.json
+
 # Generated files must be what their sources give.
-check-generated: protos crds reference
-	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files
+check-generated: protos crds reference kubernetes-fields
+	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs

@@ -3,7 +3,7 @@
 Three things stand between them. Unknown fields are dropped, as an API server prunes them: an object that was stored
 under another version of the CRD must not fail for it. A spec that breaks a rule ends the job, where it has not begun.
 And once pods were started for a spec only some fields may change; of any other change the job goes on with what it was
-started with, and says so.
+started with, and says so. Templates are checked before the start only: what has run once goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from sluice.api import ManifestError, RLJob
 from sluice.api.changes import MUTABLE, differences
+from sluice.api.load import check_foreign
 from sluice.api.problems import describe
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
@@ -36,7 +37,9 @@ def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
     """config: the ConfigMap that the job's pods were started with; None: none were. ManifestError: an invalid spec."""
     known = _started_with(config)
     if known is None:
-        return Accepted(parse(stored))
+        job = parse(stored)
+        check_foreign(stored, stored, _name(stored))
+        return Accepted(job)
     try:
         wanted = parse(stored)
     except ManifestError as error:

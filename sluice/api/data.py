@@ -21,6 +21,7 @@ from sluice.api.base import (
     Quantity,
     Rule,
 )
+from sluice.api.foreign import VolumeSource
 from sluice.api.paths import DataPath, GenerateFunction, ModelPath, TokenizerPath, UserFunction
 
 MADE_ROWS = "rows"
@@ -41,7 +42,7 @@ class ModelSource(Model):
     """The model that is trained."""
 
     path: ModelPath = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
-    volume: FreeForm | None = Field(
+    volume: VolumeSource | None = Field(
         None,
         description="Kubernetes volume source that holds the model; `path`, and every other path of a model or a "
         "tokenizer, is then relative to its root.",
@@ -134,7 +135,7 @@ class Data(Model):
     prompts: Annotated[list[PromptSource], Field(min_length=1, max_length=64)] = Field(
         description="Sources of prompts."
     )
-    volume: FreeForm | None = Field(
+    volume: VolumeSource | None = Field(
         None, description="Kubernetes volume source that holds the prompt files; paths are then relative to its root."
     )
     shuffle: bool = Field(True, description="New order in every epoch, from `seed` and the epoch.")

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import FreeForm, Model, NonNegativeInt, Once, PositiveInt, Rule
+from sluice.api.base import Model, NonNegativeInt, Once, PositiveInt, Rule
+from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 
 
 class RolloutBackoff(Model):
@@ -72,7 +73,7 @@ class NetworkPolicy(Model):
     enabled: bool = Field(
         True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
     )
-    metrics_from: Annotated[list[FreeForm], Field(max_length=16)] = Field(
+    metrics_from: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
         default_factory=list, description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster."
     )
 
@@ -115,4 +116,4 @@ class PodTemplateOverride(Model):
     roles: Annotated[
         list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4), Once()
     ] = Field(description="Whose pods it is merged into.")
-    template: FreeForm = Field(description="Pod template (strategic merge).")
+    template: PodTemplate = Field(description="Pod template (strategic merge).")

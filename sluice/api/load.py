@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from ruamel.yaml.error import YAMLError
 
 from sluice.api import yaml_text
 from sluice.api.base import API_VERSION
-from sluice.api.job import KIND, RLJob
-from sluice.api.problems import describe
+from sluice.api.foreign import faults_of
+from sluice.api.job import KIND, RLJob, RLJobSpec
+from sluice.api.problems import describe, describe_faults
 from sluice.api.yaml_text import MAX_BYTES
 
 
@@ -69,10 +71,20 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
     if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
         found = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
         raise ManifestError(f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {found}")
+    plain = _plain(document)
     try:
-        return RLJob.model_validate(_plain(document))
+        job = RLJob.model_validate(plain)
     except ValidationError as error:
         raise ManifestError(describe(error, document, source)) from error
+    check_foreign(plain, document, source)
+    return job
+
+
+def check_foreign(plain: Mapping[str, Any], document: Any, source: str) -> None:
+    """Raise ManifestError where Kubernetes would not understand a template or a volume. document: with its lines."""
+    faults = faults_of(RLJobSpec, plain["spec"])
+    if faults:
+        raise ManifestError(describe_faults(faults, document, source))
 
 
 def apply_override(document: Any, override: str) -> None:

@@ -1,22 +1,17 @@
-"""Fields that name files: marked in their types, and walked here, so that nobody keeps a list of them.
-
-A spec is walked as YAML or JSON holds it, beside the model that describes it. What the model does not describe is
-left alone, so a spec that another version of sluice stored is walked too.
-"""
+"""Fields that name files: what is marked as such in its type."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sluice.api import marks
 from sluice.api.base import Model
+from sluice.api.marks import Place, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
 """What a path leads to: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python function."""
@@ -63,22 +58,21 @@ class MarkedPath:
     value: str
 
 
-@cache
-def fields(model: type[Model]) -> tuple[tuple[tuple[str, ...], PathKind], ...]:
+def fields(model: type[Model]) -> list[tuple[tuple[str, ...], PathKind]]:
     """Fields of a model that name files, by their names in YAML: ("data", "prompts", "[]", "path") and the kind."""
-    return tuple(_marks(model, ()))
+    return [(parts, mark.kind) for parts, mark in marks.fields(model, Mark)]
 
 
 def marked(model: type[Model], spec: Mapping[str, Any]) -> list[MarkedPath]:
     """All paths that a spec sets, in the order of the model's fields."""
-    return [_read(place, kind) for parts, kind in fields(model) for place in _places(spec, parts, "spec")]
+    return [_read(place, kind) for parts, kind in fields(model) for place in _texts(spec, parts)]
 
 
 def rewritten(model: type[Model], spec: Mapping[str, Any], new: Callable[[MarkedPath], str]) -> dict[str, Any]:
     """A copy of the spec in which `new` has replaced every path."""
     document = copy.deepcopy(dict(spec))
     for parts, kind in fields(model):
-        for place in _places(document, parts, "spec"):
+        for place in _texts(document, parts):
             place.holder[place.key] = new(_read(place, kind))
     return document
 
@@ -89,51 +83,9 @@ def volume_of(path: MarkedPath, spec: Mapping[str, Any]) -> dict[str, Any] | Non
     return (spec.get(name) or {}).get("volume") if name else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """holder[key] is a path; holder: an object or a list."""
-
-    holder: Any
-    key: str | int
-    field: str
+def _texts(spec: Mapping[str, Any], parts: tuple[str, ...]) -> list[Place]:
+    return [place for place in places(spec, parts) if isinstance(place.holder[place.key], str)]
 
 
-def _read(place: _Place, kind: PathKind) -> MarkedPath:
-    return MarkedPath(place.field, kind, place.holder[place.key])
-
-
-def _marks(annotation: Any, metadata: Sequence[Any]) -> Iterator[tuple[tuple[str, ...], PathKind]]:
-    """Marks within a type, each with the way to it."""
-    mark = next((each for each in metadata if isinstance(each, Mark)), None)
-    origin = get_origin(annotation)
-    if mark is not None:
-        yield (), mark.kind
-    elif origin is Annotated:
-        inner, *further = get_args(annotation)
-        yield from _marks(inner, further)
-    elif origin in (Union, types.UnionType):
-        for option in get_args(annotation):
-            yield from _marks(option, ())
-    elif origin is list:
-        yield from ((("[]", *parts), kind) for parts, kind in _marks(get_args(annotation)[0], ()))
-    elif inspect.isclass(annotation) and issubclass(annotation, Model):
-        for name, info in annotation.model_fields.items():
-            way = info.alias or name
-            yield from (((way, *parts), kind) for parts, kind in _marks(info.annotation, info.metadata))
-
-
-def _places(document: Any, parts: Sequence[str], at: str) -> Iterator[_Place]:
-    """Where a document sets the field at the end of these parts."""
-    head, rest = parts[0], parts[1:]
-    for key in _keys(document, head):
-        field = f"{at}[{key}]" if head == "[]" else f"{at}.{key}"
-        if rest:
-            yield from _places(document[key], rest, field)
-        elif isinstance(document[key], str):
-            yield _Place(document, key, field)
-
-
-def _keys(document: Any, part: str) -> Sequence[str | int]:
-    if part == "[]":
-        return range(len(document)) if isinstance(document, list) else ()
-    return (part,) if isinstance(document, Mapping) and part in document else ()
+def _read(place: Place, kind: PathKind) -> MarkedPath:
+    return MarkedPath(field_path(place.location), kind, place.holder[place.key])

@@ -9,8 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from sluice.api.foreign import Fault
 from sluice.api.job import RLJob
+from sluice.api.marks import field_path
 from sluice.api.paths import DOTTED_PATH
+from sluice.api.words import meant
 
 _FUNCTION = "a Python function as package.module.name or path/to/file.py:name"
 PATTERNS = {
@@ -59,25 +62,18 @@ def describe(error: ValidationError, document: Any, source: str) -> str:
         location += str(extra).split(".") if extra else []
         if location and (location[-1] in _UNION or str(location[-1]).startswith("function-")):
             location.pop()
-        position = _line(document, location)
-        where = f"{source}:{position}" if position else source
-        found.setdefault(f"{where}: {field_path(location)}: ", []).append(_explain(problem, location))
+        found.setdefault(_place(location, document, source), []).append(_explain(problem, location))
     return "\n".join(where + " or ".join(dict.fromkeys(texts)) for where, texts in found.items())
 
 
-def field_path(location: Sequence[str | int]) -> str:
-    """('spec', 'data', 'prompts', 0, 'path') -> spec.data.prompts[0].path"""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+def describe_faults(faults: Iterable[Fault], document: Any, source: str) -> str:
+    """The same of parts that are Kubernetes' own."""
+    return "\n".join(_place(fault.location, document, source) + fault.text for fault in faults)
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """What may be meant by a word that is not known, as the end of a message; else all that are."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+def _place(location: Sequence[str | int], document: Any, source: str) -> str:
+    line = _line(document, location)
+    return f"{source}:{line}: {field_path(location)}: " if line else f"{source}: {field_path(location)}: "
 
 
 def _explain(problem: Any, location: list[str | int]) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field, WithJsonSchema
 
 from sluice.api.base import (
-    FreeForm,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,6 +15,7 @@ from sluice.api.base import (
     Quantity,
     Rule,
 )
+from sluice.api.foreign import PodTemplate, VolumeSource
 from sluice.api.paths import GroupFilter, UserFunction
 from sluice.api.resources import Resources
 from sluice.api.storage import PLACES, CheckpointStorage, Storage
@@ -105,7 +105,7 @@ class Rollout(Model):
         description="Of the container beside the engine, which judges samples. Default: requests of 500m and 1Gi; "
         "without GPUs 100m and 256Mi.",
     )
-    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+    template: PodTemplate = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
         Rule(
@@ -202,7 +202,7 @@ class Trainer(Model):
         description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each GPU; without GPUs 250m "
         "and 1Gi for each process.",
     )
-    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+    template: PodTemplate = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
         Rule(
@@ -290,13 +290,13 @@ class Buffer(Model):
     lease_seconds: PositiveFloat = Field(
         60.0, description="A lease without a heartbeat for this long goes to another worker."
     )
-    template: FreeForm = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
+    template: PodTemplate = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
 
 class Checkpoint(Model):
     """What is kept of the training, and where."""
 
-    volume: FreeForm | None = Field(
+    volume: VolumeSource | None = Field(
         None, description="Kubernetes volume source for checkpoints, in place of the operator's claim."
     )
     storage: CheckpointStorage | None = Field(

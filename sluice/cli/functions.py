@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.api.problems import meant
+from sluice.api.words import meant
 
 
 def problem_of(dotted: str) -> str | None:

@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api import API_VERSION, KIND, RLJob, manifest
-from sluice.api.problems import describe, field_path
+from sluice.api.marks import field_path
+from sluice.api.problems import describe
 from sluice.importing.draft import Draft
 
 _TITLES = {

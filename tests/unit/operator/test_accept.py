@@ -45,6 +45,13 @@ def test_an_invalid_new_spec_names_job_and_field() -> None:
         accept(document, None)
 
 
+def test_a_template_that_no_pod_can_have_is_refused_before_the_start_and_not_after() -> None:
+    document = stored(trainer={"template": {"spec": {"nodeSelctor": {"a": "b"}}}})
+    with pytest.raises(ManifestError, match=r"nodeSelctor: no such field of a pod's spec; did you mean nodeSelector"):
+        accept(document, None)
+    assert accept(document, started(document)).refused == ""
+
+
 @pytest.mark.parametrize(
     ("change", "read"),
     [
