@@ -52,6 +52,7 @@ test-chaos: $(VENV)/.dev
 	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
+# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG.
 test-cluster: $(VENV)/.dev
 	$(PY) -m pytest tests/cluster -m cluster $(ARGS)
 

@@ -26,8 +26,6 @@ MUTABLE = (
     "podDisruptionBudget",
 )
 """Fields of the spec that may change while a job lives."""
-
-
 NEVER = ("managedBy",)
 """Fields that may not even change before the start: two controllers would take themselves for the job's own."""
 _STARTED = "has(oldSelf.status) && has(oldSelf.status.roles) && oldSelf.status.roles.exists(r, r.attempt > 0)"

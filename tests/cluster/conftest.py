@@ -6,19 +6,23 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from sluice.api import API_VERSION, KIND
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
 from tests.cluster.control_plane import ROOT, ControlPlane, control_plane, rules_server
 from tests.cluster.operators import Operator
-from tests.cluster.world import World, new_world
+from tests.cluster.world import SPEC, World, new_world
 from tests.tools import missing
 
+RULES = "x-kubernetes-validations"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 StartOperator = Callable[..., Awaitable[Operator]]
 
@@ -66,11 +70,58 @@ async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
         yield found
 
 
+@pytest.fixture
+async def unruled(api: Api) -> AsyncIterator[None]:
+    """The plane's API server takes what the CRD's rules refuse, as one does that is older than they are."""
+    async with without_rules(api):
+        yield
+
+
+@asynccontextmanager
+async def without_rules(api: Api) -> AsyncIterator[None]:
+    """Lift the rules of RLJobs; they are back at the end."""
+    path = f"{CRDS}/rljobs.sluice.dev"
+    versions = (await api.get(path))["spec"]["versions"]
+    await api.merge(path, {"spec": {"versions": _without(versions, RULES)}})
+    try:
+        await _until_senseless_jobs_are(api, taken=True)
+        yield
+    finally:
+        await api.merge(path, {"spec": {"versions": versions}})
+        await _until_senseless_jobs_are(api, taken=RULES not in str(versions))
+
+
+async def _until_senseless_jobs_are(api: Api, *, taken: bool) -> None:
+    """An API server takes up a new schema after a moment."""
+    jobs = collection("RLJob", "default")
+    spec = {**SPEC, "trainer": {**SPEC["trainer"], "stepsPerBatch": 7}}
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "senseless"}, "spec": spec}
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await api.create(jobs, body)
+            except errors.InvalidError:
+                was_taken = False
+            else:
+                was_taken = True
+                await api.delete(f"{jobs}/senseless", {})
+            if was_taken == taken:
+                return
+            await asyncio.sleep(0.1)
+
+
+def _without(value: Any, field: str) -> Any:
+    """The value without this field, at any depth."""
+    if isinstance(value, dict):
+        return {name: _without(each, field) for name, each in value.items() if name != field}
+    return [_without(each, field) for each in value] if isinstance(value, list) else value
+
+
 async def keeps_rules() -> bool:
     """The API server of KUBECONFIG keeps the rules of a CRD: it is of Kubernetes 1.25 or later."""
     async with await Api.connect() as api:
         await install_crd(api)
-        return "x-kubernetes-validations" in str(await api.get(f"{CRDS}/rljobs.sluice.dev"))
+        return RULES in str(await api.get(f"{CRDS}/rljobs.sluice.dev"))
 
 
 async def install_crd(api: Api) -> None:

@@ -1,8 +1,14 @@
-"""What goes wrong with a job's pods, its spec, or the objects around it."""
+"""What goes wrong with a job's pods, its spec, or the objects around it.
+
+Specs that break a rule are stored without the rules of the CRD (`unruled`): most API servers refuse them, those that
+took them before there were rules have them still.
+"""
 
 from __future__ import annotations
 
 import asyncio
+
+import pytest
 
 from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import CRDS, StartOperator
@@ -78,6 +84,7 @@ async def test_a_pod_that_somebody_deletes_comes_back_and_counts_nothing(operato
     assert (await world.status())["restarts"] == 0
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(operator: Operator, world: World) -> None:
     await world.create(trainer={"stepsPerBatch": 7})
     await world.until_state("Failed")
@@ -91,6 +98,7 @@ async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(oper
     assert (await world.condition("Failed")) == {}
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Operator, world: World) -> None:
     await world.running(5)
     await world.change({"trainer": {"steps": 99}, "rollout": {"replicas": 3}})
@@ -113,6 +121,7 @@ async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Ope
     await world.until(is_well)
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_rows_of_own_code_and_a_volume_of_data_go_together(operator: Operator, world: World) -> None:
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
     rows = {"source": {"function": "/sluice/data/rows.py:make"}}
@@ -126,6 +135,7 @@ async def test_rows_of_own_code_and_a_volume_of_data_go_together(operator: Opera
     assert "prompts" not in (await world.condition("Running"))["message"]
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(operator: Operator, world: World) -> None:
     await world.running(5)
     await world.change({"trainer": {"stepsPerBatch": 7}})

@@ -12,6 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.world import World
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_our_lines_name_the_job_and_none_comes_twice(start: StartOperator, world: World) -> None:
     operator = await start(SLUICE_LOG_FORMAT="json")
     await world.create(name="broken", trainer={"stepsPerBatch": 7})

@@ -13,6 +13,7 @@ from sluice.api.base import API_VERSION
 from sluice.api.changes import MUTABLE
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
+from tests.cluster.conftest import without_rules
 from tests.cluster.world import SPEC, Object, now
 
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
@@ -130,6 +131,18 @@ async def test_the_status_of_a_started_job_is_written_as_ever(job: Job) -> None:
 async def test_the_controller_of_a_job_never_changes(job: Job) -> None:
     with pytest.raises(errors.InvalidError, match=r"spec\.managedBy: Forbidden: cannot be changed"):
         await job.change({"managedBy": "example.com/other"})
+
+
+async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_back(rules: Api) -> None:
+    """What other tests rely on that are about the operator's own judgement."""
+    senseless = {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}}
+    async with without_rules(rules):
+        made = await create(rules, senseless)
+        await made.start()
+        await made.change({"trainer": {"steps": 2}})
+        await rules.delete(made.path, {})
+    with pytest.raises(errors.InvalidError, match="cannot be split"):
+        await create(rules, senseless)
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ async def test_with_tls_the_servers_get_a_certificate_and_all_others_the_authori
     assert given == {"rendezvous": everything, "buffer": everything, "rollout": ["ca.crt"], "trainer": ["ca.crt"]}
 
 
+@pytest.mark.usefixtures("unruled")
 async def test_tls_cannot_be_switched_while_the_job_runs(operator: Operator, world: World) -> None:
     await world.running(5)
     await world.change({"tls": {"enabled": True}})

@@ -259,6 +259,14 @@ def test_a_job_that_is_created_suspended_makes_nothing() -> None:
     assert world.status.state == "Suspended"
 
 
+def test_the_status_says_that_a_job_has_started_before_anything_is_made() -> None:
+    """The API server's rules of what may change look at the attempts (sluice.api.changes)."""
+    held = World(make_job(suspend=True))
+    held.settle()
+    assert {role.attempt for role in held.status.roles} == {0}
+    assert {role.attempt for role in World(make_job()).step().status.roles} == {1}
+
+
 def test_a_trainer_that_hangs_is_restarted_and_counted() -> None:
     world = settled(progressDeadlineSeconds=60)
     world.progress = Progress(5)
