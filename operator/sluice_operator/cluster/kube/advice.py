@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from sluice_operator.plan.model import Event
+import structlog
+
+from sluice_operator.plan.model import Event, KubeObject
 
 SERVER_WARNING = "ServerWarning"
+Said = tuple[str, str, str]
+"""Kind and name of an object, and the text."""
 _WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
+
+log = structlog.get_logger(__name__)
 
 
 def warnings_of(headers: Iterable[str]) -> list[str]:
@@ -20,19 +26,25 @@ def warnings_of(headers: Iterable[str]) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", text) for header in headers for text in _WARNING.findall(header)]
 
 
+def listener(said: list[Said], found: KubeObject) -> Callable[[str], None]:
+    """Writes down in `said` what the server says of an object."""
+    return lambda text: said.append((found["kind"], found["metadata"]["name"], text))
+
+
 class Advice:
-    """Remembers what each job's user was told. `said`: (kind, name, text) of one pass."""
+    """Remembers what each job's user was told."""
 
     def __init__(self) -> None:
         self._told: dict[str, set[tuple[str, str]]] = defaultdict(set)
 
-    def news(self, job_uid: str, said: Iterable[tuple[str, str, str]]) -> list[Event]:
-        """An event for each text that is new for its kind: later pods of a job get the same."""
+    def news(self, job_uid: str, said: Iterable[Said]) -> list[Event]:
+        """An event, and a line of the log, for each text that is new for its kind: a job's later pods get the same."""
         told, events = self._told[job_uid], []
         for kind, name, text in said:
             if (kind, text) not in told:
                 told.add((kind, text))
                 events.append(Event("Warning", SERVER_WARNING, f"{kind} {name}: {text}"))
+                log.warning("the API server warns", message=events[-1].message)
         return events
 
     def forget(self, job_uid: str) -> None:

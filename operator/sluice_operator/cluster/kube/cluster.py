@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,8 +22,8 @@ from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import extras
-from sluice_operator.cluster.kube.advice import Advice
-from sluice_operator.cluster.kube.api import Api, Listener
+from sluice_operator.cluster.kube.advice import Advice, Said, listener
+from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.events import event_object
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
@@ -75,21 +75,14 @@ class KubeCluster:
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         """What pods need comes before the pods. A gang's pods are created side by side."""
-        said: list[tuple[str, str, str]] = []
-
-        def listener(found: KubeObject) -> Listener:
-            return lambda text: said.append((found["kind"], found["metadata"]["name"], text))
-
+        said: list[Said] = []
         try:
             others = [found for found in objects if found["kind"] != "Pod"]
-            await _all([self._owned.apply(job, found, listener(found)) for found in others])
+            await _all([self._owned.apply(job, found, listener(said, found)) for found in others])
             pods = [found for found in objects if found["kind"] == "Pod"]
-            await _all([self._create_pod(job, found, listener(found)) for found in pods])
+            await _all([self._create_pod(job, found, listener(said, found)) for found in pods])
         finally:
-            news = self._advice.news(job.metadata.uid, said)
-            for event in news:
-                log.warning("the API server warns", message=event.message)
-            await self.emit(job, news)
+            await self.emit(job, self._advice.news(job.metadata.uid, said))
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
         await _all([self._delete(job, deletion) for deletion in deletions])
@@ -137,8 +130,11 @@ class KubeCluster:
             return
         namespace, name = _place(stored)
         body = {"metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]}, "status": patch}
+        said: list[Said] = []
         try:
-            self.jobs.put(await self.api.merge(path("RLJob", namespace, name, "status"), body))
+            at = path("RLJob", namespace, name, "status")
+            self.jobs.put(await self.api.merge(at, body, listener(said, {"kind": KIND, **stored})))
+            await self.tell(stored, self._advice.news(uid(stored), said))
         except errors.ConflictError:
             await self._reread_job(stored)
             raise
@@ -197,7 +193,7 @@ class KubeCluster:
             for found in page["items"] or []:
                 self.pods.put({**found, "kind": "Pod"})
 
-    async def _create_pod(self, job: RLJob, found: KubeObject, warned: Listener) -> None:
+    async def _create_pod(self, job: RLJob, found: KubeObject, warned: Callable[[str], None]) -> None:
         name, namespace = found["metadata"]["name"], job.metadata.namespace
         try:
             stored = await self.api.create(collection("Pod", namespace), found, warned)
