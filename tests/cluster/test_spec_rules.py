@@ -1,0 +1,121 @@
+"""The API server refuses what pydantic refuses, group by group: the CEL of a rule and its Python say the same.
+
+Those of the algorithm have a page of their own (test_algorithm_rules.py).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sluice.api.base import API_VERSION, Model
+from sluice.api.job import RLJobSpec
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from tests.algorithm_cases import ALONE, TOGETHER, manifest
+
+JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
+NFS = {"nfs": {"server": "s", "path": "/"}}
+ONE_NODE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
+PASS_AT = {"datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 4}]}
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"trainer": {"steps": 4, "resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu is what"),
+    ({"rollout": {"workerResources": {"requests": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu is what"),
+    ({"rollout": {"maxStaleness": 1}}, "maxStaleness > 0 needs mode: async"),
+    ({"rollout": {"mode": "async"}}, "mode: async needs maxStaleness"),
+    ({"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}}, "virtualPipeline needs pipeline"),
+    ({"trainer": {}}, "exactly one of steps and epochs"),
+    ({"trainer": {"steps": 4, "epochs": 1}}, "exactly one of steps and epochs"),
+    ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
+    ({"reward": {}}, "exactly one of type, function, url and model"),
+    ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
+    ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
+    ({"data": {"prompts": [{}]}}, "exactly one of path (a file) and source"),
+    ({"evaluation": {**PASS_AT, "passAtK": [2, 8]}}, "every k must be at most"),
+    ({"failurePolicy": {"rolloutBackoff": {"baseSeconds": 301}}}, "baseSeconds must not exceed maxSeconds"),
+    ({"failurePolicy": {"rolloutBackoff": {"maxSeconds": 9}}}, "baseSeconds must not exceed maxSeconds"),
+    ({"podGroupPolicy": {}}, "exactly one of kueue, volcano and native"),
+    ({"podGroupPolicy": {"volcano": {}, "native": {}}}, "exactly one of kueue, volcano and native"),
+    ({"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay and rolloutOnly exclude"),
+    ({"debug": {"replay": "r"}}, "debug.replay trains on dumped rollouts"),
+    ({"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly needs weights"),
+    ({"checkpoint": {"volume": NFS, "ephemeral": True}}, "at most one of volume, storage and ephemeral"),
+    ({"checkpoint": {"volume": NFS, "storage": {}}}, "at most one of volume, storage and ephemeral"),
+    ({"trainer": {"steps": 4, "nodes": 2}, "checkpoint": ONE_NODE}, "trainer.nodes > 1 needs ReadWriteMany"),
+    ({"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}}, "which no directory of a single pod"),
+    ({"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}}, "engines read the weights"),
+    ({"trainer": {"steps": 4, "colocate": True}, "checkpoint": {"ephemeral": True}}, "engines read the weights"),
+    ({"trainer": {"steps": 4, "stepsPerBatch": 3}}, "batchSize x samplesPerPrompt sequences"),
+    ({"trainer": {"steps": 4, "parallelism": {"tensor": 2}}}, "nodes x processes a node must be a multiple of tensor"),
+    ({"trainer": {"steps": 4, "processesPerNode": 3, "parallelism": {"context": 2}}}, "must be a multiple of tensor"),
+    ({"trainer": {"steps": 4, "parallelism": {"expert": 2}}}, "nodes x processes a node / pipeline"),
+    ({"trainer": {"steps": 4, "gpusPerNode": 0}, "weightSync": {"transport": "nccl"}}, "transport nccl needs GPUs"),
+    ({"reward": None}, "there is nothing to learn from"),
+    (
+        {"reward": None, "algorithm": {"distillation": {"teacher": {"path": "t"}}}, "evaluation": PASS_AT},
+        "without spec.reward each data set",
+    ),
+]
+SENSIBLE: list[dict[str, Any]] = [
+    {"rollout": {"mode": "async", "maxStaleness": 1}},
+    {"trainer": {"epochs": 1, "gpusPerNode": 4, "parallelism": {"tensor": 2, "pipeline": 2, "virtualPipeline": 2}}},
+    {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
+    {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}}},
+    {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
+    {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
+    {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
+    {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
+    {"reward": {"function": "a.b", "group": True}},
+    {"podGroupPolicy": {"kueue": {"queueName": "q"}}, "failurePolicy": {"rolloutBackoff": {"baseSeconds": 300}}},
+]
+
+
+def spec_of(groups: dict[str, Any]) -> dict[str, Any]:
+    groups = dict(groups)
+    return manifest(groups.pop("algorithm", {}), groups)
+
+
+async def create(api: Api, groups: dict[str, Any]) -> None:
+    """Nothing stays behind."""
+    name = f"rules-{uuid.uuid4().hex[:8]}"
+    metadata = {"name": name, "namespace": "default"}
+    body = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": metadata, "spec": spec_of(groups)}
+    await api.create(JOBS, body)
+    await api.delete(f"{JOBS}/{name}", {})
+
+
+async def test_both_refuse_what_makes_no_sense(rules: Api) -> None:
+    for groups, reason in NONSENSE:
+        with pytest.raises(ValidationError) as python:
+            RLJobSpec.model_validate(spec_of(groups))
+        assert any(reason in without_values(each["msg"]) for each in python.value.errors()), groups
+        with pytest.raises(errors.InvalidError) as server:
+            await create(rules, groups)
+        assert reason in str(server.value), groups
+
+
+async def test_both_take_what_makes_sense(rules: Api) -> None:
+    for groups in SENSIBLE:
+        RLJobSpec.model_validate(spec_of(groups))
+        await create(rules, groups)
+
+
+def test_every_rule_has_a_case_here_or_with_those_of_the_algorithm() -> None:
+    reasons = [reason for *_, reason in (*NONSENSE, *ALONE, *TOGETHER)]
+    for model in models(Model):
+        for rule in model.rules:
+            text = rule.message.replace("{} ", "")
+            assert any(reason in text for reason in reasons), text
+
+
+def models(base: type[Model]) -> list[type[Model]]:
+    return [each for direct in base.__subclasses__() for each in (direct, *models(direct))]
+
+
+def without_values(message: str) -> str:
+    """Python's message without the numbers that it shows in brackets, where CEL has none."""
+    return re.sub(r"\([^()]*\d[^()]*\) (?=must|cannot)", "", message)
