@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sluice.api.changes import MUTABLE
 from sluice.api.crd import schema_of
 from sluice.api.job import RLJobSpec
 from sluice.api.status import RLJobStatus
@@ -18,7 +19,8 @@ Generated from `sluice.api` by `make reference`. `kubectl explain rljob.spec` sa
 
 def reference() -> str:
     """Markdown: a table for every object of spec and status."""
-    parts = [_HEAD]
+    free = ", ".join(f"`{path}`" for path in MUTABLE)
+    parts = [_HEAD, f"Once pods were started only these fields of `spec` may change: {free}.\n"]
     for name, model in (("spec", RLJobSpec), ("status", RLJobStatus)):
         parts += _sections(name, schema_of(model))
     return "\n".join(parts)
