@@ -35,9 +35,9 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment, free_port, read
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_operator.cluster.inherited import NVLINK
 from sluice_rollout.engine import Engine
 from sluice_rollout.sglang_plugin.__main__ import PATH
-from sluice_trainer.launch import NCCL_ENV
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
@@ -186,7 +186,7 @@ def run(
     arguments = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(free_port())]
     command = [sys.executable, *arguments, __file__, *sys.argv[1:], "--role", role]
     command += ["--directory", str(options.directory), "--shape", options.shape]
-    env = os.environ | NCCL_ENV | (extra or {}) | (visible(gpus) if GPUS else {})
+    env = os.environ | NVLINK | (extra or {}) | (visible(gpus) if GPUS else {})
     subprocess.run(command, env=env, check=True, timeout=900)
 
 

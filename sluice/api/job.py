@@ -20,6 +20,7 @@ from sluice.api.lifecycle import (
     PodTemplateOverride,
     Secrets,
     Tls,
+    Topology,
 )
 from sluice.api.room import room_rules
 from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
@@ -76,6 +77,11 @@ class RLJobSpec(Model):
     )
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     pod_group_policy: PodGroupPolicy | None = None
+    topology: Topology | None = Field(
+        None,
+        description="Domain of the cluster for all pods of trainer and engines. Default: one zone, as a wish. In a "
+        "queue of Kueue its topology-aware scheduling gets the level, else the pods' affinity.",
+    )
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
     pod_disruption_budget: PodDisruptionBudget = Field(default_factory=PodDisruptionBudget)
     secrets: Secrets = Field(default_factory=Secrets)

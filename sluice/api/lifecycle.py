@@ -67,6 +67,28 @@ class PodGroupPolicy(Model):
     )
 
 
+NodeLabel = Annotated[
+    str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317)
+]
+
+
+class Topology(Model):
+    """Pods that are to lie in one domain of the cluster: one zone, block, rack, NVLink domain. Exactly one."""
+
+    required: NodeLabel | None = Field(
+        None, description="Label of nodes that names their domain. Where no domain has room the pods wait."
+    )
+    preferred: NodeLabel | None = Field(None, description="The same as a wish.")
+
+    rules = (
+        Rule(
+            "has(self.required) != has(self.preferred)",
+            lambda t: (t.required is None) != (t.preferred is None),
+            "exactly one of required and preferred must be set",
+        ),
+    )
+
+
 class NetworkPolicy(Model):
     """Who may connect to the job's pods."""
 

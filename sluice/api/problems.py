@@ -23,6 +23,9 @@ PATTERNS = {
     DOTTED_PATH + "|^nonzero_std$": f"nonzero_std, or {_FUNCTION}",
     r"^https?://": "an address that begins with http:// or https://",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits, '.', '_' and '-'; the first a letter or a digit",
+    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
+        "the name of a label, such as topology.kubernetes.io/zone"
+    ),
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last no '-'",
 }
 """Pattern of a field -> the same for people."""

@@ -95,7 +95,7 @@ class RLJobStatus(Model):
     last_failure: LastFailure | None = Field(None, description="The last failure of a pod, kept when the pod is gone.")
     rollout_replicas: int | None = Field(None, description="Engines that there should be: what /scale shows.")
     rollout_selector: str | None = Field(
-        None, description="Label selector of the engines' pods: what autoscalers look at."
+        None, description="Label selector of the first pod of each engine: what autoscalers look at."
     )
     checkpoint_claim: str | None = Field(
         None, description="The PersistentVolumeClaim with the job's checkpoints, where the operator has made it."

@@ -16,6 +16,7 @@ from sluice.api.base import (
     Rule,
 )
 from sluice.api.foreign import PodTemplate, VolumeSource
+from sluice.api.lifecycle import Topology
 from sluice.api.paths import GroupFilter, UserFunction
 from sluice.api.resources import Resources
 from sluice.api.storage import PLACES, CheckpointStorage, Storage
@@ -105,6 +106,7 @@ class Rollout(Model):
         description="Of the container beside the engine, which judges samples. Default: requests of 500m and 1Gi; "
         "without GPUs 100m and 256Mi.",
     )
+    topology: Topology | None = Field(None, description="Domain of the cluster for the pods of one engine.")
     template: PodTemplate = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (
@@ -202,6 +204,7 @@ class Trainer(Model):
         description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each GPU; without GPUs 250m "
         "and 1Gi for each process.",
     )
+    topology: Topology | None = Field(None, description="Domain of the cluster for the trainer's pods.")
     template: PodTemplate = Field(default_factory=dict, description="Pod template, merged over ours (strategic merge).")
 
     rules = (

@@ -45,6 +45,17 @@ async def test_kubectl_scales_and_waits(plane: ControlPlane, operator: Operator,
     assert await world.names("trainer") == ["demo-trainer-0-1-0"]
 
 
+async def test_an_engine_of_many_pods_counts_once(plane: ControlPlane, operator: Operator, world: World) -> None:
+    """An autoscaler divides what the selected pods use by their number, and takes that for engines."""
+    await world.create(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3})
+    await world.until_pods(6, "rollout")
+    await world.until(lambda: replicas_are(world, 2))
+    scale = await world.api.get(path("RLJob", world.namespace, "demo", "scale"))
+    selector = scale["status"]["selector"]
+    selected = await asyncio.to_thread(kubectl, plane, world, "get", "pods", "--selector", selector, "--output=name")
+    assert sorted(selected.split()) == ["pod/demo-rollout-0-1-0", "pod/demo-rollout-1-1-0"]
+
+
 async def test_what_is_scaled_away_drains(operator: Operator, world: World) -> None:
     """Pods get their grace, to give their leases back; the numbers say at once what is wanted."""
     await world.running(5, rollout={"template": {"spec": {"terminationGracePeriodSeconds": 45}}})

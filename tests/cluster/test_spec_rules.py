@@ -38,6 +38,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"evaluation": {**PASS_AT, "passAtK": [2, 8]}}, "every k must be at most"),
     ({"failurePolicy": {"rolloutBackoff": {"baseSeconds": 301}}}, "baseSeconds must not exceed maxSeconds"),
     ({"failurePolicy": {"rolloutBackoff": {"maxSeconds": 9}}}, "baseSeconds must not exceed maxSeconds"),
+    ({"topology": {}}, "exactly one of required and preferred"),
     ({"podGroupPolicy": {}}, "exactly one of kueue, volcano and native"),
     ({"podGroupPolicy": {"volcano": {}, "native": {}}}, "exactly one of kueue, volcano and native"),
     ({"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay and rolloutOnly exclude"),

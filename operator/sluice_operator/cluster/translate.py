@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sluice_operator.plan.engine import UNDECIDED
 from sluice_operator.plan.model import KubeObject
 
 LOOPBACK = "127.0.0.1"
@@ -127,7 +128,7 @@ def environment(
     overrides = dict(place.overrides) | {f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()}
     for entry in container.get("env", []):
         name = entry["name"]
-        if name in inherited and _is_elsewhere(entry, place):
+        if name in inherited and (_is_elsewhere(entry, place) or _is_undecided(entry)):
             continue
         value: str | None = overrides.get(name)
         if value is None:
@@ -141,6 +142,11 @@ def _is_elsewhere(entry: dict[str, Any], place: Place) -> bool:
     """The variable comes from a Secret that only a cluster has."""
     reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
     return reference is not None and f"Secret/{reference['name']}" not in place.objects
+
+
+def _is_undecided(entry: dict[str, Any]) -> bool:
+    """The variable leaves to the place where it runs what it says."""
+    return (entry["name"], entry.get("value")) in UNDECIDED.items()
 
 
 def _value(pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place) -> str | None:

@@ -28,7 +28,9 @@ Attempts are fenced by their number, so that a partitioned pod can do no harm; w
 GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10}
 """Seconds between SIGTERM and SIGKILL, where the template does not say terminationGracePeriodSeconds.
 
-A trainer ends after the step that it is in, with a checkpoint; a rollout worker gives its leases back."""
+A trainer ends after the step that it is in, with a checkpoint (and gets the timeout of an update on top of this); a
+rollout worker ends its requests and gives its leases back, with what they have; the buffer ends its calls and closes
+its database; the rendezvous has nothing to save."""
 
 BROKEN_GRACE = 30
 """The same for what is left of a trainer gang that failed: its collectives hang, so it cannot save anything."""

@@ -110,6 +110,11 @@ def selector(job: RLJob, role: str | None = None) -> dict[str, str]:
     return labels | {LABEL_ROLE: role} if role else labels
 
 
+def leaders(job: RLJob) -> dict[str, str]:
+    """The first pod of each engine: what autoscalers count."""
+    return selector(job, "rollout") | {LABEL_INDEX: "0"}
+
+
 def selector_text(labels: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 

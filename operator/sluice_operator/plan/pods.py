@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,10 +36,10 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     common = _common_env(gang, attempt, index, rendezvous)
     containers = _containers(job, gang, attempt, index, common, images)
     ours: dict[str, Any] = {
-        "metadata": {"labels": {}, **placement.metadata(gang.role)},
+        "metadata": {"labels": {}, **placement.metadata(job, gang)},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE[gang.role],
+            "terminationGracePeriodSeconds": _grace(job, gang.role),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _pod_security(gang.role),
@@ -62,6 +63,11 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
     metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": ours["spec"] | {"restartPolicy": "Never"}}
+
+
+def _grace(job: RLJob, role: str) -> int:
+    """Seconds to end in. An update that waits for a lost engine, up to its timeout, must not cost the checkpoint."""
+    return GRACE[role] + (math.ceil(job.spec.weight_sync.timeout_seconds) if role == "trainer" else 0)
 
 
 def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sluice_operator.plan import clock
 from sluice_operator.plan.conditions import Finding, summary, updated
 from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import Progress
-from sluice_operator.plan.names import selector, selector_text
+from sluice_operator.plan.names import leaders, selector_text
 from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.restart import GiveUp, Restart
 
@@ -108,6 +108,6 @@ def assembled(
         **summary(conditions),
         "roles": role_list,
         "restarts": sum(role.restarts for role in role_list),
-        "rollout_selector": selector_text(selector(job, "rollout")),
+        "rollout_selector": selector_text(leaders(job)),
     }
     return status.model_copy(update=changes | update)

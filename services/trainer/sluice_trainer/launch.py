@@ -19,16 +19,12 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 
 MASTER_ROLE = "trainer-master"
 WAIT_SECONDS = 1800.0
-NCCL_ENV = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""As SGLang sets them in its engines: both ends of a communicator must agree, or the sender waits for ever."""
 
 
 async def main() -> int:
     env = environment.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     trainer = env.job().spec.trainer
-    for variable, value in NCCL_ENV.items():
-        os.environ.setdefault(variable, value)
     if trainer.world_size == 1:
         os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program
     host, port = await _master(env, trainer.nodes)

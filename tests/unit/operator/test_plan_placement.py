@@ -1,15 +1,23 @@
 """Where pods would like to be, and what of it users may change."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from world import make_job
 
 from sluice.api import RLJob
+from sluice_buffer.__main__ import _GRACE_SECONDS
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.model import Gang, Images
 from sluice_operator.plan.placement import HOST, STAY, ZONE
 from sluice_operator.plan.pods import pod
+from sluice_rollout.worker import RETURN_SECONDS, Worker
+
+DRAIN_SECONDS = next(float(field.default) for field in fields(Worker) if field.name == "drain_seconds")
+NEEDED_SECONDS = {"rollout": DRAIN_SECONDS + RETURN_SECONDS, "buffer": _GRACE_SECONDS}
+"""What a role allows itself after SIGTERM."""
 
 
 def render(job: RLJob, role: Any) -> KubeObject:
@@ -31,10 +39,26 @@ def test_engines_are_spread_over_machines_where_there_is_a_choice() -> None:
     assert "topologySpreadConstraints" not in render(make_job(), "trainer")["spec"]
 
 
-@pytest.mark.parametrize(("role", "stays"), [("trainer", True), ("buffer", True), ("rollout", False)])
-def test_autoscalers_leave_alone_what_would_cost_a_restart(role: str, stays: bool) -> None:
-    annotations = render(make_job(), role)["metadata"].get("annotations", {})
-    assert (annotations.items() >= STAY.items()) is stays
+@pytest.mark.parametrize("role", ["trainer", "rollout", "buffer", "rendezvous"])
+def test_autoscalers_leave_pods_alone_that_they_would_move_to_save_a_machine(role: str) -> None:
+    assert render(make_job(), role)["metadata"]["annotations"].items() >= STAY.items()
+
+
+def test_users_may_let_autoscalers_move_pods() -> None:
+    annotations = {"karpenter.sh/do-not-disrupt": "false", "cluster-autoscaler.kubernetes.io/safe-to-evict": None}
+    overrides = [{"roles": ["rollout"], "template": {"metadata": {"annotations": annotations}}}]
+    found = render(make_job(podTemplateOverrides=overrides), "rollout")["metadata"]["annotations"]
+    assert found == {"karpenter.sh/do-not-disrupt": "false"}
+
+
+@pytest.mark.parametrize(("role", "needs"), NEEDED_SECONDS.items())
+def test_the_grace_of_a_role_covers_what_it_does_at_its_end(role: str, needs: float) -> None:
+    assert render(make_job(), role)["spec"]["terminationGracePeriodSeconds"] >= 1.5 * needs
+
+
+def test_a_trainer_gets_time_for_a_step_a_checkpoint_and_an_update_that_waits_for_a_lost_engine() -> None:
+    found = render(make_job(weightSync={"timeoutSeconds": 45.5}), "trainer")
+    assert found["spec"]["terminationGracePeriodSeconds"] == GRACE["trainer"] + 46
 
 
 def test_users_choose_nodes_priority_account_and_grace() -> None:

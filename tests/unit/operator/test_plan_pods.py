@@ -111,7 +111,7 @@ def test_a_template_changes_one_container_and_leaves_the_other() -> None:
     template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"containers": [patch], "hostNetwork": True}}
     found = render(make_job(rollout={"template": template}), "rollout")
     assert found["spec"]["hostNetwork"] is True
-    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert found["metadata"]["annotations"]["a"] == "b"
     assert containers(found)["worker"]["image"] == "mine"
     assert env(containers(found)["worker"])["DEBUG"] == "1"
     assert env(containers(found)["worker"])["SLUICE_ROLE"] == "rollout"

@@ -6,7 +6,7 @@ import pytest
 from world import START, World, make_job, settled
 
 from sluice.api import RLJobStatus, manifest
-from sluice_operator.plan import Progress, clock, plan
+from sluice_operator.plan import KubeObject, Progress, clock, plan
 from sluice_operator.plan.reopen import reopened
 
 ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo-trainer-0-1-0"]
@@ -359,3 +359,17 @@ def test_a_rewind_to_step_0_is_no_new_start() -> None:
     world.progress = Progress(0)
     world.settle()
     assert (world.status.state, world.status.step) == ("Running", 0)
+
+
+def test_autoscalers_see_one_pod_of_each_engine() -> None:
+    """They divide by the number of engines what all selected pods use: the followers of an engine must not count."""
+    world = World(make_job(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3}))
+    world.settle()
+    assert world.status.rollout_selector is not None
+    wanted = dict(each.split("=") for each in world.status.rollout_selector.split(","))
+    selected = [each["metadata"]["name"] for each in world.pods.values() if wanted.items() <= labels(each).items()]
+    assert selected == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
+
+
+def labels(found: KubeObject) -> dict[str, str]:
+    return dict(found["metadata"]["labels"])
