@@ -18,9 +18,9 @@ from sluice_operator.plan.resources import of_spec, with_requests
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
-_RESTRICTED = ("buffer", "rendezvous", "rows", "plugin")
 ACCOUNT = 65532
 """User and group in our images (docker/Dockerfile)."""
+_NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
 
 
 def gang_pods(
@@ -42,7 +42,7 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
             "terminationGracePeriodSeconds": _grace(job, gang.role),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _pod_security(gang.role),
+            "securityContext": _pod_security(job, gang.role),
             **placement.placement(job, gang),
             **claims.of_pod(job, gang, index),
             "containers": [with_credentials(job, each) | probes(job, each["name"]) for each in containers],
@@ -52,7 +52,7 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
     if gang.role == "buffer" and job.spec.row_sources:
         ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
     if gang.role == "rollout" and job.spec.weight_sync.engine_plugin:
-        ours["spec"]["initContainers"] = [_plugin(images)]
+        ours["spec"]["initContainers"] = [_plugin(job, images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
     for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
@@ -100,12 +100,12 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
-        container = _container("buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts)
+        container = _container(job, "buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts)
         memory = str(job.spec.buffer.memory)
         return [container | {"resources": {"requests": {"memory": memory}, "limits": {"memory": memory}}}]
     ports = {"grpc": names.PORTS["rendezvous"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rendezvous"]
-    return [_container("rendezvous", images.rendezvous, command, common + token, ports, mounts)]
+    return [_container(job, "rendezvous", images.rendezvous, command, common + token, ports, mounts)]
 
 
 def _rows(job: RLJob, common: Env, images: Images) -> Container:
@@ -116,13 +116,13 @@ def _rows(job: RLJob, common: Env, images: Images) -> Container:
     mounts = [each for each in volumes.mounts(job, "buffer") if each["mountPath"] != names.STORAGE_DIR]
     mounts.append(volumes.rows_mount())
     command = ["python", "-m", "sluice.data.make"]
-    return _container("rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
+    return _container(job, "rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
 
 
-def _plugin(images: Images) -> Container:
+def _plugin(job: RLJob, images: Images) -> Container:
     """Brings what the engine's image does not have: our plugin for SGLang, out of the worker's image."""
     command = ["python", "-m", "sluice_rollout.sglang_plugin", names.SGLANG_DIR]
-    return _container("plugin", images.rollout, command, [], {}, [volumes.sglang_mount()])
+    return _container(job, "plugin", images.rollout, command, [], {}, [volumes.sglang_mount()])
 
 
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
@@ -131,7 +131,7 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
         settings["OMP_NUM_THREADS"] = "1"
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
-    return _container("trainer", images.trainer, command, env + _env(settings), ports, mounts)
+    return _container(job, "trainer", images.trainer, command, env + _env(settings), ports, mounts)
 
 
 def _rollout(
@@ -143,7 +143,7 @@ def _rollout(
     env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(engine_env(job))
     mounts = volumes.mounts(job, "rollout")
     plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
-    engine = _container("engine", images.engine, engine_command(job), env, ports, mounts + plugin)
+    engine = _container(job, "engine", images.engine, engine_command(job), env, ports, mounts + plugin)
     engine["args"] = engine_args(job, head)
     engine["resources"] = merge(claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
     if index > 0:
@@ -151,12 +151,12 @@ def _rollout(
     env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
     metrics = {"metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rollout"]
-    worker = _container("worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))
+    worker = _container(job, "worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))
     return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
 
 
 def _container(
-    name: str, image: str, command: list[str], env: Env, ports: dict[str, int], mounts: list[dict[str, Any]]
+    job: RLJob, name: str, image: str, command: list[str], env: Env, ports: dict[str, int], mounts: list[dict[str, Any]]
 ) -> Container:
     return {
         "name": name,
@@ -167,7 +167,7 @@ def _container(
         "volumeMounts": mounts,
         # The end of the log becomes the container's message, so that status.lastFailure can show it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": _container_security(name),
+        "securityContext": _container_security(job, name),
     }
 
 
@@ -205,20 +205,25 @@ def _tls_env(job: RLJob) -> Env:
     return _env(settings) if job.spec.tls.enabled else []
 
 
-def _container_security(name: str) -> dict[str, Any]:
-    """Without its capabilities a GPU image's root could not write to volumes of other users."""
-    restricted = {"capabilities": {"drop": ["ALL"]}} if name in _RESTRICTED else {}
-    return {"allowPrivilegeEscalation": False, **restricted}
+def _container_security(job: RLJob, name: str) -> dict[str, Any]:
+    """The restricted standard. SGLang's image keeps root, whose capabilities let it write to volumes of others."""
+    if name == "engine" and _has_root(job, "rollout"):
+        return {"allowPrivilegeEscalation": False}
+    beside_root = name in ("worker", "plugin") and _has_root(job, "rollout")
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **(_NOT_ROOT if beside_root else {})}
 
 
-def _pod_security(role: str) -> dict[str, Any]:
-    """The services run under the restricted standard; GPU images mostly run as root and are left to do so.
+def _pod_security(job: RLJob, role: str) -> dict[str, Any]:
+    """The restricted standard, but for the user of a pod whose engine is SGLang's own image.
 
     The group is that of our images' account, which so can write to volumes (checkpoints, the run's directory).
     """
     # Without OnRootMismatch every start would change the group of each file of the model's and the data's volumes.
     profile: dict[str, Any] = {"fsGroup": ACCOUNT, "fsGroupChangePolicy": "OnRootMismatch"}
     profile["seccompProfile"] = {"type": "RuntimeDefault"}
-    if role in _RESTRICTED:
-        profile |= {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
-    return profile
+    return profile if _has_root(job, role) else profile | _NOT_ROOT
+
+
+def _has_root(job: RLJob, role: str) -> bool:
+    """An engine on GPUs is SGLang's image, which runs as root; without GPUs it is ours."""
+    return role == "rollout" and job.spec.rollout.gpus_per_replica > 0

@@ -24,11 +24,11 @@ _LAUNCH = """
 import ctypes, json, os, platform, struct, sys
 from sluice.rewards.sandbox import seccomp
 machine = json.loads(sys.argv[1])
-if machine["user"] and os.geteuid() == 0:
-    os.setgroups([]); os.setresgid(*[machine["user"]] * 3); os.setresuid(*[machine["user"]] * 3)
-elif not machine["capabilities"]:
+if not machine["capabilities"]:
     for capability in range(64):
         ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+if machine["user"] and os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(*[machine["user"]] * 3); os.setresuid(*[machine["user"]] * 3)
 code = [(0x20, 0, 0, 0)]
 for number, error in machine["denied"]:
     code += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | error)]
@@ -69,6 +69,7 @@ MACHINES = {
     "root without capabilities, RuntimeDefault": Machine(
         "landlock+seccomp", capabilities=False, denied=(_NO_NAMESPACES,)
     ),
+    "restricted pod": Machine("landlock+seccomp", user=ACCOUNT, capabilities=False, denied=(_NO_NAMESPACES,)),
     "account": Machine("namespaces+landlock+seccomp", user=ACCOUNT),
     "account, RuntimeDefault": Machine("landlock+seccomp", user=ACCOUNT, denied=(_NO_NAMESPACES,)),
     "account, Linux 5.10": Machine("namespaces+seccomp", user=ACCOUNT, denied=(_NO_LANDLOCK,)),

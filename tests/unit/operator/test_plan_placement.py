@@ -102,7 +102,10 @@ def test_rdma_by_template() -> None:
     job = make_job(trainer={"gpusPerNode": 8, "template": {"spec": {"containers": [trainer]}}})
     (found,) = render(job, "trainer")["spec"]["containers"]
     assert found["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
-    assert found["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"add": ["IPC_LOCK"]}}
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+    }
     assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in found["env"]
 
 
