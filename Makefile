@@ -9,7 +9,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart test test-chaos test-cluster test-node test-learning lint images protos crds reference kubernetes-fields check-generated clean
+.PHONY: help quickstart test test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -18,6 +18,8 @@ help:
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
 	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, sft, distillation; and a figure (about 30 minutes)"
+	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
+	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
 	@echo "make images       the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields   regenerate what is generated"
@@ -59,6 +61,16 @@ test-cluster: $(VENV)/.dev
 # Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
 test-node: $(VENV)/.dev
 	$(PY) -m pytest tests/node -m node $(ARGS)
+
+# Need docker, kind, kubectl and helm. `make kind-up IMAGES=built` takes images that are there.
+kind-up:
+	IMAGES=$(IMAGES) REGISTRY=$(REGISTRY) TAG=$(TAG) tests/kind/kind.sh up
+
+kind-down:
+	tests/kind/kind.sh down
+
+test-kind: $(VENV)/.dev
+	IMAGES=$(IMAGES) REGISTRY=$(REGISTRY) TAG=$(TAG) tests/kind/kind.sh test
 
 # Each run keeps its directory, for the figure and for `sluice report`.
 test-learning: $(VENV)/.dev
