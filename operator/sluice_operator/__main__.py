@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect, operatorkey
 from sluice_operator.cluster.kube.lease import Timing
 from sluice_operator.cluster.kube.paths import RLJOBS
+from sluice_operator.cluster.kube.territory import ALWAYS, Territory
 from sluice_operator.controller import Controller
 from sluice_operator.endpoints import serving
 from sluice_operator.metrics import OperatorMetrics
@@ -32,31 +34,38 @@ log = structlog.get_logger(__name__)
 
 
 async def main() -> int:
-    found = settings.read()
+    found = settings.read(arguments=sys.argv[1:])
     logs.configure("operator", identity=found.identity)
     metrics = OperatorMetrics()
     stop = asyncio.Event()
     _stop_on_signals(stop)
     async with await Api.connect(metrics.request) as api:
         controller: Controller | None = None
+        territory: Territory | None = None
         ready = asyncio.Event()
 
         def is_stuck() -> str:
             return controller.stuck() if controller else ""
 
         def is_ready() -> str:
-            return "" if ready.is_set() else "not watching yet"
+            return "not watching yet" if territory is None or not ready.is_set() else territory.refusal
 
         async with serving(found.bind, found.http_port, metrics.registry, alive=is_stuck, ready=is_ready):
             cluster = await _until_either(_open(api, found), stop)
             if cluster is None:
                 return 0
-            controller = Controller(cluster, found, metrics, Prober(cluster.keys))
-            return await _run(api, cluster, controller, ready, stop)
+            territory = Territory(api, f"{found.namespace}/{found.lease_name}")
+            controller = Controller(cluster, found, metrics, Prober(cluster.keys), territory.is_ours)
+            return await _run(api, cluster, controller, territory, ready, stop)
 
 
 async def _run(
-    api: Api, cluster: KubeCluster, controller: Controller, ready: asyncio.Event, stop: asyncio.Event
+    api: Api,
+    cluster: KubeCluster,
+    controller: Controller,
+    territory: Territory,
+    ready: asyncio.Event,
+    stop: asyncio.Event,
 ) -> int:
     """Watch and lead until told to stop; then finish what is being done, and hand the lease over."""
     found, timing = controller.settings, Timing(controller.settings.lease_seconds)
@@ -68,7 +77,10 @@ async def _run(
     async def lead() -> None:
         """The election does not look at how this ends, so it is told to whoever waits below."""
         try:
-            await controller.lead()
+            await territory.settle(found.namespaces or (ALWAYS,))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(territory.keep())
+                group.create_task(controller.lead())
         except Exception as error:
             leading.set_exception(error)
 
@@ -98,7 +110,7 @@ async def _open(api: Api, found: Settings) -> KubeCluster:
     """The cluster with our key and with all that there is. Waits for an API server that serves RLJobs."""
     keys = await _patiently(lambda: operatorkey.read_or_make(api, found.namespace, found.key_secret), "our own key")
     await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
-    cluster = KubeCluster(api, found.identity, keys, found.namespace)
+    cluster = KubeCluster(api, found.identity, keys, found.namespace, found.job_defaults)
     await _patiently(lambda: cluster.prime(found.namespaces or (None,)), "the lists of jobs and pods")
     return cluster
 

@@ -41,6 +41,9 @@ STARTING_SECONDS = 15.0
 """While pods start: why one does not, events say, and those are not watched."""
 CURE_SECONDS = 30.0
 """What people can cure, they want to see cured soon."""
+FOREIGN_SECONDS = 15.0
+"""Between two looks whether another operator still works in a job's namespace."""
+IsOurs = Callable[[str], Awaitable[bool]]
 ORPHAN = "orphan"
 """Finalizer of `kubectl delete --cascade=orphan`: the pods are to stay, without an owner."""
 
@@ -62,8 +65,17 @@ class Jobs(Cluster, Protocol):
 
 
 class Controller:
-    def __init__(self, cluster: Jobs, settings: Settings, metrics: OperatorMetrics, prober: Prober) -> None:
+    def __init__(
+        self,
+        cluster: Jobs,
+        settings: Settings,
+        metrics: OperatorMetrics,
+        prober: Prober,
+        is_ours: IsOurs | None = None,
+    ) -> None:
+        """is_ours: whether we may work in a namespace; None: in all."""
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
+        self._is_ours = is_ours
         self.queue: WorkQueue[Key] = WorkQueue(metrics.queue)
         self.leading = False
         self._working: dict[Key, float] = {}
@@ -207,6 +219,8 @@ class Controller:
         stored = self.cluster.stored(key)
         if stored is None:
             return None
+        if self._is_ours is not None and not await self._is_ours(key[0]):
+            return FOREIGN_SECONDS
         if stored["metadata"].get("deletionTimestamp"):
             return await self._drain(stored)
         config = await self.cluster.config(stored)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from sluice.api.problems import describe
 from sluice.environment import ConfigurationError
 from sluice_operator.plan import Images
+from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+ARGUMENTS = (
+    "watch-namespaces",
+    "lease-name",
+    "lease-seconds",
+    "key-secret",
+    "workers",
+    "probe-seconds",
+    "resync-seconds",
+    "http-port",
+    "job-defaults",
+)
+"""Settings that may stand on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are kept."""
+    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are kept.
+
+    job_defaults: what jobs get that say nothing themselves.
+    """
 
     namespaces: tuple[str, ...]
     namespace: str
@@ -30,10 +51,12 @@ class Settings:
     http_port: int
     bind: str
     images: Images
+    job_defaults: JobDefaults = NO_DEFAULTS
 
 
-def read(variables: Mapping[str, str] | None = None) -> Settings:
-    found = os.environ if variables is None else variables
+def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Settings:
+    """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for SLUICE_PROBE_SECONDS."""
+    found = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
     watched = [name.strip() for name in found.get("SLUICE_WATCH_NAMESPACES", "").split(",") if name.strip()]
     defaults = Images()
     settings = Settings(
@@ -55,10 +78,36 @@ def read(variables: Mapping[str, str] | None = None) -> Settings:
             buffer=found.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
             rendezvous=found.get("SLUICE_IMAGE_RENDEZVOUS") or found.get("SLUICE_IMAGE_BUFFER") or defaults.rendezvous,
         ),
+        job_defaults=_job_defaults(found.get("SLUICE_JOB_DEFAULTS", "")),
     )
     if settings.lease_seconds < 3 or settings.workers < 1:
         raise ConfigurationError("SLUICE_LEASE_SECONDS must be at least 3, and SLUICE_WORKERS at least 1")
     return settings
+
+
+def _of_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for argument in arguments:
+        name, is_set, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not is_set or name not in ARGUMENTS:
+            known = ", ".join(f"--{each}=..." for each in ARGUMENTS)
+            raise ConfigurationError(f"argument {argument!r}: expected one of {known}")
+        found[f"SLUICE_{name.upper().replace('-', '_')}"] = value
+    return found
+
+
+def _job_defaults(file: str) -> JobDefaults:
+    """Of a file with JSON; without one there are none."""
+    if not file:
+        return NO_DEFAULTS
+    try:
+        document = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"SLUICE_JOB_DEFAULTS: {file}: {error}") from error
+    try:
+        return JobDefaults.model_validate(document)
+    except ValidationError as error:
+        raise ConfigurationError(f"SLUICE_JOB_DEFAULTS: {describe(error, document, file)}") from error
 
 
 def _own_namespace() -> str:

@@ -28,7 +28,7 @@ def test_the_quickstart_runs_restricted_and_so_does_the_sandbox_of_code(quicksta
     node.kubectl("label", "namespace", quickstart.namespace, *LABELS)
     if not enforces(quickstart):
         warnings.warn("this API server does not enforce the standard: its stored pods are checked", stacklevel=1)
-    quickstart.start(trainer={"steps": 3})
+    quickstart.start(trainer={"steps": 60})
     quickstart.until_step(1, START_SECONDS)
     for pod in quickstart.pods():
         assert violations(pod, "restricted") == []

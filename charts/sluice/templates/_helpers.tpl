@@ -26,6 +26,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* Annotations of an object; give (list $ more ...), of which the first goes over the others and over the common ones. */}}
+{{- define "sluice.annotations" -}}
+{{- $all := dict }}
+{{- range concat (rest .) (list (first .).Values.commonAnnotations) }}
+{{- $all = merge $all (deepCopy (default dict .)) }}
+{{- end }}
+{{- with $all }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "sluice.serviceAccountName" -}}
 {{- default (ternary (include "sluice.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
@@ -36,6 +48,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "sluice.keySecretName" -}}
 {{- default (printf "%s-key" (include "sluice.fullname" .)) .Values.keySecret.name }}
+{{- end }}
+
+{{/* The defaults of all jobs, as JSON, without what is empty; nothing where nothing is set. */}}
+{{- define "sluice.jobDefaults" -}}
+{{- $found := dict }}
+{{- range $name, $value := .Values.jobDefaults }}
+{{- if kindIs "map" $value }}
+{{- $inner := dict }}
+{{- range $key, $each := $value }}
+{{- if $each }}{{ $_ := set $inner $key $each }}{{ end }}
+{{- end }}
+{{- $value = $inner }}
+{{- if eq $name "nodeSelector" }}{{ $value = index $.Values.jobDefaults $name }}{{ end }}
+{{- end }}
+{{- if $value }}{{ $_ := set $found $name $value }}{{ end }}
+{{- end }}
+{{- if $found }}{{ $found | toPrettyJson }}{{ end }}
 {{- end }}
 
 {{/* An image's reference; give (list $ .Values.images.x). */}}
@@ -87,6 +116,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]
   resources: [podgroups]
   verbs: [get, list, create, patch, delete]
+# Whose a namespace is: of two operators that watch it, one works.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [rljobs.sluice.dev]
+  verbs: [get, update]
 # list: what kubelets warn of pods that do not start.
 - apiGroups: [events.k8s.io]
   resources: [events]

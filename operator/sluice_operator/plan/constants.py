@@ -93,4 +93,5 @@ GANG_DISRUPTED = Reason("GangDisrupted", "{gang} was disrupted: {what}; attempt 
 SCALED = Reason("Scaled", "rollout replicas {old} -> {new}")
 EXPIRED = Reason("Expired", "finished for {seconds} s (ttlSecondsAfterFinished); the job is deleted")
 FORCED = Reason("PodForceDeleted", "{pod} did not end {seconds} s after its grace; removed without the node's word")
+DEFAULTED = Reason("DefaultsApplied", "the cluster's defaults, where the job says nothing: {fields}")
 UNEXPECTED_END = Reason("UnexpectedEnd", "the container ended with exit code 0 while the job runs")

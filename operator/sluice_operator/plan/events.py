@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan.conditions import Finding
 from sluice_operator.plan.constants import (
+    DEFAULTED,
     EXPIRED,
     FORCE_DELETE_AFTER,
     FORCED,
@@ -20,8 +21,10 @@ from sluice_operator.plan.constants import (
     SCALED,
     SUSPENDED,
 )
+from sluice_operator.plan.defaults import filled_in
 from sluice_operator.plan.gangs import Step
-from sluice_operator.plan.model import Deletion, Event
+from sluice_operator.plan.model import Deletion, Event, Observed
+from sluice_operator.plan.names import config_name
 from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.restart import Restart
 
@@ -63,6 +66,13 @@ def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:
     """Only of pods that are removed by force."""
     forced = [deletion for deletion in deletions if deletion.kind == "Pod" and deletion.grace == 0]
     return tuple(Event("Warning", FORCED.name, FORCED.text(pod=pod.name, seconds=FORCE_DELETE_AFTER)) for pod in forced)
+
+
+def of_defaults(job: RLJob, observed: Observed) -> tuple[Event, ...]:
+    """Once, when the job starts: what it gets that its spec does not say."""
+    if ("ConfigMap", config_name(job)) in observed.objects or not (fields := filled_in(job, observed.defaults)):
+        return ()
+    return (Event("Normal", DEFAULTED.name, DEFAULTED.text(fields="; ".join(fields))),)
 
 
 def expired(job: RLJob) -> Event:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from sluice.api import LastFailure, RLJobStatus, RoleName
+from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 
 KubeObject = dict[str, Any]
 """A Kubernetes object as plain data: a pod, a service, a config map, a secret, a claim."""
@@ -46,7 +47,7 @@ class Observed:
 
     objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot be asked.
     absent_kinds: kinds that this cluster does not know. operator_namespace: where the operator runs; None: in no
-    cluster. warned: pod -> what its kubelet warns of while it does not start.
+    cluster. warned: pod -> what its kubelet warns of while it does not start. defaults: those of the whole cluster.
     """
 
     pods: tuple[KubeObject, ...] = ()
@@ -56,6 +57,7 @@ class Observed:
     absent_kinds: frozenset[str] = frozenset()
     operator_namespace: str | None = None
     warned: Mapping[str, Warned] = field(default_factory=dict)
+    defaults: JobDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

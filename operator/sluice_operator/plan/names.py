@@ -30,6 +30,7 @@ SGLANG_DIR = f"{ROOT}/sglang"
 CHECKPOINTS = "checkpoints"
 """Directory of the checkpoints in the run's own directory, on a claim as on a laptop."""
 JOB_FILE = "rljob.json"
+DEFAULTS_FILE = "defaults.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
 TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"
 

@@ -8,14 +8,16 @@ from typing import Any
 from sluice.api import RLJob, manifest
 from sluice.api.storage import CheckpointStorage, Storage
 from sluice_operator.plan import claims, names
+from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
 from sluice_operator.plan.model import KubeObject, Observed
 from sluice_operator.plan.mounted import mounted
 
 
-def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
+def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
-    found = [config_map(job), token_secret(job), rendezvous_service(job), storage_claim(job)]
-    if (storage := job.spec.checkpoint.claim) is not None:
+    full = with_defaults(job, defaults)
+    found = [config_map(job, defaults), token_secret(job), rendezvous_service(job), storage_claim(full)]
+    if (storage := full.spec.checkpoint.claim) is not None:
         found.append(checkpoint_claim(job, storage))
     if job.spec.tls.enabled:
         found.append(tls_secret(job))
@@ -26,7 +28,7 @@ def supporting_objects(job: RLJob) -> tuple[KubeObject, ...]:
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     """What does not exist yet; and the config map where the spec has changed, so that later attempts see the change."""
-    return tuple(wanted for wanted in supporting_objects(job) if _is_missing(wanted, observed))
+    return tuple(wanted for wanted in supporting_objects(job, observed.defaults) if _is_missing(wanted, observed))
 
 
 def _is_missing(wanted: KubeObject, observed: Observed) -> bool:
@@ -44,12 +46,16 @@ def rendezvous_address(job: RLJob, observed: Observed) -> str | None:
     return f"{host}:{service['spec']['ports'][0]['port']}"
 
 
-def config_map(job: RLJob) -> KubeObject:
+def config_map(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> KubeObject:
+    """The manifest, for the job's pods; and the cluster's defaults beside it, for its user."""
+    data = {names.JOB_FILE: json.dumps(resolved_manifest(job), indent=2, sort_keys=True) + "\n"}
+    if defaults != NO_DEFAULTS:
+        data[names.DEFAULTS_FILE] = json.dumps(manifest(defaults), indent=2, sort_keys=True) + "\n"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(job, names.config_name(job)),
-        "data": {names.JOB_FILE: json.dumps(resolved_manifest(job), indent=2, sort_keys=True) + "\n"},
+        "data": data,
     }
 
 

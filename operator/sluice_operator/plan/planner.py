@@ -15,6 +15,7 @@ from sluice_operator.plan import admission, clock, conditions, deadlines, events
 from sluice_operator.plan.blocked import blocked, failed_to_start
 from sluice_operator.plan.conditions import Finding
 from sluice_operator.plan.constants import NOT_ADMITTED, STARTUP_DEADLINE, STOPPED, SUCCEEDED, SUSPENDED
+from sluice_operator.plan.defaults import with_defaults
 from sluice_operator.plan.drain import drain, to_drain
 from sluice_operator.plan.extras import missing_extras, unwanted_extras
 from sluice_operator.plan.facts import gang_facts
@@ -72,6 +73,7 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
     delete += unwanted_extras(job, observed, groups)
     found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
+    found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
     return Plan(new, create, delete, found, _requeue(moments, now))
 
@@ -254,6 +256,7 @@ def _pods(job: RLJob, steps: Sequence[Step], observed: Observed, images: Images)
     if address is None:
         return ()
     found: list[KubeObject] = []
+    job = with_defaults(job, observed.defaults)
     for step in steps:
         if step.create:
             gang, attempt = step.gang, step.status.attempt

@@ -39,11 +39,14 @@ def test_the_operator_reads_every_variable_that_the_chart_sets_and_the_chart_set
     variables = Recorder({each["name"]: each.get("value", "x") for each in container["env"]})
     settings.read(variables)
     assert variables.variables.keys() - ELSEWHERE <= variables.asked
-    assert variables.asked - variables.variables.keys() <= {"SLUICE_BIND"}, "all interfaces of the pod"
+    assert variables.asked - variables.variables.keys() <= {"SLUICE_BIND", "SLUICE_JOB_DEFAULTS"}, (
+        "all interfaces; none"
+    )
 
 
 def test_values_arrive_in_the_operators_settings() -> None:
-    found = settings.read(environment(objects("everything")) | {"SLUICE_NAMESPACE": "x", "SLUICE_IDENTITY": "y"})
+    elsewhere = {"SLUICE_NAMESPACE": "x", "SLUICE_IDENTITY": "y", "SLUICE_JOB_DEFAULTS": ""}
+    found = settings.read(environment(objects("everything")) | elsewhere)
     assert (found.lease_name, found.lease_seconds, found.workers) == ("elected", 30, 16)
     assert (found.probe_seconds, found.resync_seconds, found.http_port) == (2.5, 60, 9090)
     assert settings.read(environment(objects("namespaces"))).namespaces == ("team-a", "team-b")

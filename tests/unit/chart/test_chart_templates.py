@@ -41,7 +41,8 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
 
 
 def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
-    assert "annotations" not in one(objects("everything"), "CustomResourceDefinition")["metadata"]
+    kept = one(objects("everything"), "CustomResourceDefinition")["metadata"].get("annotations", {})
+    assert "helm.sh/resource-policy" not in kept
     assert not [each for each in objects("namespaces") if each["kind"] == "CustomResourceDefinition"]
 
 

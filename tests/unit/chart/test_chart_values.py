@@ -15,6 +15,13 @@ from tests.helm import CHART, helm, load
 
 START, END = "<!-- values -->\n", "<!-- end of values -->\n"
 
+MORE = {
+    "": {"global", "enabled"},
+    "resources": {"requests", "limits"},
+    "workerResources": {"requests", "limits"},
+}
+"""Last part of a path in the schema -> what it knows besides the chart's own values."""
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -30,6 +37,9 @@ START, END = "<!-- values -->\n", "<!-- end of values -->\n"
         ("images.operator.digest=123abc", "images.operator.digest: Does not match pattern"),
         ("images.trainer.version=1", "images.trainer: Additional property version is not allowed"),
         ("images.operator.repository=a/b:1", "images.operator.repository: Does not match pattern"),
+        ("extraArgs={workers}", "extraArgs.0: Does not match pattern"),
+        ("jobDefaults.trainer.gpus=8", "jobDefaults.trainer: Additional property gpus is not allowed"),
+        ("admissionPolicy.allow.hostPaths={mnt}", "admissionPolicy.allow.hostPaths.0: Does not match pattern"),
         ("metrics.podMonitor.interval=often", "metrics.podMonitor.interval: Does not match pattern"),
         ("networkPolicy.egress.apiServerCIDRs={10.0.0.1}", "apiServerCIDRs.0: Does not match pattern"),
         ("podDisruptionBudget.maxUnavailable=half", "podDisruptionBudget.maxUnavailable: Must validate"),
@@ -53,7 +63,8 @@ def test_every_object_of_the_schema_is_strict_and_knows_the_same_values_as_the_c
     assert schema["properties"].keys() - values.keys() == {"global", "enabled"}
     for path, node, value in walk(schema, values, schema["definitions"], ""):
         assert node["additionalProperties"] is False, path
-        expected = {"global", "enabled"} if not path else {"claims"} if path == ".resources" else set()
+        expected = MORE.get(path.rpartition(".")[2], set())
+        expected = {"claims"} if path == ".resources" else expected
         assert node["properties"].keys() - value.keys() == expected, path
         assert value.keys() <= node["properties"].keys(), path
 

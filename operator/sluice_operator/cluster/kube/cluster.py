@@ -31,6 +31,7 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.plan import clock, names
+from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.lost import lacks_pods
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
@@ -40,10 +41,16 @@ log = structlog.get_logger(__name__)
 
 
 class KubeCluster:
-    """identity: this process, as events name it. keys: what the jobs' Secrets are made from. namespace: our own."""
+    """identity: this process, as events name it. keys: what the jobs' Secrets are made from. namespace: our own.
 
-    def __init__(self, api: Api, identity: str, keys: JobKeys, namespace: str) -> None:
+    defaults: what jobs get that say nothing themselves.
+    """
+
+    def __init__(
+        self, api: Api, identity: str, keys: JobKeys, namespace: str, defaults: JobDefaults = NO_DEFAULTS
+    ) -> None:
         self.api, self.identity, self.keys, self.namespace = api, identity, keys, namespace
+        self._defaults = defaults
         self.jobs = Store(job_key, lean_job)
         self.pods = Store(pod_key, lean_pod)
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
@@ -64,7 +71,13 @@ class KubeCluster:
         self._check_fresh(job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects)
         return Observed(
-            pods, objects, job.status, absent_kinds=owned.absent, operator_namespace=self.namespace, warned=warned
+            pods,
+            objects,
+            job.status,
+            absent_kinds=owned.absent,
+            operator_namespace=self.namespace,
+            warned=warned,
+            defaults=self._defaults,
         )
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:

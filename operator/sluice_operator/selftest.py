@@ -1,0 +1,85 @@
+"""python -m sluice_operator.selftest [URL]: does this cluster run RLJobs? `helm test` asks.
+
+It says what it has found, one line each: that the API server serves RLJobs where the operator watches, that an operator
+renews its lease, and, with the URL of its /readyz, that it answers. Exit code 1 with words about the first that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import urllib.error
+import urllib.request
+
+from sluice.telemetry import logs
+from sluice_operator import settings
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.settings import Settings
+
+LOOK_SECONDS = 1.0
+PATIENCE = 4
+"""Durations of a lease after which nobody will renew it any more: a new leader has had his chance."""
+
+
+class FailedError(Exception):
+    """What is not as it should be, and what to do."""
+
+
+async def main() -> int:
+    found = settings.read()
+    try:
+        async with await Api.connect() as api:
+            print(await _served(api, found))
+            print(await _led(api, found))
+        for url in sys.argv[1:]:
+            print(await asyncio.to_thread(_answers, url))
+    except FailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _served(api: Api, found: Settings) -> str:
+    """The CRD is there, and the operator's rights are."""
+    for namespace in found.namespaces or (None,):
+        try:
+            await api.get(collection("RLJob", namespace), {"limit": 1})
+        except errors.NotFoundError as error:
+            raise FailedError("this cluster knows no RLJobs: install the CRD (crds.install=true)") from error
+        except errors.ApiError as error:
+            raise FailedError(f"the operator cannot list RLJobs: {error}") from error
+    return f"RLJobs are served {'in ' + ', '.join(found.namespaces) if found.namespaces else 'in all namespaces'}"
+
+
+async def _led(api: Api, found: Settings) -> str:
+    """Somebody works: the lease is renewed while we look."""
+    first, waited = "", 0.0
+    while waited < PATIENCE * found.lease_seconds:
+        try:
+            spec = (await api.get(path("Lease", found.namespace, found.lease_name))).get("spec") or {}
+        except errors.NotFoundError:
+            spec = {}
+        holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
+        if holder and first and renewed != first:
+            return f"{holder} leads"
+        first = first or renewed
+        await asyncio.sleep(LOOK_SECONDS)
+        waited += LOOK_SECONDS
+    name = f"{found.namespace}/{found.lease_name}"
+    raise FailedError(f"no operator renews the lease {name}: read the logs of the operator's pods")
+
+
+def _answers(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the chart's own address
+            return f"{url} answers {answer.status}"
+    except urllib.error.HTTPError as error:
+        raise FailedError(f"{url} answers {error.code}: {error.read().decode(errors='replace').strip()}") from error
+    except OSError as error:
+        raise FailedError(f"{url} does not answer: {error}") from error
+
+
+if __name__ == "__main__":
+    logs.run("selftest", main)

@@ -1,0 +1,282 @@
+"""What the chart's ValidatingAdmissionPolicy lets the operator write.
+
+Where the API server has such policies (Kubernetes 1.30) the real one is asked. Elsewhere CEL_KUBECONFIG may name a
+server that knows CEL in CRDs: there the policy's expressions become rules of a CRD, and its objects are the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import re
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJob
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.plan import render_all
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.releases import make_namespace
+from tests.helm import Object, objects, one
+from tests.tools import tool
+
+POLICY = "ValidatingAdmissionPolicy"
+API = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
+PLURALS = {"NetworkPolicy": "networkpolicies"}
+OWNER = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "name": "demo", "uid": "1234", "controller": True}
+NAMESPACE = "sluice-policy"
+Ask = Callable[[str, Object | None, Object | None], Awaitable[str]]
+"""(operation, object, old object) -> what the policy says; empty: it admits."""
+
+
+def policy(*settings: str) -> Object:
+    return one(objects("defaults", *API, *settings), POLICY)
+
+
+def job_objects(**spec: Any) -> list[Object]:
+    groups: dict[str, Any] = {
+        "model": {"path": "/m"},
+        "data": {"prompts": [{"path": "/d"}]},
+        "reward": {"type": "exact_match"},
+        "rollout": {"replicas": 2},
+        "trainer": {"steps": 1},
+    }
+    metadata = {"name": "demo", "namespace": NAMESPACE, "uid": "1234"}
+    return render_all(RLJob.model_validate({"metadata": metadata, "spec": {**groups, **spec}}))
+
+
+def pod(**spec: Any) -> Object:
+    found = copy.deepcopy(next(each for each in job_objects() if each["kind"] == "Pod"))
+    found["spec"] |= spec
+    return found
+
+
+def container(**context: Any) -> Object:
+    return pod(containers=[{"name": "x", "image": "x", "securityContext": context}])
+
+
+def without_owner(found: Object) -> Object:
+    return found | {"metadata": {key: found["metadata"][key] for key in ("name", "namespace", "labels")}}
+
+
+def service(**spec: Any) -> Object:
+    metadata = {"name": "s", "namespace": NAMESPACE, "labels": {}, "ownerReferences": [OWNER]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 1}], **spec}}
+
+
+def secret(kind: str) -> Object:
+    annotations = {"kubernetes.io/service-account.name": "default"}
+    metadata = {
+        "name": "s",
+        "namespace": NAMESPACE,
+        "labels": {},
+        "ownerReferences": [OWNER],
+        "annotations": annotations,
+    }
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind}
+
+
+# -- the two ways to ask ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def ask(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Ask]]]:
+    """Gives a way to ask a policy with some settings of the chart."""
+    async with await Api.connect() as api:
+        try:
+            await api.get("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")
+        except errors.ApiError:
+            pass
+        else:
+            yield lambda *settings: _real(api, *settings)
+            return
+    if not os.environ.get("CEL_KUBECONFIG"):
+        pytest.skip(f"this API server has no {POLICY}; set CEL_KUBECONFIG to one that has CEL rules in CRDs")
+    monkeypatch.setenv("KUBECONFIG", os.environ["CEL_KUBECONFIG"])
+    async with await Api.connect() as api:
+        yield lambda *settings: _as_rules(api, *settings)
+
+
+async def _real(api: Api, *settings: str) -> Ask:
+    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there already."""
+    await make_namespace(api, NAMESPACE)
+    account, name = f"system:serviceaccount:{NAMESPACE}:operator-{uuid.uuid4().hex[:6]}", f"p-{uuid.uuid4().hex[:6]}"
+    documents = [each for each in objects("defaults", *API, *settings) if each["kind"].startswith(POLICY)]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
+    text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace("sluice-operator", name)
+    _kubectl("apply", "--filename=-", text=text)
+    _kubectl("create", "clusterrolebinding", name, "--clusterrole=cluster-admin", f"--user={account}")
+
+    async def ask(operation: str, new: Object | None, old: Object | None = None) -> str:
+        if old is not None:
+            _kubectl("apply", "--filename=-", text=json.dumps(old))
+        verb = {"CREATE": "create", "UPDATE": "replace", "DELETE": "delete"}[operation]
+        words = (verb, "--filename=-", "--dry-run=server", f"--as={account}")
+        done = _kubectl(*words, text=json.dumps(new or old), check=False)
+        if old is not None:
+            _kubectl("delete", "--filename=-", "--wait=false", "--grace-period=0", text=json.dumps(old))
+        return done.stderr if POLICY in done.stderr else ""
+
+    async with asyncio.timeout(60):  # a policy holds after a moment
+        while not await ask("CREATE", pod(hostNetwork=True) | {"metadata": {"name": "x", "namespace": NAMESPACE}}):
+            await asyncio.sleep(0.5)
+    return ask
+
+
+def _kubectl(*words: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([tool("kubectl"), *words], input=text, text=True, capture_output=True, timeout=60)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+TEXT = {"type": "string", "maxLength": 200}
+FLAG = {"type": "boolean"}
+
+
+def fields(**properties: Any) -> Object:
+    return {"type": "object", "properties": properties}
+
+
+def many(items: Object) -> Object:
+    return {"type": "array", "items": items, "maxItems": 8}
+
+
+CONTEXT = fields(privileged=FLAG, capabilities=fields(add=many(TEXT), drop=many(TEXT)))
+CONTAINERS = many(fields(name=TEXT, securityContext=CONTEXT))
+VOLUMES = many(fields(name=TEXT, hostPath=fields(path=TEXT)))
+SPEC = fields(
+    hostNetwork=FLAG, hostPID=FLAG, hostIPC=FLAG, containers=CONTAINERS, initContainers=CONTAINERS, volumes=VOLUMES,
+    type=TEXT, externalIPs=many(TEXT),
+)  # fmt: skip
+LABELS = {"type": "object", "additionalProperties": TEXT, "maxProperties": 16}
+METADATA = fields(name=TEXT, labels=LABELS, ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT)))
+OBJECT = fields(metadata=METADATA, type=TEXT, spec=SPEC)
+REQUEST = fields(
+    operation=TEXT, namespace=TEXT, name=TEXT, resource=fields(resource=TEXT), userInfo=fields(username=TEXT)
+)
+
+
+async def _as_rules(api: Api, *settings: str) -> Ask:
+    """The policy as a CRD: an object of it is a request, and what the API server says of it is the answer."""
+    spec = policy(*settings)["spec"]
+    group, kind = f"r{uuid.uuid4().hex[:8]}.example.com", "Request"
+    conditions = " && ".join(f"({_rule(each['expression'], spec)})" for each in spec["matchConditions"])
+    rules = [
+        {"rule": f"!({conditions}) || ({_rule(each['expression'], spec)})", "message": each["message"]}
+        for each in spec["validations"]
+    ]
+    schema = fields(request=REQUEST, object=OBJECT, oldObject=OBJECT) | {"x-kubernetes-validations": rules}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": kind, "plural": "requests", "singular": "request", "listKind": "RequestList"}
+    crd = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"requests.{group}"},
+        "spec": {"group": group, "scope": "Cluster", "names": names, "versions": [version]},
+    }
+    await api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    path = f"/apis/{group}/v1/requests"
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await api.get(path)
+                break
+            except errors.NotFoundError:
+                await asyncio.sleep(0.1)
+
+    async def ask(operation: str, new: Object | None, old: Object | None = None) -> str:
+        about = new or old or {}
+        resource = PLURALS.get(about["kind"], f"{about['kind'].lower()}s")
+        request = {
+            "operation": operation,
+            "namespace": about["metadata"]["namespace"],
+            "name": about["metadata"]["name"],
+            "resource": {"resource": resource},
+            "userInfo": {"username": "system:serviceaccount:sluice-system:sluice"},
+        }
+        body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": f"a{uuid.uuid4().hex}"}}
+        found = {"request": request, "object": new, "oldObject": old}
+        try:
+            await api.create(path, body | {key: value for key, value in found.items() if value is not None})
+        except errors.InvalidError as error:
+            return str(error)
+        return ""
+
+    return ask
+
+
+def _rule(expression: str, spec: Object) -> str:
+    """An expression of the policy as one over the CRD's object: variables written out."""
+    for each in reversed(spec["variables"]):
+        expression = re.sub(rf"\bvariables\.{each['name']}\b", lambda _, e=each: f"({e['expression']})", expression)
+    return re.sub(r"(?<![\w.'])(request|object|oldObject)(?=\.)", r"self.\1", expression)
+
+
+# -- what it lets pass, and what not ----------------------------------------------------------------------------------
+
+
+async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]]) -> None:
+    says = await ask()
+    specs: list[dict[str, Any]] = [{}, {"podTemplateOverrides": [{"roles": ["trainer"], "template": RDMA}]}]
+    for found in [each for spec in specs for each in job_objects(**spec)]:
+        if found["kind"] in ("Pod", "ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "NetworkPolicy"):
+            assert await says("CREATE", found, None) == "", found["metadata"]["name"]
+    (config,) = [each for each in job_objects() if each["kind"] == "ConfigMap"]
+    assert await says("UPDATE", config, config) == ""
+    assert await says("DELETE", None, pod()) == ""
+
+
+RDMA = {
+    "spec": {
+        "serviceAccountName": "mine",
+        "containers": [{"name": "trainer", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}],
+    }
+}
+REACHING = {
+    "hostNetwork": (pod(hostNetwork=True), "admissionPolicy.allow.hostNetwork=true"),
+    "hostPID": (pod(hostPID=True), "admissionPolicy.allow.hostNamespaces=true"),
+    "hostIPC": (pod(hostIPC=True), "admissionPolicy.allow.hostNamespaces=true"),
+    "hostPath": (
+        pod(volumes=[{"name": "x", "hostPath": {"path": "/mnt/nvme/a"}}]),
+        "admissionPolicy.allow.hostPaths={/mnt/nvme}",
+    ),
+    "privileged": (container(privileged=True), "admissionPolicy.allow.privileged=true"),
+    "capability": (container(capabilities={"add": ["SYS_ADMIN"]}), "admissionPolicy.allow.privileged=true"),
+}
+
+
+@pytest.mark.parametrize("name", REACHING)
+async def test_a_pod_that_reaches_for_its_node_needs_a_value(name: str, ask: Callable[..., Awaitable[Ask]]) -> None:
+    found, setting = REACHING[name]
+    answer = await (await ask())("CREATE", found, None)
+    assert setting.partition("=")[0] in answer
+    assert await (await ask("--set", setting))("CREATE", found, None) == ""
+
+
+async def test_a_path_beside_an_allowed_one_is_another(ask: Callable[..., Awaitable[Ask]]) -> None:
+    says = await ask("--set", "admissionPolicy.allow.hostPaths={/mnt/nvme}")
+    beside = pod(volumes=[{"name": "x", "hostPath": {"path": "/mnt/nvme2"}}])
+    assert "hostPaths" in await says("CREATE", beside, None)
+
+
+FOREIGN: dict[str, tuple[str, Object | None, Object | None]] = {
+    "a pod of nobody": ("CREATE", without_owner(pod()), None),
+    "a secret of nobody": ("CREATE", without_owner(secret("Opaque")), None),
+    "a token of a service account": ("CREATE", secret("kubernetes.io/service-account-token"), None),
+    "a service to elsewhere": ("CREATE", service(type="ExternalName", externalName="example.com"), None),
+    "a service that takes an address": ("CREATE", service(externalIPs=["192.0.2.1"]), None),
+    "somebody's service": ("UPDATE", service(), without_owner(service())),
+    "somebody's pod": ("DELETE", None, {**pod(), "metadata": {"name": "x", "namespace": NAMESPACE, "labels": {}}}),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+async def test_what_is_not_of_a_job_is_refused(name: str, ask: Callable[..., Awaitable[Ask]]) -> None:
+    assert await (await ask())(*FOREIGN[name]) != ""
