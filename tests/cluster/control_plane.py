@@ -194,6 +194,7 @@ def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects:
         f"--cert-dir={directory}",
         f"--token-auth-file={directory}/tokens.csv",
         "--authorization-mode=RBAC",
+        "--allow-privileged=true",  # as every node's installer sets it: what refuses such a pod is admission
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={directory}/accounts.key",
         f"--service-account-signing-key-file={directory}/accounts.key",

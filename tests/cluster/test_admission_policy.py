@@ -29,6 +29,7 @@ from tests.tools import tool
 
 POLICY = "ValidatingAdmissionPolicy"
 API = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
+MADE = ("validatingadmissionpolicy", "validatingadmissionpolicybinding", "clusterrolebinding")
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 OWNER = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "name": "demo", "uid": "1234", "controller": True}
 NAMESPACE = "sluice-policy"
@@ -95,7 +96,10 @@ async def ask(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         except errors.ApiError:
             pass
         else:
-            yield lambda *settings: _real(api, *settings)
+            names: list[str] = []
+            yield lambda *settings: _real(api, names, *settings)
+            for name in names:
+                _kubectl("delete", "--ignore-not-found", *(f"{kind}/{name}" for kind in MADE))
             return
     if not os.environ.get("CEL_KUBECONFIG"):
         pytest.skip(f"this API server has no {POLICY}; set CEL_KUBECONFIG to one that has CEL rules in CRDs")
@@ -104,10 +108,14 @@ async def ask(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         yield lambda *settings: _as_rules(api, *settings)
 
 
-async def _real(api: Api, *settings: str) -> Ask:
-    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there already."""
+async def _real(api: Api, names: list[str], *settings: str) -> Ask:
+    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there already.
+
+    names: gets the name of what is made in the cluster.
+    """
     await make_namespace(api, NAMESPACE)
     account, name = f"system:serviceaccount:{NAMESPACE}:operator-{uuid.uuid4().hex[:6]}", f"p-{uuid.uuid4().hex[:6]}"
+    names.append(name)
     documents = [each for each in objects("defaults", *API, *settings) if each["kind"].startswith(POLICY)]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace("sluice-operator", name)

@@ -97,7 +97,7 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(ope
 async def test_rollouts_are_scaled_through_the_scale_subresource(operator: Operator, world: World) -> None:
     await world.running(5)
     scale = await world.api.get(path("RLJob", world.namespace, "demo", "scale"))
-    assert scale["status"]["selector"] == "sluice.dev/job-name=demo,sluice.dev/role=rollout"
+    assert scale["status"]["selector"] == "sluice.dev/job-name=demo,sluice.dev/role=rollout,sluice.dev/index=0"
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
     await world.api.merge(path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 3}})
     await world.until_pods(3, "rollout")
