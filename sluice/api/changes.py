@@ -20,6 +20,7 @@ MUTABLE = (
     "activeDeadlineSeconds",
     "startupDeadlineSeconds",
     "progressDeadlineSeconds",
+    "queueTimeoutSeconds",
     "ttlSecondsAfterFinished",
     "failurePolicy",
     "networkPolicy",

@@ -72,6 +72,11 @@ class RLJobSpec(Model):
     progress_deadline_seconds: PositiveInt | None = Field(
         None, description="No step for this long counts as a failure of the trainer, which is then restarted."
     )
+    queue_timeout_seconds: PositiveInt | None = Field(
+        None,
+        description="The job fails when a queue has held it this long, before its start or after it was preempted. "
+        "Default: it waits.",
+    )
     ttl_seconds_after_finished: NonNegativeInt | None = Field(
         None, description="The finished job is deleted after this time. Default: never."
     )

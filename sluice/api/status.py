@@ -69,6 +69,13 @@ class LastFailure(Model):
     times: int = Field(1, description="How often in a row such a container has ended of the same cause.")
 
 
+class PodGroupStatus(Model):
+    """The pods that a queue admits together: the trainer's and those of the first engines."""
+
+    number: int = Field(1, description="Number of the group, from 1. A job that was suspended comes back in another.")
+    replicas: int = Field(0, description="Engines in it: those with the lowest numbers. Each other is on its own.")
+
+
 class RLJobStatus(Model):
     """What the operator has seen. Nobody else writes it."""
 
@@ -100,6 +107,10 @@ class RLJobStatus(Model):
     checkpoint_claim: str | None = Field(
         None, description="The PersistentVolumeClaim with the job's checkpoints, where the operator has made it."
     )
+    pod_group: PodGroupStatus | None = Field(
+        None, description="What a queue admits as one, where the job has a podGroupPolicy."
+    )
+    queued_time: Time | None = Field(None, description="Since when a queue holds the job.")
     start_time: Time | None = Field(None, description="When the job was admitted.")
     completion_time: Time | None = Field(None, description="When it succeeded or failed.")
     last_progress_time: Time | None = Field(None, description="When the step last changed.")

@@ -62,6 +62,11 @@ class Rollout(Model):
     replicas: NonNegativeInt | None = Field(
         None, description="Engines. No default: an autoscaler owns it where it is left out; 1 at the start."
     )
+    min_replicas: PositiveInt = Field(
+        1,
+        description="Engines that a queue admits together with the trainer (podGroupPolicy), and that the job starts "
+        "with where replicas is left out. An autoscaler goes no lower.",
+    )
     engine: Literal["sglang"] = Field("sglang", description="What generates.")
     gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
     nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
@@ -121,6 +126,13 @@ class Rollout(Model):
             lambda r: r.mode == "sync" or r.max_staleness >= 1,
             "mode: async needs maxStaleness of at least 1 (1 is one step off)",
             "maxStaleness",
+        ),
+        Rule(
+            "!has(self.replicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
+            lambda r: not r.replicas or r.min_replicas <= r.replicas,
+            "replicas must be at least minReplicas {} or 0",
+            "replicas",
+            lambda r: str(r.min_replicas),
         ),
     )
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan import KubeObject, clock, is_finished, podstate
-from sluice_operator.plan.deadlines import progress_due
+from sluice_operator.plan.deadlines import progress_due, queue_due
 from sluice_operator.plan.facts import gang_facts
 from sluice_operator.plan.gangs import of_gang
 from sluice_operator.plan.model import Gang
@@ -29,6 +29,8 @@ def upcoming(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: d
 
 def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
     start, spec, found = clock.parse_optional(status.start_time), job.spec, list[Moment]()
+    if due := queue_due(spec, status):
+        found.append((due, "the job fails, if its queue has not admitted it (queueTimeoutSeconds)"))
     if start and spec.active_deadline_seconds is not None:
         text = "the job fails, if it still runs (activeDeadlineSeconds)"
         found.append((start + timedelta(seconds=spec.active_deadline_seconds), text))

@@ -129,18 +129,25 @@ async def volcano(api: Api) -> AsyncIterator[None]:
 
 
 @pytest.mark.usefixtures("volcano")
-async def test_volcano_gets_a_group_for_each_attempt(operator: Operator, world: World) -> None:
-    await world.running(6, trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}})
-    first = ["demo-rollout-0-1", "demo-rollout-1-1", "demo-trainer-0-1"]
-    await has(world, "PodGroup", *first, group_version=VOLCANO)
-    at = path("PodGroup", world.namespace, "demo-trainer-0-1", group_version=VOLCANO)
-    assert (await world.api.get(at))["spec"]["minMember"] == 2
-    await world.bind(TRAINER)
-    await world.finish("demo-trainer-0-1-1", 1)
-    await world.gone("demo-trainer-0-1-1")
-    await has(world, "PodGroup", *first, group_version=VOLCANO)
+async def test_volcano_gets_a_group_for_the_job_and_one_for_each_attempt_of_a_further_engine(
+    operator: Operator, world: World
+) -> None:
+    job = await world.running(6, trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}})
+    whole = f"demo-group-{job['metadata']['uid'][:8]}-1"
+    await has(world, "PodGroup", whole, "demo-rollout-1-1", group_version=VOLCANO)
+    at = path("PodGroup", world.namespace, whole, group_version=VOLCANO)
+    group = await world.api.get(at)
+    assert group["spec"]["minMember"] == 3
+    await world.gone("demo-rollout-1-1-0")
+    await has(world, "PodGroup", whole, "demo-rollout-1-2", group_version=VOLCANO)
     await world.gone(TRAINER)
-    await has(world, "PodGroup", *first[:2], "demo-trainer-0-2", group_version=VOLCANO)
+    await world.until_pods(2, "trainer")
+    await world.until(lambda: are_of_attempt(world, 2))
+    assert (await world.api.get(at))["metadata"]["uid"] == group["metadata"]["uid"]
+
+
+async def are_of_attempt(world: World, attempt: int) -> bool:
+    return await world.names("trainer") == [f"demo-trainer-0-{attempt}-0", f"demo-trainer-0-{attempt}-1"]
 
 
 async def test_a_job_for_a_queue_that_is_not_there_is_told(operator: Operator, world: World) -> None:
@@ -149,10 +156,9 @@ async def test_a_job_for_a_queue_that_is_not_there_is_told(operator: Operator, w
     assert "ApplyFailed" in await world.reasons()
 
 
-async def test_pods_that_kueue_evicts_come_back_as_another_group(operator: Operator, world: World) -> None:
+async def test_pods_that_kueue_evicts_come_back_to_their_group(operator: Operator, world: World) -> None:
     await world.running(5, podGroupPolicy={"kueue": {"queueName": "team-a"}}, failurePolicy={"maxRestarts": 0})
-    labels = (await world.pods())[TRAINER]["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/pod-group-name"] == "demo-trainer-0-1"
+    group = (await world.pods())[TRAINER]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
     condition = {
         "type": "TerminationTarget",
         "status": "True",
@@ -167,7 +173,7 @@ async def test_pods_that_kueue_evicts_come_back_as_another_group(operator: Opera
 
     await world.until(is_replaced)
     labels = (await world.pods())["demo-trainer-0-2-0"]["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/pod-group-name"] == "demo-trainer-0-2"
+    assert labels["kueue.x-k8s.io/pod-group-name"] == group
     assert (await world.status())["restarts"] == 0
 
 

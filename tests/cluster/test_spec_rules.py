@@ -27,6 +27,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"workerResources": {"requests": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu is what"),
     ({"rollout": {"maxStaleness": 1}}, "maxStaleness > 0 needs mode: async"),
     ({"rollout": {"mode": "async"}}, "mode: async needs maxStaleness"),
+    ({"rollout": {"minReplicas": 2, "replicas": 1}}, "replicas must be at least minReplicas"),
     ({"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}}, "virtualPipeline needs pipeline"),
     ({"trainer": {}}, "exactly one of steps and epochs"),
     ({"trainer": {"steps": 4, "epochs": 1}}, "exactly one of steps and epochs"),

@@ -94,6 +94,14 @@ annotations:
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# Kueue is told that a group of pods has ended by an annotation, or by the deletion of its Workload, which also says why
+# the group waits; and that a pod on a dead node has failed, by its status.
+- apiGroups: [""]
+  resources: [pods, pods/status]
+  verbs: [patch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, delete]
 # Server-side apply asks for both create and patch.
 - apiGroups: [""]
   resources: [configmaps, services, persistentvolumeclaims]

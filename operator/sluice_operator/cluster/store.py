@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
+from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
 
 Key = tuple[str, str]
@@ -20,7 +21,7 @@ Key = tuple[str, str]
 
 _POD_METADATA = (
     "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp",
-    "deletionTimestamp",
+    "deletionTimestamp", "finalizers",
 )  # fmt: skip
 _POD_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 _POD_STATUS = ("phase", "reason", "message", "startTime")
@@ -104,11 +105,17 @@ def lean_pod(found: KubeObject) -> KubeObject:
     lists = {name: [_only(each, kept) for each in whole[name]] for name, kept in _POD_LISTS.items() if whole.get(name)}
     lean = {
         "kind": "Pod",
-        "metadata": _only(found["metadata"], _POD_METADATA),
+        "metadata": _only(found["metadata"], _POD_METADATA) | _annotations(found),
         "spec": _only(found.get("spec") or {}, _POD_SPEC),
         "status": _only(whole, _POD_STATUS) | lists,
     }
     return compact(lean)
+
+
+def _annotations(found: KubeObject) -> KubeObject:
+    """The one that the planner reads; others may be large."""
+    kept = _only(found["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
+    return {"annotations": kept} if kept else {}
 
 
 def lean_job(found: KubeObject) -> KubeObject:

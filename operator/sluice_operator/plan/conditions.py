@@ -96,16 +96,17 @@ def running(
     pods: Sequence[KubeObject],
     progress: Progress | None,
     *,
-    queued: bool = False,
+    queued: str | None = None,
     warned: Mapping[str, Warned] | None = None,
 ) -> Finding:
     """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready, and began to work.
 
     A rollout replica that is down while another serves is no matter of this condition: training goes on.
-    queued: the job cannot run because a queue has not admitted it. warned: as Observed has it.
+    queued: why a queue has not admitted the job, as far as that is known; None: no queue holds it. warned: as Observed
+    has it.
     """
-    if queued:
-        return Finding("Running", "False", QUEUED.name, QUEUED.message)
+    if queued is not None:
+        return Finding("Running", "False", QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else ""))
     missing = [step for step in _required(steps) if not is_up(step)]
     ready = sum(step.facts.ready for step in steps)
     desired = sum(step.gang.size for step in steps)

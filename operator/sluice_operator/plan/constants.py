@@ -32,6 +32,9 @@ A trainer ends after the step that it is in, with a checkpoint (and gets the tim
 rollout worker ends its requests and gives its leases back, with what they have; the buffer ends its calls and closes
 its database; the rendezvous has nothing to save."""
 
+QUEUE_LOOK_SECONDS = 30
+"""How often a queue is asked why a job waits: its objects are not watched."""
+
 BROKEN_GRACE = 30
 """The same for what is left of a trainer gang that failed: its collectives hang, so it cannot save anything."""
 
@@ -66,7 +69,7 @@ UNBEGUN = "nothing was started"
 # Admitted
 ADMITTED = Reason("Admitted", "no pod waits for a queue")
 GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue{detail}")
-QUEUED = Reason("WaitingForQueue", "the job waits in a queue until its trainer and an engine are admitted")
+QUEUED = Reason("WaitingForQueue", "the job waits in a queue{detail}")
 NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 
 # WeightsInSync
@@ -84,6 +87,9 @@ SUCCEEDED = Reason("TrainerSucceeded", "all trainer pods have done their work")
 INVALID_CONFIGURATION = Reason("InvalidConfiguration", "{pod}: {headline}")
 MAX_RESTARTS = Reason("ReachedMaxRestarts", "the trainer failed after {restarts} restarts (maxRestarts): {headline}")
 DEADLINE_EXCEEDED = Reason("DeadlineExceeded", "the job ran for {seconds} s (activeDeadlineSeconds)")
+QUEUE_TIMEOUT = Reason(
+    "QueueTimeoutExceeded", "the job waited in a queue for {seconds} s (queueTimeoutSeconds){detail}"
+)
 STARTUP_DEADLINE = Reason("StartupDeadlineExceeded", "no step within {seconds} s (startupDeadlineSeconds){detail}")
 
 # Why a gang gets another attempt

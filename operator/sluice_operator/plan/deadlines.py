@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJobSpec, RLJobStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.constants import DEADLINE_EXCEEDED, HUNG, STARTUP_DEADLINE
+from sluice_operator.plan.constants import DEADLINE_EXCEEDED, HUNG, QUEUE_TIMEOUT, STARTUP_DEADLINE
 from sluice_operator.plan.model import GangFacts
 
 
@@ -26,6 +26,23 @@ def job_deadline(spec: RLJobSpec, status: RLJobStatus, now: datetime, detail: st
         text = STARTUP_DEADLINE.text(seconds=startup, detail=f": {detail}" if detail else "")
         return STARTUP_DEADLINE.name, text
     return None
+
+
+def queue_timeout(spec: RLJobSpec, status: RLJobStatus, now: datetime, cause: str) -> tuple[str, str] | None:
+    """(reason, message) where a queue has held the job for too long; None: it may wait. cause: the queue's words."""
+    due = queue_due(spec, status)
+    if due is None or now < due:
+        return None
+    detail = f": {cause}" if cause else ""
+    return QUEUE_TIMEOUT.name, QUEUE_TIMEOUT.text(seconds=spec.queue_timeout_seconds, detail=detail)
+
+
+def queue_due(spec: RLJobSpec, status: RLJobStatus) -> datetime | None:
+    """When a job that waits in a queue has waited too long."""
+    since = clock.parse_optional(status.queued_time)
+    if since is None or spec.queue_timeout_seconds is None:
+        return None
+    return since + timedelta(seconds=spec.queue_timeout_seconds)
 
 
 def progress_due(
@@ -55,7 +72,7 @@ def hang(due: datetime | None, status: RLJobStatus, spec: RLJobSpec, pod: str, n
 def upcoming(spec: RLJobSpec, status: RLJobStatus, due: datetime | None) -> list[datetime]:
     """Moments at which one of the above may change its mind."""
     start = clock.parse_optional(status.start_time)
-    moments = [due] if due else []
+    moments = [moment for moment in (due, queue_due(spec, status)) if moment]
     if start and spec.active_deadline_seconds is not None:
         moments.append(start + timedelta(seconds=spec.active_deadline_seconds))
     if start and spec.startup_deadline_seconds is not None and not status.last_progress_time:

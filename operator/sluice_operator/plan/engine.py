@@ -15,7 +15,7 @@ _ENV = {
     # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
 }
-_UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
+UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
 """NCCL's own default, in words that SGLang leaves alone: where it finds nothing it writes 0, which also rules out
 NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an update waits for ever; so neither is
 told anything else, unless by a template."""
@@ -44,7 +44,7 @@ def engine_env(job: RLJob) -> dict[str, str]:
     """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants one NUMA node for each."""
     rollout = job.spec.rollout
     if rollout.gpus_per_replica:
-        return _ENV | _UNDECIDED
+        return _ENV | UNDECIDED
     several = rollout.nodes_per_replica > 1
     return _ENV | _CPU_ENV | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
 

@@ -42,9 +42,9 @@ def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
 
 
 def unwanted_extras(job: RLJob, observed: Observed, groups: Collection[str] = ()) -> tuple[Deletion, ...]:
-    """Budget and policy that the spec does not want any more, and groups of attempts that have no pods any more.
+    """Budget and policy that the spec does not want any more, and groups that have no pods any more.
 
-    groups: those of present attempts, whose pods may not be there yet.
+    groups: those that go on, whose pods may not be there yet.
     """
     wanted = {(each["kind"], each["metadata"]["name"]) for each in extra_objects(job, observed)}
     found = [key for key in extra_keys(job) if key in observed.objects and key not in wanted]
@@ -53,10 +53,13 @@ def unwanted_extras(job: RLJob, observed: Observed, groups: Collection[str] = ()
 
 def _old_groups(job: RLJob, observed: Observed, present: Collection[str]) -> tuple[Deletion, ...]:
     """A group goes after its pods: a scheduler would not know what to do with those that are left."""
-    used = set(present) | {
-        names.group_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod)) for pod in observed.pods
-    }
+    used = set(present) | {podstate.group(pod) or _of_attempt(job, pod) for pod in observed.pods}
     return tuple(Deletion(kind, name) for kind, name in observed.objects if kind == queueing.KIND and name not in used)
+
+
+def _of_attempt(job: RLJob, pod: KubeObject) -> str:
+    """The group of a pod that an older release has made: there was one for each attempt of a gang."""
+    return names.attempt_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod))
 
 
 def covers(found: Any, wanted: Any, field: str = "") -> bool:

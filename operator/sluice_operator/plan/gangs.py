@@ -44,12 +44,12 @@ def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
 
 
 def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
-    """What the spec asks for; where an autoscaler owns it and has not spoken, what runs already, and 1 at the start."""
+    """What the spec asks for; where that is left to an autoscaler, what runs already, and minReplicas at the start."""
     if job.spec.replicas is not None:
         return job.spec.replicas
     if status is not None and status.rollout_replicas is not None:
         return status.rollout_replicas
-    return 1
+    return job.spec.rollout.min_replicas
 
 
 def of_gang(gang: Gang, pods: Iterable[KubeObject]) -> list[KubeObject]:

@@ -104,6 +104,15 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Pods that a queue admits as one. size: their number. alone: it is one attempt of one gang, and ends with it."""
+
+    name: str
+    size: int
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GangFacts:
     """One gang's present attempt, read from its pods.
 

@@ -11,6 +11,12 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
+LABEL_GROUP = f"{GROUP}/pod-group"
+"""On a pod that queues: what is admitted as one with it."""
+ENDS_GROUP = "kueue.x-k8s.io/retriable-in-group"
+"""Annotation of a pod; `false`: its group has ended when none of its pods runs, and gives its quota back."""
+KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
+"""Finalizer of the pods that Kueue queues."""
 LABEL_UID = f"{GROUP}/job-uid"
 """On an object that outlives its job, and so cannot be owned by it: whose it is."""
 GENERATE = f"{GROUP}/generate"
@@ -97,13 +103,18 @@ def engines_name(job: RLJob) -> str:
     return f"{job.metadata.name}-engines"
 
 
-def group_name(job: RLJob, role: str, replica: int, attempt: int) -> str:
-    """One attempt of a gang, as queues and schedulers of gangs know it."""
+def group_name(job: RLJob, number: int) -> str:
+    """What queues and schedulers of gangs admit as one. Pods of a deleted job of the same name are in another."""
+    return f"{_own_name(job, 'group')}-{number}"
+
+
+def attempt_name(job: RLJob, role: str, replica: int, attempt: int) -> str:
+    """One attempt of a gang."""
     return f"{job.metadata.name}-{role}-{replica}-{attempt}"
 
 
 def pod_name(job: RLJob, role: str, replica: int, attempt: int, index: int) -> str:
-    return f"{group_name(job, role, replica, attempt)}-{index}"
+    return f"{attempt_name(job, role, replica, attempt)}-{index}"
 
 
 def selector(job: RLJob, role: str | None = None) -> dict[str, str]:

@@ -7,15 +7,23 @@ advanced one by one. Every branch answers with a complete status; the caller wri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
-from sluice_operator.plan import admission, clock, conditions, deadlines, events, podstate, queueing
+from sluice_operator.plan import admission, clock, conditions, deadlines, events, podgroup, podstate
 from sluice_operator.plan.blocked import blocked, failed_to_start
 from sluice_operator.plan.conditions import Finding
-from sluice_operator.plan.constants import NOT_ADMITTED, STARTUP_DEADLINE, STOPPED, SUCCEEDED, SUSPENDED
-from sluice_operator.plan.defaults import with_defaults
+from sluice_operator.plan.constants import (
+    NOT_ADMITTED,
+    QUEUE_LOOK_SECONDS,
+    STARTUP_DEADLINE,
+    STOPPED,
+    SUCCEEDED,
+    SUSPENDED,
+)
+from sluice_operator.plan.creation import groups_of, missing_pods
 from sluice_operator.plan.drain import drain, to_drain
 from sluice_operator.plan.extras import missing_extras, unwanted_extras
 from sluice_operator.plan.facts import gang_facts
@@ -30,9 +38,8 @@ from sluice_operator.plan.gangs import (
     rollout_replicas,
 )
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
-from sluice_operator.plan.names import checkpoint_name, group_name, pod_name
-from sluice_operator.plan.objects import missing_objects, rendezvous_address
-from sluice_operator.plan.pods import gang_pods
+from sluice_operator.plan.names import checkpoint_name, pod_name
+from sluice_operator.plan.objects import missing_objects
 from sluice_operator.plan.restart import GiveUp
 from sluice_operator.plan.status import assembled, known_gang, last_failure, roles, with_progress
 from sluice_operator.plan.success import has_succeeded
@@ -54,11 +61,19 @@ def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT
     return _running(job, status, observed, now, images)
 
 
+def _living(observed: Observed) -> Observed:
+    """Without pods that only a finalizer keeps: for all but Kueue they are gone."""
+    return replace(observed, pods=tuple(pod for pod in observed.pods if not podstate.has_left(pod)))
+
+
 def is_finished(status: RLJobStatus) -> bool:
     return status.is_true("Succeeded") or status.is_true("Failed")
 
 
 def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images) -> Plan:
+    status = podgroup.renewed(job, status, observed, now)
+    status = status.model_copy(update={"pod_group": podgroup.shared_group(job, status, observed)})
+    known, observed = observed.pods, _living(observed)
     gangs = desired_gangs(job, status)
     due = _progress_due(job, status, observed, now)
     steps = [_advance(job, gang, status, observed, due, now) for gang in gangs]
@@ -68,23 +83,28 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
         return _finish(job, status, observed, now, ending, steps)
     retired = _retired(status, gangs, observed.pods, now)
     new = _running_status(job, status, steps, retired, observed, now)
-    create = missing_objects(job, observed) + missing_extras(job, observed) + _pods(job, steps, observed, images)
-    groups = {group_name(job, step.gang.role, step.gang.replica, step.status.attempt) for step in steps}
+    groups = groups_of(job, status, steps)
+    create = missing_objects(job, observed) + missing_extras(job, observed)
+    create += missing_pods(job, steps, groups, observed, images)
+    present = {group.name for group in groups.values() if group is not None}
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
-    delete += unwanted_extras(job, observed, groups)
+    delete += unwanted_extras(job, observed, present) + podgroup.ends(known, present)
     found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
     found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
+    if new.queued_time:
+        moments.append(now + timedelta(seconds=QUEUE_LOOK_SECONDS))
     return Plan(new, create, delete, found, _requeue(moments, now))
 
 
 def _clocked(job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime) -> RLJobStatus:
     """The status with its clocks, which stand still while a queue holds the job, and with the newest failure."""
     queued = admission.is_queued(job, steps, observed.pods)
-    start = None if queued else status.start_time or clock.text(now)
-    return status.model_copy(
-        update={"start_time": start, "last_failure": _newest_failure(status, steps, observed, now)}
-    )
+    clocks = {
+        "start_time": None if queued else status.start_time or clock.text(now),
+        "queued_time": status.queued_time or clock.text(now) if queued else None,
+    }
+    return status.model_copy(update=clocks | {"last_failure": _newest_failure(status, steps, observed, now)})
 
 
 def _newest_failure(
@@ -131,6 +151,9 @@ def _ending(
     for step in steps:
         if isinstance(step.decision, GiveUp):
             return Finding("Failed", "True", step.decision.reason, step.decision.message)
+    tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed))
+    if tired is not None:
+        return Finding("Failed", "True", *tired)
     waiting = conditions.running(status, steps, observed.pods, observed.progress, warned=observed.warned)
     late = deadlines.job_deadline(job.spec, status, now, waiting.message)
     return Finding("Failed", "True", *late) if late else None
@@ -150,14 +173,15 @@ def _finish(
     failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
     if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods, observed.warned)):
         failure = trouble.failure(now)
-    new = _stopped_status(job, status, observed, findings, now, failure, completion_time=clock.text(now))
+    ends = {"completion_time": clock.text(now), "queued_time": None}
+    new = _stopped_status(job, status, observed, findings, now, failure, **ends)
     return Plan(new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new))
 
 
 def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
     """Terminal states are for ever: drain what is left, and delete the job when its time has come."""
     new = _stopped_status(job, status, observed, [], now, status.last_failure)
-    delete = drain(to_drain(observed.pods), now) + unwanted_extras(job, observed)
+    delete = drain(to_drain(observed.pods), now) + unwanted_extras(job, observed) + podgroup.ends(observed.pods)
     moment = expiry(job.spec, status)
     if moment is None or delete or to_drain(observed.pods):
         return Plan(new, (), delete, events.of_deletions(delete), _requeue(force_times(observed.pods), now))
@@ -168,6 +192,8 @@ def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
 
 def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
     """All pods go; storage, attempts and counts stay. The clocks of the deadlines start again on resume."""
+    status = status.model_copy(update={"pod_group": podgroup.following(job, status, observed), "queued_time": None})
+    known, observed = observed.pods, _living(observed)
     trainer = Gang("trainer", 0, job.spec.trainer.nodes)
     facts = _present_facts(trainer, known_gang(status, "trainer", 0), observed.pods, now)
     if has_succeeded(trainer, facts):
@@ -182,7 +208,7 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
     new = assembled(
         job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=_replicas(job, status)
     )
-    delete = drain(observed.pods, now) + unwanted_extras(job, observed)
+    delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
     found = events.of_change(observed.status, new) + events.of_deletions(delete)
     return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
 
@@ -207,11 +233,10 @@ def _retired(status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObj
 def _running_status(
     job: RLJob, status: RLJobStatus, steps: list[Step], retired: list[Step], observed: Observed, now: datetime
 ) -> RLJobStatus:
+    queued = admission.cause(job, observed) if status.queued_time else None
     findings = [
-        admission.admitted(job, observed.pods),
-        conditions.running(
-            status, steps, observed.pods, observed.progress, queued=status.start_time is None, warned=observed.warned
-        ),
+        admission.admitted(job, observed),
+        conditions.running(status, steps, observed.pods, observed.progress, queued=queued, warned=observed.warned),
         conditions.weights_in_sync(observed.progress),
     ]
     if status.condition("Suspended"):
@@ -248,24 +273,6 @@ def _stopped_status(
 
 def _replicas(job: RLJob, status: RLJobStatus) -> int:
     return rollout_replicas(job, status)
-
-
-def _pods(job: RLJob, steps: Sequence[Step], observed: Observed, images: Images) -> tuple[KubeObject, ...]:
-    """The pods to create, with their groups. They name the rendezvous by its address: they wait until it has one."""
-    address = rendezvous_address(job, observed)
-    if address is None:
-        return ()
-    found: list[KubeObject] = []
-    job = with_defaults(job, observed.defaults)
-    for step in steps:
-        if step.create:
-            gang, attempt = step.gang, step.status.attempt
-            pods = gang_pods(job, gang, attempt, range(gang.size), address, images)
-            group = queueing.group_object(job, gang, attempt, pods)
-            if group is not None and (group["kind"], group["metadata"]["name"]) not in observed.objects:
-                found.append(group)
-            found += [pods[index] for index in step.create]
-    return tuple(found)
 
 
 def _retries(steps: Sequence[Step]) -> list[datetime]:

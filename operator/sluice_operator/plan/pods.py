@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from sluice.api import RLJob
@@ -12,7 +11,7 @@ from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.credentials import with_credentials
 from sluice_operator.plan.engine import engine_args, engine_command, engine_env
 from sluice_operator.plan.merge import merge
-from sluice_operator.plan.model import Gang, Images, KubeObject
+from sluice_operator.plan.model import Gang, Group, Images, KubeObject
 from sluice_operator.plan.probes import probes
 from sluice_operator.plan.resources import of_spec, with_requests
 
@@ -24,13 +23,15 @@ _NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
 
 
 def gang_pods(
-    job: RLJob, gang: Gang, attempt: int, indices: Sequence[int], rendezvous: str, images: Images
+    job: RLJob, gang: Gang, attempt: int, rendezvous: str, images: Images, group: Group | None = None
 ) -> list[KubeObject]:
-    """The gang's pods with these indices. rendezvous: host:port."""
-    return [pod(job, gang, attempt, index, rendezvous, images) for index in indices]
+    """The gang's pods. rendezvous: host:port. group: what a queue admits them with; None: they do not queue."""
+    return [pod(job, gang, attempt, index, rendezvous, images, group) for index in range(gang.size)]
 
 
-def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, images: Images) -> KubeObject:
+def pod(
+    job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, images: Images, group: Group | None = None
+) -> KubeObject:
     """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never overridden."""
     identity = _identity(job, gang, attempt, index)
     common = _common_env(gang, attempt, index, rendezvous)
@@ -55,7 +56,7 @@ def pod(job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, image
         ours["spec"]["initContainers"] = [_plugin(job, images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
-    for template in (queueing.marks(job, gang, attempt, index), *_templates(job, gang.role)):
+    for template in (queueing.marks(job, gang, index, group), *_templates(job, gang.role)):
         ours = merge(ours, template)
     for kind in ("initContainers", "containers"):
         if kind in ours["spec"]:

@@ -17,7 +17,15 @@ from sluice_operator.plan import clock
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, UNEXPECTED_END
 from sluice_operator.plan.lastwords import last_exception
 from sluice_operator.plan.model import KubeObject
-from sluice_operator.plan.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLICA, LABEL_ROLE
+from sluice_operator.plan.names import (
+    ENDS_GROUP,
+    KEPT_BY_KUEUE,
+    LABEL_ATTEMPT,
+    LABEL_GROUP,
+    LABEL_INDEX,
+    LABEL_REPLICA,
+    LABEL_ROLE,
+)
 
 _DISRUPTIONS = {
     "Evicted",
@@ -66,12 +74,41 @@ def index(pod: KubeObject) -> int:
     return int(labels(pod).get(LABEL_INDEX, 0))
 
 
+def group(pod: KubeObject) -> str:
+    """What a queue admits as one with it; empty: it does not queue."""
+    return labels(pod).get(LABEL_GROUP, "")
+
+
 def is_terminating(pod: KubeObject) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def has_left(pod: KubeObject) -> bool:
+    """It was deleted and has failed of it, or never ran: only Kueue's finalizer keeps it.
+
+    It does so until another pod has taken its place; so that one must not wait for this one to be gone.
+    """
+    never_ran = not pod.get("spec", {}).get("nodeName")
+    return is_kept(pod) and is_terminating(pod) and (_status(pod).get("phase") == "Failed" or never_ran)
+
+
+def is_kept(pod: KubeObject) -> bool:
+    """Kueue keeps it until it has an account of its end."""
+    return KEPT_BY_KUEUE in pod["metadata"].get("finalizers", [])
+
+
 def is_finished(pod: KubeObject) -> bool:
     return _status(pod).get("phase") in ("Succeeded", "Failed")
+
+
+def is_succeeded(pod: KubeObject) -> bool:
+    """All of its containers have ended with exit code 0."""
+    return _status(pod).get("phase") == "Succeeded"
+
+
+def ends_group(pod: KubeObject) -> bool:
+    """Kueue was told that the pod's group has ended when none of its pods runs."""
+    return (pod["metadata"].get("annotations") or {}).get(ENDS_GROUP) == "false"
 
 
 def is_gated(pod: KubeObject) -> bool:
@@ -119,7 +156,7 @@ def disruption(pod: KubeObject) -> str:
 
 def succeeded(pod: KubeObject) -> bool:
     """The role's own container (named like the role) has ended with exit code 0; a user's sidecar may still run."""
-    if _status(pod).get("phase") == "Succeeded":
+    if is_succeeded(pod):
         return True
     return any(container == role(pod) and end.get("exitCode") == 0 for container, end in _terminated(pod))
 

@@ -1,7 +1,9 @@
 """Gang admission by what the cluster has: Kueue, Volcano, or Kubernetes' own PodGroups. We schedule nothing ourselves.
 
-One group for each attempt of a gang, named after it, so that groups of two attempts are never mixed. Trainer and
-engines queue; buffer and rendezvous do not: they are small, hold no GPU, and must be there before the others can start.
+A job is admitted as a whole: one group holds the trainer and the first `minReplicas` engines, and replacements of their
+pods join it. Admitted apart, two jobs would each get half of what they need, and wait for ever. Each further engine is
+a group of its own, one for each attempt: it is admitted or not, to nobody's harm. Buffer and rendezvous do not queue:
+they are small, hold no GPU, and must be there before the others can start.
 
 Names and rules are those of the projects' documentation:
 Kueue, "Run Plain Pods" (kueue.sigs.k8s.io/docs/tasks/run/plain_pods) and its pod integration's constants;
@@ -13,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.api import RLJob
+from sluice.api import PodGroupStatus, RLJob
 from sluice.api.base import quantity_value
 from sluice_operator.plan import names
-from sluice_operator.plan.model import Gang, KubeObject
+from sluice_operator.plan.model import Gang, Group, KubeObject
 
 KIND = "PodGroup"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
@@ -38,49 +40,80 @@ def group_version(job: RLJob) -> str | None:
     return VOLCANO if policy.volcano is not None else NATIVE
 
 
-def marks(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:
+def is_shared(gang: Gang, shared: PodGroupStatus) -> bool:
+    """The gang is in the group that the job is admitted by."""
+    return gang.role == "trainer" or (gang.role == "rollout" and gang.replica < shared.replicas)
+
+
+def group_of(job: RLJob, gang: Gang, attempt: int, shared: PodGroupStatus | None) -> Group | None:
+    """The group that a gang's pods belong to; None: they do not queue. shared: that of the job."""
+    if shared is None or not queues(job, gang.role):
+        return None
+    if not is_shared(gang, shared):
+        return Group(names.attempt_name(job, gang.role, gang.replica, attempt), gang.size, alone=True)
+    size = job.spec.trainer.nodes + shared.replicas * job.spec.rollout.nodes_per_replica
+    return Group(names.group_name(job, shared.number), size)
+
+
+def marks(job: RLJob, gang: Gang, index: int, group: Group | None) -> dict[str, Any]:
     """Part of a pod: what tells the queue which group the pod belongs to."""
     policy = job.spec.pod_group_policy
-    if policy is None or not queues(job, gang.role):
+    if policy is None or group is None:
         return {}
-    group = names.group_name(job, gang.role, gang.replica, attempt)
+    labels = {names.LABEL_GROUP: group.name}
     if policy.kueue is not None:
-        labels = {
-            f"{_KUEUE}/queue-name": policy.kueue.queue_name,
-            f"{_KUEUE}/pod-group-name": group,
-            f"{_KUEUE}/pod-group-pod-index": str(index),
-        }
-        if policy.kueue.priority_class is not None:
-            labels[f"{_KUEUE}/priority-class"] = policy.kueue.priority_class
-        # Kueue then gives back the quota of a group whose pods have ended, and lets them go: we never mend a group,
-        # we make a new one.
-        annotations = {f"{_KUEUE}/pod-group-total-count": str(gang.size), f"{_KUEUE}/retriable-in-group": "false"}
-        return {"metadata": {"labels": labels, "annotations": annotations}}
+        return {"metadata": _kueue(job, gang, index, group, labels)}
     if policy.volcano is not None:
-        annotations = {"scheduling.k8s.io/group-name": group}
-        return {"metadata": {"annotations": annotations}, "spec": {"schedulerName": "volcano"}}
-    return {"spec": {"schedulingGroup": {"podGroupName": group}}}
+        metadata = {"labels": labels, "annotations": {"scheduling.k8s.io/group-name": group.name}}
+        return {"metadata": metadata, "spec": {"schedulerName": "volcano"}}
+    return {"metadata": {"labels": labels}, "spec": {"schedulingGroup": {"podGroupName": group.name}}}
 
 
-def group_object(job: RLJob, gang: Gang, attempt: int, pods: Sequence[KubeObject]) -> KubeObject | None:
-    """The PodGroup of a gang's attempt; None: pods need none. pods: all of the gang's."""
-    policy, version = job.spec.pod_group_policy, group_version(job)
-    if policy is None or version is None or not queues(job, gang.role):
-        return None
-    labels = {
-        **names.selector(job, gang.role),
-        names.LABEL_REPLICA: str(gang.replica),
-        names.LABEL_ATTEMPT: str(attempt),
+def _kueue(job: RLJob, gang: Gang, index: int, group: Group, labels: dict[str, str]) -> dict[str, Any]:
+    """Labels and annotations.
+
+    The role's hash is its name, so that a pod that replaces another is of its kind whatever an operator of another
+    release adds to it, and people find `trainer` and `engine` in the Workload.
+    """
+    policy = job.spec.pod_group_policy
+    assert policy is not None
+    assert policy.kueue is not None
+    kind, rank = _place(gang, index, group)
+    labels |= {
+        f"{_KUEUE}/queue-name": policy.kueue.queue_name,
+        f"{_KUEUE}/pod-group-name": group.name,
+        f"{_KUEUE}/pod-group-pod-index": str(rank),
     }
-    metadata = names.metadata(job, names.group_name(job, gang.role, gang.replica, attempt), labels)
+    if policy.kueue.priority_class is not None:
+        labels[f"{_KUEUE}/priority-class"] = policy.kueue.priority_class
+    annotations = {f"{_KUEUE}/pod-group-total-count": str(group.size), f"{_KUEUE}/role-hash": kind}
+    if group.alone:
+        annotations[names.ENDS_GROUP] = "false"
+    return {"labels": labels, "annotations": annotations}
+
+
+def _place(gang: Gang, index: int, group: Group) -> tuple[str, int]:
+    """(kind, rank among the group's pods of this kind). An engine's first pod has the worker, the others have not."""
+    if gang.role == "trainer":
+        return "trainer", index
+    before = 0 if group.alone else gang.replica
+    return ("engine", before) if index == 0 else ("engine-follower", before * (gang.size - 1) + index - 1)
+
+
+def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeObject | None:
+    """The PodGroup; None: pods need none. pods: all of the group's, the trainer's first."""
+    policy, version = job.spec.pod_group_policy, group_version(job)
+    if policy is None or version is None:
+        return None
+    metadata = names.metadata(job, group.name, names.selector(job) | {names.LABEL_GROUP: group.name})
     priority = pods[0]["spec"].get("priorityClassName")
     if policy.volcano is not None:
-        spec: dict[str, Any] = {"minMember": gang.size, "minResources": requests(pods)}
+        spec: dict[str, Any] = {"minMember": group.size, "minResources": requests(pods)}
         if policy.volcano.queue is not None:
             spec["queue"] = policy.volcano.queue
         priority = policy.volcano.priority_class_name or priority
     else:
-        spec = {"schedulingPolicy": {"gang": {"minCount": gang.size}}, "disruptionMode": {"all": {}}}
+        spec = {"schedulingPolicy": {"gang": {"minCount": group.size}}, "disruptionMode": {"all": {}}}
     if priority is not None:
         spec["priorityClassName"] = priority
     return {"apiVersion": version, "kind": KIND, "metadata": metadata, "spec": spec}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sluice.api import RLJob
+from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan import names, queueing
 from sluice_operator.plan.extras import extra_objects
 from sluice_operator.plan.gangs import desired_gangs
 from sluice_operator.plan.model import Images, KubeObject, Observed
 from sluice_operator.plan.objects import supporting_objects
+from sluice_operator.plan.podgroup import group_objects, shared_group
 from sluice_operator.plan.pods import gang_pods
 
 OPERATOR_NAMESPACE = "sluice-system"
@@ -21,8 +22,8 @@ def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
     address = f"{names.rendezvous_name(job)}.{job.metadata.namespace}.svc:{names.PORTS['rendezvous']}"
     observed = Observed(status=job.status, operator_namespace=OPERATOR_NAMESPACE)
     found = [*supporting_objects(job), *extra_objects(job, observed)]
-    for gang in desired_gangs(job, job.status):
-        pods = gang_pods(job, gang, 1, range(gang.size), address, images or Images())
-        group = queueing.group_object(job, gang, 1, pods)
-        found += [group, *pods] if group else pods
-    return found
+    gangs = desired_gangs(job, job.status)
+    shared = shared_group(job, job.status or RLJobStatus(), observed)
+    groups = {gang: queueing.group_of(job, gang, 1, shared) for gang in gangs}
+    pods = {gang: gang_pods(job, gang, 1, address, images or Images(), groups[gang]) for gang in gangs}
+    return [*found, *group_objects(job, groups, pods), *(pod for gang in gangs for pod in pods[gang])]

@@ -15,6 +15,7 @@ def reopened(status: RLJobStatus, now: datetime) -> RLJobStatus:
             "conditions": [condition for condition in status.conditions if condition.type != "Failed"],
             "roles": [_reopened_role(role, now) for role in status.roles],
             "start_time": None,
+            "queued_time": None,
             "completion_time": None,
         }
     )

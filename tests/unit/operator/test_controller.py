@@ -38,6 +38,9 @@ class Jobs:
             return None
         return {**self.document, **({"status": self.world.stored} if self.world.stored else {})}
 
+    async def release(self, key: Any) -> None:
+        """It has no pods of jobs that are gone."""
+
     def all_keys(self) -> list[tuple[str, str]]:
         return [KEY] if self.document else []
 

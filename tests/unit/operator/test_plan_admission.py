@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 from world import START, World, make_job, make_pod
 
-from sluice_operator.plan import Progress, clock
+from sluice_operator.plan import KubeObject, Observed, Progress, clock
 from sluice_operator.plan.admission import admitted, waits
 
+WHOLE = "demo-group-1234-1"
 KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
 
 
@@ -16,6 +17,18 @@ def queued(**spec: object) -> World:
     world.gated_roles = ("trainer", "rollout")
     world.settle()
     return world
+
+
+def message(world: World, kind: str) -> str:
+    found = world.status.condition(kind)  # type: ignore[arg-type]
+    assert found is not None
+    return found.message
+
+
+def workload(**unmet: str) -> KubeObject:
+    """What Kueue says of a group. unmet: condition -> why it is not met; empty: it is."""
+    conditions = [{"type": kind, "status": str(not why), "message": why} for kind, why in unmet.items()]
+    return {"kind": "Workload", "metadata": {"name": WHOLE}, "status": {"conditions": conditions}}
 
 
 def condition(world: World, kind: str) -> tuple[str, str]:
@@ -29,8 +42,56 @@ def test_a_queued_job_says_so_and_where_to_look() -> None:
     assert world.status.state == "Queued"
     assert condition(world, "Admitted") == ("False", "WaitingForQueue")
     assert condition(world, "Running") == ("False", "WaitingForQueue")
-    message = world.status.condition("Admitted").message  # type: ignore[union-attr]
-    assert message == "2 pods wait for admission by a queue team-a; see kubectl describe workload demo-rollout-0-1"
+    assert (
+        message(world, "Admitted")
+        == f"2 pods wait for admission by a queue team-a; see kubectl describe workload {WHOLE}"
+    )
+
+
+def test_a_queued_job_gives_the_queues_own_words() -> None:
+    world = queued()
+    world.objects["Workload", WHOLE] = workload(QuotaReserved="insufficient unused quota for cpu, 4 more needed")
+    world.settle()
+    assert "team-a: insufficient unused quota for cpu, 4 more needed; see" in message(world, "Admitted")
+    assert message(world, "Running") == "the job waits in a queue: insufficient unused quota for cpu, 4 more needed"
+    world.objects["Workload", WHOLE] = workload(QuotaReserved="", Admitted="waits for the admission check budget")
+    world.settle()
+    assert "team-a: waits for the admission check budget; see" in message(world, "Admitted")
+
+
+def test_a_job_that_waits_too_long_fails_with_the_cause() -> None:
+    world = queued(queueTimeoutSeconds=600)
+    world.objects["Workload", WHOLE] = workload(QuotaReserved="LocalQueue team-a doesn't exist")
+    world.advance(599)
+    world.settle()
+    assert world.status.state == "Queued"
+    world.advance(1)
+    world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.condition("Failed").reason == "QueueTimeoutExceeded"  # type: ignore[union-attr]
+    told = "the job waited in a queue for 600 s (queueTimeoutSeconds): LocalQueue team-a doesn't exist"
+    assert message(world, "Failed") == told
+    assert world.status.queued_time is None
+
+
+def test_the_time_in_a_queue_is_counted_anew_after_each_admission() -> None:
+    world = queued(queueTimeoutSeconds=600)
+    world.advance(500)
+    world.admit("trainer", "rollout")
+    world.settle()
+    world.advance(500)
+    for name in [*world.names("trainer"), *world.names("rollout")]:
+        world.vanish(name)
+    world.settle()
+    world.advance(2)
+    world.settle()
+    assert world.status.state == "Queued"
+    assert world.status.queued_time == clock.text(world.now)
+
+
+def test_a_job_in_a_queue_is_looked_at_again_for_the_queues_words_may_change() -> None:
+    world = queued()
+    assert world.plan().requeue_after == 30
 
 
 def test_the_clocks_stand_still_in_a_queue() -> None:
@@ -49,6 +110,7 @@ def test_the_clocks_stand_still_in_a_queue() -> None:
 
 
 def test_one_engine_in_the_queue_holds_nothing_while_another_is_admitted() -> None:
+    """It is above minReplicas, which is 1."""
     world = World(make_job(**KUEUE, rollout={"replicas": 2}))
     world.gated_roles = ("rollout",)
     world.settle()
@@ -107,11 +169,11 @@ def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
     job = make_job(**({"podGroupPolicy": policy} if policy else {}))
     assert waits(job, pod) is expected
     if expected:
-        assert admitted(job, [pod]).message.endswith(": 2/3 tasks in gang unschedulable")
+        assert admitted(job, Observed((pod,))).message.endswith(": 2/3 tasks in gang unschedulable")
 
 
 def test_a_gate_of_somebody_else_is_respected_without_a_policy() -> None:
     pod = make_pod(phase="Pending")
     pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
-    assert admitted(make_job(), [pod]).reason == "WaitingForQueue"
-    assert admitted(make_job(), [make_pod()]).status == "True"
+    assert admitted(make_job(), Observed((pod,))).reason == "WaitingForQueue"
+    assert admitted(make_job(), Observed((make_pod(),))).status == "True"

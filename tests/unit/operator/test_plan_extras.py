@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from world import World, make_job, settled
 
-from sluice_operator.plan import Deletion, Observed
+from sluice_operator.plan import Deletion, Observed, podstate
 from sluice_operator.plan.disruption import disruption_budget
 from sluice_operator.plan.extras import covers, extra_objects, missing_extras
 from sluice_operator.plan.network import network_policy
@@ -103,6 +103,7 @@ def test_a_changed_policy_is_written_and_a_disabled_one_deleted() -> None:
     assert POLICY not in world.objects
 
 
+WHOLE = "demo-group-1234-1"
 VOLCANO = {"podGroupPolicy": {"volcano": {}}, "trainer": {"nodes": 2}}
 
 
@@ -110,17 +111,20 @@ def groups(world: World) -> list[str]:
     return sorted(name for kind, name in world.objects if kind == "PodGroup")
 
 
-def test_each_attempt_of_a_gang_has_a_group_of_its_own() -> None:
-    world = settled(**VOLCANO)
-    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-1"]
-    world.end("demo-trainer-0-1-1", 1)
+def test_the_jobs_group_stays_and_each_attempt_of_a_further_engine_has_its_own() -> None:
+    world = settled(**VOLCANO, rollout={"replicas": 2})
+    assert groups(world) == [WHOLE, "demo-rollout-1-1"]
+    assert world.objects["PodGroup", WHOLE]["spec"]["minMember"] == 3
+    for pod in ("demo-trainer-0-1-1", "demo-rollout-0-1-0", "demo-rollout-1-1-0"):
+        world.end(pod, 1)
     world.step()
-    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-1"], "its pods are still there"
+    assert groups(world) == [WHOLE, "demo-rollout-1-1"], "its pods are still there"
     world.settle()
-    assert groups(world) == ["demo-rollout-0-1"], "the next attempt waits for its back-off"
+    assert groups(world) == [WHOLE], "the next attempt waits for its back-off"
     world.advance(60)
     world.settle()
-    assert groups(world) == ["demo-rollout-0-1", "demo-trainer-0-2"]
+    assert groups(world) == [WHOLE, "demo-rollout-1-2"]
+    assert {podstate.group(world.pods[name]) for name in world.names("trainer")} == {WHOLE}
 
 
 def test_groups_of_a_suspended_job_go_with_its_pods() -> None:
@@ -129,6 +133,9 @@ def test_groups_of_a_suspended_job_go_with_its_pods() -> None:
     world.settle()
     assert groups(world) == []
     assert world.names() == []
+    world.job = make_job(**VOLCANO)
+    world.settle()
+    assert groups(world) == ["demo-group-1234-2"]
 
 
 def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made() -> None:
@@ -136,8 +143,8 @@ def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made()
     world.step()
     found = world.plan()
     order = [(each["kind"], each["metadata"]["name"]) for each in found.create]
-    assert order.index(("PodGroup", "demo-trainer-0-1")) < order.index(("Pod", "demo-trainer-0-1-0"))
-    world.step(create=order.index(("PodGroup", "demo-trainer-0-1")) + 1)
+    assert order.index(("PodGroup", WHOLE)) < order.index(("Pod", "demo-trainer-0-1-0"))
+    world.step(create=order.index(("PodGroup", WHOLE)) + 1)
     again = world.plan()
     assert again.delete == ()
-    assert ("PodGroup", "demo-trainer-0-1") not in [(each["kind"], each["metadata"]["name"]) for each in again.create]
+    assert ("PodGroup", WHOLE) not in [(each["kind"], each["metadata"]["name"]) for each in again.create]

@@ -13,6 +13,7 @@ from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.model import Gang, Images
 from sluice_operator.plan.placement import HOST, STAY, ZONE
 from sluice_operator.plan.pods import pod
+from sluice_operator.plan.render import render_all
 from sluice_rollout.worker import RETURN_SECONDS, Worker
 
 DRAIN_SECONDS = next(float(field.default) for field in fields(Worker) if field.name == "drain_seconds")
@@ -86,9 +87,10 @@ def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None
     key = "kueue.x-k8s.io/podset-required-topology"
     template = {"metadata": {"annotations": {key: "cloud.provider.com/topology-rack"}}}
     job = make_job(podGroupPolicy={"kueue": {"queueName": "q"}}, trainer={"template": template})
-    annotations = render(job, "trainer")["metadata"]["annotations"]
+    trainer = next(each for each in render_all(job) if each["metadata"]["name"] == "demo-trainer-0-1-0")
+    annotations = trainer["metadata"]["annotations"]
     assert annotations[key] == "cloud.provider.com/topology-rack"
-    assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
+    assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
 
 
 def test_rdma_by_template() -> None:

@@ -38,11 +38,13 @@ JOBS = {
     ),
     "volcano": make_job(
         trainer={"nodes": 2, "gpusPerNode": 8},
-        rollout={"gpusPerReplica": 1},
+        rollout={"gpusPerReplica": 1, "replicas": 2},
         podGroupPolicy={"volcano": {"queue": "team-a", "priorityClassName": "high"}},
     ),
     "native": make_job(
-        trainer={"nodes": 2, "gpusPerNode": 8}, rollout={"gpusPerReplica": 1}, podGroupPolicy={"native": {}}
+        trainer={"nodes": 2, "gpusPerNode": 8},
+        rollout={"gpusPerReplica": 1, "replicas": 3, "minReplicas": 2},
+        podGroupPolicy={"native": {}},
     ),
     "rows": make_job(
         data={"prompts": [{"source": {"function": "tasks.additions", "args": {"digits": 2}, "rows": 1000}}]},

@@ -7,42 +7,91 @@ from kubernetes.client.models.v1_pod_scheduling_group import V1PodSchedulingGrou
 from kubernetes.client.models.v1beta1_pod_group import V1beta1PodGroup
 from world import make_job
 
+from sluice.api import PodGroupStatus
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.model import Gang, Images
+from sluice_operator.plan.model import Gang, Group, Images
 from sluice_operator.plan.pods import gang_pods
-from sluice_operator.plan.queueing import group_object, requests
+from sluice_operator.plan.queueing import group_object, group_of, requests
+from sluice_operator.plan.render import render_all
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)
+SHARED = PodGroupStatus(number=5, replicas=2)
+"""Two trainer pods, and two engines of one pod."""
+KUEUE = {"kueue": {"queueName": "team-a", "priorityClass": "high"}}
 
 
-def render(policy: dict[str, Any], gang: Gang, attempt: int = 2) -> tuple[KubeObject | None, list[KubeObject]]:
-    job = make_job(podGroupPolicy=policy, trainer={"nodes": 2, "gpusPerNode": 8})
-    pods = gang_pods(job, gang, attempt, range(gang.size), "10.0.0.1:7700", Images())
-    return group_object(job, gang, attempt, pods), pods
+def render(
+    policy: dict[str, Any], gang: Gang, attempt: int = 2, shared: PodGroupStatus = SHARED, nodes: int = 1
+) -> tuple[Group | None, list[KubeObject]]:
+    rollout = {"replicas": 4, "minReplicas": 2, "nodesPerReplica": nodes, "gpusPerReplica": 1}
+    wide = {"weightSync": {"transport": "disk"}} if nodes > 1 else {}
+    job = make_job(podGroupPolicy=policy, trainer={"nodes": 2, "gpusPerNode": 8}, rollout=rollout, **wide)
+    group = group_of(job, gang, attempt, shared)
+    return group, gang_pods(job, gang, attempt, "10.0.0.1:7700", Images(), group)
 
 
-def test_kueue_gets_one_group_for_each_attempt_of_a_gang() -> None:
-    group, pods = render({"kueue": {"queueName": "team-a", "priorityClass": "high"}}, TRAINER)
-    assert group is None
-    for index, pod in enumerate(pods):
-        labels = {key: value for key, value in pod["metadata"]["labels"].items() if key.startswith("kueue")}
-        assert labels == {
-            "kueue.x-k8s.io/queue-name": "team-a",
-            "kueue.x-k8s.io/priority-class": "high",
-            "kueue.x-k8s.io/pod-group-name": "demo-trainer-0-2",
-            "kueue.x-k8s.io/pod-group-pod-index": str(index),
+def whole(policy: dict[str, Any]) -> KubeObject | None:
+    """The object of the group in which the job is admitted."""
+    pods = [pod for gang in (TRAINER, Gang("rollout", 0, 1), Gang("rollout", 1, 1)) for pod in render(policy, gang)[1]]
+    group, _ = render(policy, TRAINER)
+    assert group is not None
+    return group_object(make_job(podGroupPolicy=policy), group, pods)
+
+
+def of_kueue(found: dict[str, str]) -> dict[str, str]:
+    return {key.removeprefix("kueue.x-k8s.io/"): value for key, value in found.items() if key.startswith("kueue")}
+
+
+@pytest.mark.parametrize(
+    ("gang", "kind"),
+    [(TRAINER, "trainer"), (Gang("rollout", 1, 1), "engine")],
+    ids=["trainer", "engine below minReplicas"],
+)
+def test_kueue_admits_the_trainer_and_the_first_engines_as_one_group(gang: Gang, kind: str) -> None:
+    _, pods = render(KUEUE, gang)
+    for pod, rank in zip(pods, [0, 1] if kind == "trainer" else [1], strict=True):
+        assert of_kueue(pod["metadata"]["labels"]) == {
+            "queue-name": "team-a",
+            "priority-class": "high",
+            "pod-group-name": "demo-group-1234-5",
+            "pod-group-pod-index": str(rank),
         }
-        annotations = {key: value for key, value in pod["metadata"]["annotations"].items() if key.startswith("kueue")}
-        assert annotations == {
-            "kueue.x-k8s.io/pod-group-total-count": "2",
-            "kueue.x-k8s.io/retriable-in-group": "false",
-        }
+        annotations = of_kueue(pod["metadata"]["annotations"])
+        assert annotations == {"pod-group-total-count": "4", "role-hash": kind}
         assert "schedulingGates" not in pod["spec"], "the gate is Kueue's to set"
 
 
-def test_each_engine_is_a_group_of_its_own() -> None:
-    _, pods = render({"kueue": {"queueName": "q"}}, ENGINE, attempt=7)
-    assert pods[0]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "demo-rollout-3-7"
+def test_replacements_join_the_group_of_those_that_they_replace() -> None:
+    (_, before), (_, after) = render(KUEUE, TRAINER, attempt=2), render(KUEUE, TRAINER, attempt=3)
+    for old, new in zip(before, after, strict=True):
+        assert old["metadata"]["name"] != new["metadata"]["name"]
+        for part in ("labels", "annotations"):
+            assert of_kueue(old["metadata"][part]) == of_kueue(new["metadata"][part])
+
+
+def test_each_further_engine_is_a_group_of_its_own_which_ends_with_it() -> None:
+    _, (pod,) = render(KUEUE, ENGINE, attempt=7)
+    labels, annotations = of_kueue(pod["metadata"]["labels"]), of_kueue(pod["metadata"]["annotations"])
+    assert (labels["pod-group-name"], labels["pod-group-pod-index"]) == ("demo-rollout-3-7", "0")
+    assert annotations == {"pod-group-total-count": "1", "role-hash": "engine", "retriable-in-group": "false"}
+
+
+def test_pods_of_one_kind_have_ranks_of_their_own() -> None:
+    """Kueue's topology-aware scheduling orders the pods of each kind by them, from 0."""
+    places = []
+    for replica in range(2):
+        _, pods = render(KUEUE, Gang("rollout", replica, 3), nodes=3)
+        for pod in pods:
+            annotations, labels = of_kueue(pod["metadata"]["annotations"]), of_kueue(pod["metadata"]["labels"])
+            places.append((annotations["role-hash"], labels["pod-group-pod-index"]))
+            assert annotations["pod-group-total-count"] == "8"
+    leaders = [("engine", "0"), ("engine", "1")]
+    assert sorted(places) == leaders + [("engine-follower", str(rank)) for rank in range(4)]
+
+
+def test_a_job_without_engines_is_admitted_by_its_trainer_alone() -> None:
+    group, _ = render(KUEUE, TRAINER, shared=PodGroupStatus(number=1, replicas=0))
+    assert group == Group("demo-group-1234-1", 2)
 
 
 @pytest.mark.parametrize("policy", [{"kueue": {"queueName": "q"}}, {"volcano": {}}, {"native": {}}])
@@ -50,51 +99,60 @@ def test_each_engine_is_a_group_of_its_own() -> None:
 def test_services_do_not_queue(policy: dict[str, Any], role: Any) -> None:
     group, pods = render(policy, Gang(role, 0, 1))
     assert group is None
-    assert "kueue.x-k8s.io/queue-name" not in pods[0]["metadata"]["labels"]
+    assert not {"kueue.x-k8s.io/queue-name", "sluice.dev/pod-group"} & set(pods[0]["metadata"]["labels"])
     assert not {"schedulerName", "schedulingGroup"} & set(pods[0]["spec"])
 
 
-def test_volcano_gets_a_pod_group() -> None:
-    group, pods = render({"volcano": {"queue": "team-a", "priorityClassName": "high"}}, TRAINER)
-    assert group is not None
-    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
-    assert group["metadata"]["name"] == "demo-trainer-0-2"
-    assert group["spec"] == {
-        "minMember": 2,
-        "minResources": {"cpu": "32", "memory": str(128 << 30), "nvidia.com/gpu": "16"},
-        "queue": "team-a",
-        "priorityClassName": "high",
-    }
-    for pod in pods:
-        assert pod["spec"]["schedulerName"] == "volcano"
-        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "demo-trainer-0-2"
+def test_volcano_gets_one_pod_group_for_the_job() -> None:
+    policy = {"volcano": {"queue": "team-a", "priorityClassName": "high"}}
+    found = whole(policy)
+    assert found is not None
+    assert (found["apiVersion"], found["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert found["metadata"]["name"] == "demo-group-1234-5"
+    spec = found["spec"]
+    assert (spec["minMember"], spec["queue"], spec["priorityClassName"]) == (4, "team-a", "high")
+    assert spec["minResources"]["nvidia.com/gpu"] == "18", "of trainer and engines"
+    for gang in (TRAINER, Gang("rollout", 1, 1)):
+        for pod in render(policy, gang)[1]:
+            assert pod["spec"]["schedulerName"] == "volcano"
+            assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "demo-group-1234-5"
 
 
 def test_kubernetes_own_gangs() -> None:
-    group, pods = render({"native": {}}, TRAINER)
+    found = whole({"native": {}})
+    assert found is not None
+    assert found["apiVersion"] == "scheduling.k8s.io/v1beta1"
+    assert found["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}, "disruptionMode": {"all": {}}}
+    V1beta1PodGroup.model_validate(found)  # of Kubernetes 1.37; refuses fields that it does not know
+    for gang in (TRAINER, Gang("rollout", 1, 1)):
+        for pod in render({"native": {}}, gang)[1]:
+            assert pod["spec"]["schedulingGroup"] == {"podGroupName": "demo-group-1234-5"}
+            V1PodSchedulingGroup.model_validate(pod["spec"]["schedulingGroup"])
+
+
+@pytest.mark.parametrize("policy", [{"volcano": {}}, {"native": {}}])
+def test_the_group_of_a_further_engine_is_of_its_pods_alone(policy: dict[str, Any]) -> None:
+    group, pods = render(policy, ENGINE)
     assert group is not None
-    assert group["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}, "disruptionMode": {"all": {}}}
-    V1beta1PodGroup.model_validate(group)  # of Kubernetes 1.37; refuses fields that it does not know
-    for pod in pods:
-        assert pod["spec"]["schedulingGroup"] == {"podGroupName": "demo-trainer-0-2"}
-        V1PodSchedulingGroup.model_validate(pod["spec"]["schedulingGroup"])
+    found = group_object(make_job(podGroupPolicy=policy), group, pods)
+    assert found is not None
+    assert found["metadata"]["name"] == "demo-rollout-3-2"
+    gang = found["spec"].get("schedulingPolicy", {}).get("gang", {})
+    assert found["spec"].get("minMember", gang.get("minCount")) == 1
 
 
-def test_a_group_has_the_priority_of_its_pods() -> None:
+def test_a_group_has_the_priority_of_its_trainer() -> None:
     overrides = [{"roles": ["trainer"], "template": {"spec": {"priorityClassName": "low"}}}]
     job = make_job(podGroupPolicy={"native": {}}, podTemplateOverrides=overrides)
-    gang = Gang("trainer", 0, 1)
-    group = group_object(job, gang, 1, gang_pods(job, gang, 1, [0], "10.0.0.1:7700", Images()))
-    assert group is not None
-    assert group["spec"]["priorityClassName"] == "low"
+    objects = [each for each in render_all(job) if each["kind"] == "PodGroup"]
+    assert [each["spec"]["priorityClassName"] for each in objects] == ["low"]
 
 
 def test_groups_are_labelled_and_owned_like_their_pods() -> None:
-    group, pods = render({"volcano": {}}, TRAINER)
-    assert group is not None
-    assert group["metadata"]["ownerReferences"] == pods[0]["metadata"]["ownerReferences"]
-    assert group["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
+    found, (_, pods) = whole({"volcano": {}}), render({"volcano": {}}, TRAINER)
+    assert found is not None
+    assert found["metadata"]["ownerReferences"] == pods[0]["metadata"]["ownerReferences"]
+    assert found["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
 
 
 def test_resources_are_summed_over_containers_and_pods() -> None:

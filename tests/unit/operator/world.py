@@ -165,7 +165,8 @@ class World:
         started = podstate.started(old) if podstate.is_running(old) else self.now
         new = make_pod(podstate.role(old), **place, **change, at=self.now)
         new["status"]["startTime"] = clock.text(started or self.now)
-        new["metadata"] |= {key: old["metadata"][key] for key in ("deletionTimestamp",) if key in old["metadata"]}
+        kept = ("deletionTimestamp", "finalizers", "labels")
+        new["metadata"] |= {key: old["metadata"][key] for key in kept if key in old["metadata"]}
         self.pods[name] = new
 
     def names(self, role: str = "") -> list[str]:
@@ -185,6 +186,7 @@ class World:
         place = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
         self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
         del self.pods[name]["status"]["startTime"]
+        self.pods[name]["metadata"]["labels"] |= found["metadata"]["labels"]
         if labels["role"] in self.gated_roles:
             self.pods[name]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
 

@@ -25,12 +25,13 @@ from sluice_operator.cluster.kube import extras
 from sluice_operator.cluster.kube.advice import Advice, Said, listener
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.events import event_object
+from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
-from sluice_operator.plan import clock, names
+from sluice_operator.plan import clock, names, podgroup, podstate
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.lost import lacks_pods
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
@@ -57,6 +58,7 @@ class KubeCluster:
         self._owned = OwnedObjects(api, keys, self._pods)
         self._warnings = Warnings(api)
         self._advice = Advice()
+        self._workloads = Workloads(api)
 
     # -- Cluster ------------------------------------------------------------------------------------------------------
 
@@ -68,8 +70,9 @@ class KubeCluster:
         if lacks_pods(job, self._pods(job)):
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
+        workloads = await self._workloads.waited_for(job, self._pods(job))
         self._check_fresh(job)
-        pods, objects = tuple(self._pods(job)), dict(owned.objects)
+        pods, objects = tuple(self._pods(job)), dict(owned.objects) | dict(workloads)
         return Observed(
             pods,
             objects,
@@ -119,7 +122,8 @@ class KubeCluster:
         return self.jobs.newest(key)
 
     def all_keys(self) -> list[Key]:
-        return self.jobs.all_keys()
+        """Of jobs, and of those that are gone and have left pods."""
+        return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
         """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
@@ -221,6 +225,9 @@ class KubeCluster:
             with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
                 await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
             return
+        if deletion.kind == podgroup.WORKLOAD:
+            await self._end_group(deletion.name, self._pods(job))
+            return
         if deletion.kind in extras.KINDS:
             await self._owned.delete(job, deletion)
             return
@@ -232,6 +239,8 @@ class KubeCluster:
         namespace, name = _place(pod)
         options = {"gracePeriodSeconds": grace, "preconditions": {"uid": uid(pod)}}
         try:
+            if grace == 0 and podstate.is_kept(pod):
+                self.pods.put(await self._workloads.give_up(pod))
             answer = await self.api.delete(path("Pod", namespace, name), options)
         except (errors.NotFoundError, errors.ConflictError):  # gone, or gone and another one of its name
             self.pods.bury(pod)
@@ -240,6 +249,19 @@ class KubeCluster:
             self.pods.put(answer)
         else:
             self.pods.put(_terminating(pod, answer, grace))
+
+    async def release(self, key: Key) -> None:
+        """Let go of pods whose job is gone, or is going: Kueue would keep them until others took their place."""
+        stored = self.stored(key)
+        lives = stored is not None and not stored["metadata"].get("deletionTimestamp")
+        left = [pod for pod in self.pods.of(key) if not (lives and stored and owner_uid(pod) == uid(stored))]
+        for deletion in podgroup.ends(left):
+            await self._end_group(deletion.name, left)
+
+    async def _end_group(self, group: str, pods: Sequence[KubeObject]) -> None:
+        own = podgroup.of_groups(pods).get(group)
+        if own:
+            await self._workloads.end(group, own)
 
     # -- freshness ----------------------------------------------------------------------------------------------------
 

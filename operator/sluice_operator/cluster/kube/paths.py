@@ -17,6 +17,7 @@ _PLACES = {
     "ResourceClaim": ("/apis/resource.k8s.io/v1", "resourceclaims"),
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
+    "Workload": ("", "workloads"),
 }
 RLJOBS = f"/apis/{GROUP}/{VERSION}"
 

@@ -1,0 +1,77 @@
+"""Kueue's Workloads: one for each group of pods, made by Kueue. We read why one waits, and say when a group has ended.
+
+Kueue takes the end of a group whose pods have all run from an annotation of any of them, and keeps the pods for their
+logs. A group with pods that never ran ends when its Workload is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from sluice.api import RLJob
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import path
+from sluice_operator.plan import admission, names, podstate
+from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.podgroup import WORKLOAD, all_ended
+
+GROUP = "kueue.x-k8s.io"
+
+log = structlog.get_logger(__name__)
+
+
+class Workloads:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._version = ""
+
+    async def waited_for(self, job: RLJob, pods: Sequence[KubeObject]) -> Mapping[tuple[str, str], KubeObject]:
+        """The Workload of the group for whose admission the job waits, by (kind, name). pods: the job's."""
+        waiting = [pod for pod in admission.waiting(job, pods) if podstate.is_gated(pod)]
+        name = podstate.group(waiting[0]) if waiting else ""
+        workload = await self._read(job.metadata.namespace, name) if name else None
+        return {(WORKLOAD, name): workload} if workload is not None else {}
+
+    async def end(self, group: str, pods: Sequence[KubeObject]) -> None:
+        """pods: all that are left of the group."""
+        namespace = pods[0]["metadata"]["namespace"]
+        if all_ended(pods):
+            mark = {"metadata": {"annotations": {names.ENDS_GROUP: "false"}}}
+            for pod in pods:
+                with contextlib.suppress(errors.NotFoundError):
+                    await self._api.merge(path("Pod", namespace, podstate.name(pod)), mark)
+            return
+        version = await self._served()
+        if version:
+            with contextlib.suppress(errors.NotFoundError):
+                await self._api.delete(path(WORKLOAD, namespace, group, group_version=version), {})
+
+    async def give_up(self, pod: KubeObject) -> KubeObject:
+        """Say for a dead node that its pod has failed, as Kubernetes' own collector of pods does.
+
+        Else Kueue counts it among those that run, and deletes each replacement as one too many.
+        """
+        status = {"phase": "Failed", "reason": "NodeLost", "message": "the node does not answer"}
+        at = path("Pod", pod["metadata"]["namespace"], podstate.name(pod), "status")
+        return await self._api.merge(at, {"status": status})
+
+    async def _read(self, namespace: str, name: str) -> KubeObject | None:
+        try:
+            version = await self._served()
+            return await self._api.get(path(WORKLOAD, namespace, name, group_version=version)) if version else None
+        except errors.NotFoundError:
+            return None
+        except errors.ApiError as error:  # a status with fewer words must not stop a job
+            log.warning("cannot read why a group waits", workload=name, error=str(error))
+            return None
+
+    async def _served(self) -> str:
+        """The version of its API that this cluster's Kueue prefers; empty: there is no Kueue."""
+        if not self._version:
+            with contextlib.suppress(errors.NotFoundError):
+                self._version = (await self._api.get(f"/apis/{GROUP}"))["preferredVersion"]["groupVersion"]
+        return self._version

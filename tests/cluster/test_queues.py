@@ -1,0 +1,247 @@
+"""Jobs that share a queue's quota, admitted by stand-ins for Kueue and Volcano (queues.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJob
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.kueue import Workloads
+from sluice_operator.cluster.kube.paths import path
+from sluice_operator.plan import Observed
+from sluice_operator.plan.admission import cause
+from tests.cluster.conftest import CRDS
+from tests.cluster.operators import Operator
+from tests.cluster.queues import BY_WEBHOOK, POD_GROUPS, WORKLOADS, Kueue, Queue, Volcano, bound
+from tests.cluster.world import Object, World
+
+POLICIES: dict[str, Object] = {
+    "kueue": {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}, "podTemplateOverrides": [BY_WEBHOOK]},
+    "volcano": {"podGroupPolicy": {"volcano": {"queue": "team-a"}}},
+}
+QUEUES: dict[str, type[Queue]] = {"kueue": Kueue, "volcano": Volcano}
+ONE_ENGINE = {"replicas": 1}
+
+
+@pytest.fixture(params=list(POLICIES))
+async def policy(request: pytest.FixtureRequest, api: Api) -> AsyncIterator[str]:
+    """The queue's API is there while it is used."""
+    kind = {"kueue": custom_kind(WORKLOADS, "Workload"), "volcano": custom_kind(POD_GROUPS, "PodGroup")}[request.param]
+    await api.create(CRDS, kind)
+    yield request.param
+    await api.delete(f"{CRDS}/{kind['metadata']['name']}", {})
+
+
+def custom_kind(group_version: str, kind: str) -> Object:
+    group, version = group_version.split("/")
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower(), "listKind": f"{kind}List"}
+    versions = [{"name": version, "served": True, "storage": True, "schema": schema}]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{names['plural']}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a stand-in for tests"},
+        },
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": versions},
+    }
+
+
+async def submit(world: World, policy: str, name: str, **spec: Any) -> None:
+    await world.create(name, **POLICIES[policy], **({"rollout": ONE_ENGINE} | spec))
+
+
+def pod_of(job: str, role: str, attempt: int = 1, replica: int = 0) -> str:
+    """The pod of a gang of one."""
+    return f"{job}-{role}-{replica}-{attempt}-0"
+
+
+async def runs(world: World, *pods: str) -> None:
+    """Wait until all of them run."""
+
+    async def all_run() -> bool:
+        found = await world.pods()
+        return all(found.get(pod, {}).get("status", {}).get("phase") == "Running" for pod in pods)
+
+    await world.until(all_run)
+
+
+async def whole_job_runs(world: World, job: str, attempt: int = 1) -> None:
+    await runs(world, pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt))
+
+
+async def waits(world: World, job: str, attempt: int = 1) -> None:
+    """Wait until trainer and engine are there, and give them time to be started, which nobody may do."""
+    wanted = {pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt)}
+
+    async def are_there() -> bool:
+        return wanted <= {*await world.names()}
+
+    await world.until(are_there)
+    await asyncio.sleep(1)
+    found = await world.pods()
+    assert not any(bound(found[pod]) for pod in wanted)
+
+
+async def has_none(world: World, job: str, *roles: str) -> None:
+    """Wait until the job has no pods of these roles any more."""
+
+    async def are_gone() -> bool:
+        return not any(name.startswith(f"{job}-{role}") for name in await world.names() for role in roles)
+
+    await world.until(are_gone, 60)
+
+
+async def group_of(world: World, pod: str) -> str:
+    return str((await world.pods())[pod]["metadata"]["labels"]["sluice.dev/pod-group"])
+
+
+async def delete_pod(world: World, pod: str) -> None:
+    await world.api.delete(path("Pod", world.namespace, pod), {})
+
+
+async def finishes(world: World, job: str, attempt: int = 1) -> None:
+    await world.finish(pod_of(job, "trainer", attempt), 0)
+    await world.until_state("Succeeded", job)
+
+
+async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_job_begins(
+    operator: Operator, world: World, policy: str
+) -> None:
+    """Admitted apart, the engine of the job that waits takes the trainer's place, and both jobs wait for ever."""
+    async with QUEUES[policy](world, quota=2).working():
+        await submit(world, policy, "first")
+        await whole_job_runs(world, "first")
+        await submit(world, policy, "second")
+        await waits(world, "second")
+        await delete_pod(world, pod_of("first", "trainer"))
+        await runs(world, pod_of("first", "trainer", attempt=2))
+        assert await group_of(world, pod_of("first", "trainer", 2)) == await group_of(world, pod_of("first", "rollout"))
+        await waits(world, "second")
+        await finishes(world, "first", attempt=2)
+        await whole_job_runs(world, "second")
+        await finishes(world, "second")
+
+
+async def test_an_engine_above_min_replicas_is_admitted_or_not_to_nobodys_harm(
+    operator: Operator, world: World, policy: str
+) -> None:
+    further = pod_of("first", "rollout", replica=1)
+    queue = QUEUES[policy](world, quota=2)
+    async with queue.working():
+        await submit(world, policy, "first", rollout={"replicas": 2})
+        await whole_job_runs(world, "first")
+        assert not bound((await world.pods())[further])
+        await world.change({"rollout": {"replicas": 1}}, "first")
+        await has_none(world, "first", "rollout-1")
+        await world.change({"rollout": {"replicas": 2}}, "first")
+        queue.quota = 3
+        await runs(world, pod_of("first", "rollout", attempt=2, replica=1))
+        await delete_pod(world, pod_of("first", "rollout"))
+        await runs(world, pod_of("first", "rollout", attempt=2))
+        await finishes(world, "first")
+        await has_none(world, "first", "rollout")
+
+
+async def test_a_suspended_job_gives_its_place_to_another_and_queues_again(
+    operator: Operator, world: World, policy: str
+) -> None:
+    async with QUEUES[policy](world, quota=2).working():
+        await submit(world, policy, "first")
+        await whole_job_runs(world, "first")
+        before = await group_of(world, pod_of("first", "trainer"))
+        await submit(world, policy, "second")
+        await waits(world, "second")
+        await world.change({"suspend": True}, "first")
+        await whole_job_runs(world, "second")
+        await has_none(world, "first", "trainer", "rollout")
+        await world.change({"suspend": False}, "first")
+        await waits(world, "first", attempt=2)
+        assert await group_of(world, pod_of("first", "trainer", 2)) != before
+        await finishes(world, "second")
+        await whole_job_runs(world, "first", attempt=2)
+
+
+async def test_a_job_that_is_suspended_or_deleted_while_it_waits_leaves_nothing(
+    operator: Operator, world: World, policy: str, garbage_collector: None
+) -> None:
+    """Its pods never ran; Kueue would keep them, and their place in the queue, for ever."""
+    async with QUEUES[policy](world, quota=0).working():
+        for name in ("first", "second"):
+            await submit(world, policy, name)
+            await waits(world, name)
+        await world.change({"suspend": True}, "first")
+        await has_none(world, "first", "trainer", "rollout")
+        await world.delete("second")
+        await has_none(world, "second", "trainer", "rollout")
+
+
+async def test_a_job_that_is_deleted_while_it_runs_gives_its_place_back(
+    operator: Operator, world: World, policy: str, garbage_collector: None
+) -> None:
+    async with QUEUES[policy](world, quota=2).working():
+        await submit(world, policy, "first")
+        await whole_job_runs(world, "first")
+        await submit(world, policy, "second")
+        await waits(world, "second")
+        await world.delete("first")
+        await whole_job_runs(world, "second")
+        await has_none(world, "first", "trainer", "rollout")
+
+
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
+    operator: Operator, world: World, policy: str
+) -> None:
+    kueue = Kueue(world, quota=2)
+    async with kueue.working():
+        await submit(world, policy, "first", failurePolicy={"maxRestarts": 0})
+        await whole_job_runs(world, "first")
+        group = await group_of(world, pod_of("first", "trainer"))
+        kueue.quota = 0
+        await kueue.evict(group)
+        await waits(world, "first", attempt=2)
+        kueue.quota = 2
+        await whole_job_runs(world, "first", attempt=2)
+        assert await group_of(world, pod_of("first", "trainer", 2)) == group
+        assert (await world.status("first"))["restarts"] == 0
+
+
+@pytest.mark.parametrize("policy", ["volcano"], indirect=True)
+async def test_a_job_that_waits_says_why_and_fails_of_it_when_it_has_waited_too_long(
+    operator: Operator, world: World, policy: str
+) -> None:
+    async with Volcano(world, quota=1).working():
+        await submit(world, policy, "first", queueTimeoutSeconds=6)
+        await world.until_state("Queued", "first")
+        words = f"{pod_of('first', 'trainer')}: 2/2 tasks in gang unschedulable"
+        await world.until(lambda: says(world, "Running", words))
+        await world.until_state("Failed", "first")
+        failed = await world.condition("Failed", "first")
+        assert failed["reason"] == "QueueTimeoutExceeded"
+        assert failed["message"] == f"the job waited in a queue for 6 s (queueTimeoutSeconds): {words}"
+        await has_none(world, "first", "trainer", "rollout")
+
+
+async def says(world: World, kind: str, words: str) -> bool:
+    return words in (await world.condition(kind, "first")).get("message", "")
+
+
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_the_words_of_kueue_are_read_from_the_workload(operator: Operator, world: World, policy: str) -> None:
+    """Whether or not this API server keeps the gates of pods, from which the operator sees that they wait."""
+    async with Kueue(world, quota=1).working():
+        await submit(world, policy, "first")
+        await waits(world, "first")
+        pods = [*(await world.pods()).values()]
+        for pod in pods:
+            pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+        job = RLJob.model_validate({**await world.job("first"), "status": None})
+        objects = await Workloads(world.api).waited_for(job, pods)
+        words = "insufficient unused quota for pods, 1 more needed"
+        assert cause(job, Observed(tuple(pods), objects)) == words
