@@ -132,10 +132,14 @@ async def test_an_engine_above_min_replicas_is_admitted_or_not_to_nobodys_harm(
     operator: Operator, world: World, policy: str
 ) -> None:
     further = pod_of("first", "rollout", replica=1)
-    queue = QUEUES[policy](world, quota=2)
+    queue = QUEUES[policy](world, quota=1)
     async with queue.working():
         await submit(world, policy, "first", rollout={"replicas": 2})
+        await waits(world, "first")
+        assert further not in await world.names(), "it would be admitted in the place of the job itself"
+        queue.quota = 2
         await whole_job_runs(world, "first")
+        await world.until_pods(2, "rollout")
         assert not bound((await world.pods())[further])
         await world.change({"rollout": {"replicas": 1}}, "first")
         await has_none(world, "first", "rollout-1")

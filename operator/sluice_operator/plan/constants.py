@@ -35,6 +35,9 @@ its database; the rendezvous has nothing to save."""
 QUEUE_LOOK_SECONDS = 30
 """How often a queue is asked why a job waits: its objects are not watched."""
 
+GIVE_BACK_SECONDS = 60
+"""How long a queue may hold a job until the engines that it does not need give their places back."""
+
 BROKEN_GRACE = 30
 """The same for what is left of a trainer gang that failed: its collectives hang, so it cannot save anything."""
 

@@ -31,7 +31,6 @@ from sluice_operator.plan.gangs import (
     Step,
     advance,
     deletions,
-    desired_gangs,
     force_times,
     of_gang,
     retire,
@@ -74,9 +73,10 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     status = podgroup.renewed(job, status, observed, now)
     status = status.model_copy(update={"pod_group": podgroup.shared_group(job, status, observed)})
     known, observed = observed.pods, _living(observed)
-    gangs = desired_gangs(job, status)
+    gangs = podgroup.wanted_gangs(job, status, now)
     due = _progress_due(job, status, observed, now)
     steps = [_advance(job, gang, status, observed, due, now) for gang in gangs]
+    steps = podgroup.in_order(status.pod_group, steps, observed.pods)
     status = _clocked(job, status, steps, observed, now)
     ending = _ending(job, status, steps, observed, now)
     if ending is not None:
@@ -92,8 +92,8 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
     found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
-    if new.queued_time:
-        moments.append(now + timedelta(seconds=QUEUE_LOOK_SECONDS))
+    if give_back := podgroup.give_back_time(new):
+        moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
     return Plan(new, create, delete, found, _requeue(moments, now))
 
 

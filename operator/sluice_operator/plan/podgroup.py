@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from sluice.api import PodGroupStatus, RLJob, RLJobStatus, RoleStatus
-from sluice_operator.plan import names, podstate, queueing
-from sluice_operator.plan.gangs import of_gang, retire, rollout_replicas
+from sluice_operator.plan import clock, names, podstate, queueing
+from sluice_operator.plan.constants import GIVE_BACK_SECONDS
+from sluice_operator.plan.gangs import Step, desired_gangs, of_gang, retire, rollout_replicas
 from sluice_operator.plan.model import Deletion, Gang, Group, KubeObject, Observed
 
 WORKLOAD = "Workload"
@@ -36,6 +38,40 @@ def following(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupSt
     if known is None or not _has_begun(job, known, observed):
         return known
     return known.model_copy(update={"number": known.number + 1})
+
+
+def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
+    """All gangs that the spec asks for; without further engines, once a queue has held the job for a while.
+
+    They would keep what the job's own group waits for, and make nothing without a trainer. Not at once: a trainer that
+    restarts is held for a moment too.
+    """
+    gangs, due = desired_gangs(job, status), give_back_time(status)
+    if status.pod_group is None or due is None or now < due:
+        return gangs
+    return [gang for gang in gangs if not _is_further(gang, status.pod_group)]
+
+
+def give_back_time(status: RLJobStatus) -> datetime | None:
+    """When a job that waits in a queue gives back what its further engines have; None: it does not wait."""
+    since = clock.parse_optional(status.queued_time)
+    return since + timedelta(seconds=GIVE_BACK_SECONDS) if since else None
+
+
+def in_order(shared: PodGroupStatus | None, steps: Sequence[Step], pods: Sequence[KubeObject]) -> list[Step]:
+    """The steps; further engines are made only when the job's own group has its places, which they could take."""
+    if shared is None or all(_is_placed(step, pods) for step in steps if queueing.is_shared(step.gang, shared)):
+        return [*steps]
+    return [replace(step, create=()) if _is_further(step.gang, shared) else step for step in steps]
+
+
+def _is_further(gang: Gang, shared: PodGroupStatus) -> bool:
+    return gang.role == "rollout" and not queueing.is_shared(gang, shared)
+
+
+def _is_placed(step: Step, pods: Sequence[KubeObject]) -> bool:
+    present = [pod for pod in of_gang(step.gang, pods) if podstate.attempt(pod) == step.status.attempt]
+    return sum(map(podstate.is_scheduled, present)) >= step.gang.size
 
 
 def _has_begun(job: RLJob, known: PodGroupStatus, observed: Observed) -> bool:

@@ -161,3 +161,40 @@ def test_pods_of_an_older_release_move_into_the_group_when_one_of_them_is_replac
     assert world.names("rollout") == ["demo-rollout-0-2-0"]
     assert set(groups(world).values()) == {SECOND}
     assert world.status.restarts == 0
+
+
+def with_further_engine() -> World:
+    """A job of a trainer and two engines, one of which is above minReplicas."""
+    world = World(make_job(**KUEUE, rollout={"replicas": 2}))
+    world.gated_roles = ("trainer", "rollout")
+    world.settle()
+    return world
+
+
+def test_a_further_engine_is_made_when_the_jobs_group_has_its_places() -> None:
+    """Before it, it could be admitted in the place that the group waits for, and the job would wait for itself."""
+    world = with_further_engine()
+    assert world.names("rollout") == ["demo-rollout-0-1-0"]
+    world.admit("trainer", "rollout")
+    world.settle()
+    assert world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
+
+
+def test_a_further_engine_gives_its_place_back_when_a_queue_holds_the_job() -> None:
+    world = with_further_engine()
+    for _ in range(2):
+        world.admit("trainer", "rollout")
+        world.settle()
+    world.vanish("demo-trainer-0-1-0")
+    world.settle()
+    world.advance(2)
+    world.settle()
+    assert world.status.state == "Queued"
+    assert "demo-rollout-1-1-0" in world.names("rollout"), "a restart alone ends no engine"
+    assert world.plan().requeue_after == 30
+    world.advance(60)
+    world.settle()
+    assert world.names("rollout") == ["demo-rollout-0-1-0"]
+    world.admit("trainer")
+    world.settle()
+    assert world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-2-0"]
