@@ -77,6 +77,7 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"offPolicy": {"opsmDelta": 0.1}}, {}, "algorithm.offPolicy.opsmDelta", "no sequence is ever masked"),
     ({"loss": "kl_cov"}, {}, "algorithm.loss", "holds nothing back"),
     ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
+    ({}, {"rollout": {"replicas": 1, "minReplicas": 2}}, "replicas", "at least minReplicas"),
     ({}, {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay", "exclude each"),
     ({}, {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly", "on disk"),
     ({}, {"evaluation": {"passAtK": [2], "datasets": [{"path": "e"}]}}, "passAtK", "of some data set"),
@@ -133,6 +134,9 @@ TOGETHER += [
 ]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"rollout": {"batchSize": 64, **LONG}}),
+    ({}, {"rollout": {"replicas": 2, "minReplicas": 2}}),
+    ({}, {"rollout": {"replicas": 0, "minReplicas": 2}}),
+    ({}, {"rollout": {"minReplicas": 2}}),
     ({}, {"rollout": {"batchSize": 1, "samplesPerPrompt": 3, **LONG}, "buffer": {"memory": "64Mi"}}),
     ({}, {"rollout": LONG, "buffer": {"memory": 4294967296, "storage": {"size": "100Gi"}}}),
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),

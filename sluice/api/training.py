@@ -60,7 +60,7 @@ class Rollout(Model):
     """The engines that generate."""
 
     replicas: NonNegativeInt | None = Field(
-        None, description="Engines. No default: an autoscaler owns it where it is left out; 1 at the start."
+        None, description="Engines. No default: an autoscaler owns it where it is left out; minReplicas at the start."
     )
     min_replicas: PositiveInt = Field(
         1,

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
+from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.paths import path
-from sluice_operator.plan import Observed
+from sluice_operator.plan import Deletion, Observed
 from sluice_operator.plan.admission import cause
 from tests.cluster.conftest import CRDS
 from tests.cluster.operators import Operator
@@ -214,6 +216,30 @@ async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
         await whole_job_runs(world, "first", attempt=2)
         assert await group_of(world, pod_of("first", "trainer", 2)) == group
         assert (await world.status("first"))["restarts"] == 0
+
+
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_a_pod_that_is_removed_from_a_dead_node_is_replaced(
+    operator: Operator, world: World, policy: str
+) -> None:
+    """Kueue keeps its object; while that says that it runs, neither Kueue nor the next attempt takes it for gone."""
+    trainer = pod_of("first", "trainer")
+    await submit(world, policy, "first")
+    await world.until_pods(4)
+    await world.bind(trainer)
+    await world.run(trainer)
+    await delete_pod(world, trainer)
+    kube = KubeCluster(world.api, "test", JobKeys(bytes(32)), world.namespace)
+    await kube.prime([world.namespace])
+    job = RLJob.model_validate({**await world.job("first"), "status": None})
+    assert pod_of("first", "trainer", attempt=2) not in await world.names()
+    await kube.delete(job, [Deletion("Pod", trainer, 0)])
+
+    async def is_replaced() -> bool:
+        return {trainer, pod_of("first", "trainer", attempt=2)} <= {*await world.names()}
+
+    await world.until(is_replaced)
+    assert (await world.pods())[trainer]["status"]["phase"] == "Failed"
 
 
 @pytest.mark.parametrize("policy", ["volcano"], indirect=True)
