@@ -97,6 +97,7 @@ PODS = {
 READERS: tuple[Callable[[KubeObject], Any], ...] = (
     podstate.name, podstate.role, podstate.replica, podstate.attempt, podstate.index, podstate.is_terminating,
     podstate.is_finished, podstate.is_gated, podstate.is_scheduled, podstate.unscheduled_because, podstate.is_ready,
+    podstate.group, podstate.is_kept, podstate.has_left, podstate.ends_group, podstate.is_succeeded,
     podstate.is_starting, podstate.is_running, podstate.started, podstate.disruption, podstate.succeeded,
     lambda pod: podstate.failures(pod, START), lambda pod: podstate.config_error(pod, START),
     lambda pod: blocked([pod], {}), lambda pod: last_words(pod, "trainer"),
@@ -105,7 +106,14 @@ READERS: tuple[Callable[[KubeObject], Any], ...] = (
 
 def whole(pod: KubeObject) -> KubeObject:
     """With what an API server adds."""
-    more = {"uid": "u", "resourceVersion": "7", "managedFields": [{}], "deletionTimestamp": "2026-01-31T12:00:00Z"}
+    more: KubeObject = {
+        "uid": "u",
+        "resourceVersion": "7",
+        "managedFields": [{}],
+        "deletionTimestamp": "2026-01-31T12:00:00Z",
+        "finalizers": ["kueue.x-k8s.io/managed"],
+        "annotations": {"kueue.x-k8s.io/retriable-in-group": "false", "networks": "large"},
+    }
     spec = {"nodeName": "n", "schedulingGates": [{"name": "g"}], "containers": [{"name": "c", "env": []}]}
     return {**pod, "metadata": pod["metadata"] | more, "spec": spec, "status": pod["status"] | {"podIP": "10.0.0.1"}}
 
@@ -120,6 +128,7 @@ def test_the_planner_reads_the_same_from_a_lean_pod(pod: KubeObject, more: Calla
 def test_a_lean_pod_lacks_what_nobody_reads() -> None:
     lean = lean_pod(whole(PODS["ready"]))
     assert "managedFields" not in lean["metadata"]
+    assert "networks" not in lean["metadata"]["annotations"]
     assert "containers" not in lean["spec"]
     assert "podIP" not in lean["status"]
 
