@@ -19,7 +19,7 @@ from sluice.cli.monitor import Monitor, Snapshot
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import health, run_directory
-from sluice.telemetry.books import Books
+from sluice.telemetry.books import Totals
 from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
@@ -186,24 +186,25 @@ def tls_of(job: RLJob, observed: Observed) -> Tls:
     return Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job)) if secret else PLAIN
 
 
-def books_of(stats: BufferStats | None) -> Books:
-    """What became of the groups, by the last statistics that the buffer gave."""
-    return Books.of(stats.counters, stats.failed) if stats else Books.of({}, {})
+def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
+    """By the last statistics that we have of the buffer, or by those that the trainer ended with."""
+    path = directory / run_directory.TOTALS
+    closing = Totals(**_read(path)) if path.exists() else None
+    counters = {name: int(value) for name, value in stats.counters.items()} if stats else {}
+    return Totals.latest(closing, Totals(counters, dict(stats.failed)) if stats else None)
 
 
 def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:
     """summary.json. Wall time adds up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
     earlier = _read(path)["wall_seconds"] if path.exists() else 0.0
-    stats = monitor.latest.stats
-    counters = {name: int(value) for name, value in stats.counters.items()} if stats else {}
+    totals = totals_of(directory, monitor.latest.stats)
     summary = summarize(
         directory,
         state=status.state if status else "Unknown",
         restarts=status.restarts if status else 0,
         wall_seconds=earlier + seconds,
-        counters=counters,
-        books=books_of(stats),
+        totals=totals,
     )
     run_directory.write_json(path, summary)
 

@@ -72,3 +72,23 @@ class Books:
         told = [f"{count} {name.replace('_', ' ')}" for name, count in most[:_SHOWN]]
         rest = sum(count for _, count in most[_SHOWN:])
         return ", ".join(told + ([f"{rest} for other reasons"] if rest else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The buffer's counters since the job began. failed: groups that failed for good, by reason."""
+
+    counters: Mapping[str, int]
+    failed: Mapping[str, int]
+
+    def books(self) -> Books:
+        return Books.of(self.counters, self.failed)
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        return {"counters": dict(self.counters), "failed": dict(self.failed)}
+
+    @classmethod
+    def latest(cls, *several: Totals | None) -> Totals:
+        """Of several looks at one buffer the last one: leases are only ever added. Zeros where nobody has looked."""
+        looks = (each for each in several if each)
+        return max(looks, key=lambda each: each.counters.get("groups_leased", 0), default=cls({}, {}))

@@ -5,6 +5,7 @@
     tensorboard/     event files                      evaluation.jsonl one line for each evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
     failures.jsonl   groups that failed for good, and why
+    totals.json      what the buffer had counted when the trainer was done
     rollouts/        all samples of each step, where debug.dumpRollouts is set
 
 A step that is trained again after a restart is written again: readers take the last line of a step.
@@ -23,6 +24,7 @@ EVALUATION = "evaluation.jsonl"
 FAILURES = "failures.jsonl"
 TIMELINE = "timeline.jsonl"
 SUMMARY = "summary.json"
+TOTALS = "totals.json"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
-from sluice.telemetry.books import Books
+from sluice.telemetry.books import Totals
 
 
-def summarize(
-    directory: Path, *, state: str, restarts: int, wall_seconds: float, counters: dict[str, int], books: Books
-) -> dict[str, Any]:
-    """The summary. counters: the buffer's; rewards and evaluations come from the run directory."""
+def summarize(directory: Path, *, state: str, restarts: int, wall_seconds: float, totals: Totals) -> dict[str, Any]:
+    """The summary. Rewards and evaluations come from the run directory."""
+    books, counters = totals.books(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
     rewards, losses, differences = (
         [record[name] for record in steps.values() if name in record]

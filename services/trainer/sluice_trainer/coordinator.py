@@ -21,7 +21,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs
-from sluice.telemetry.books import Books
+from sluice.telemetry.books import Totals
 from sluice.wire import codec, membership, rpc
 from sluice.wire.locate import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -187,10 +187,10 @@ class Coordinator:
         """What the buffer has counted since the job began."""
         return {name: int(value) for name, value in self._stats().counters.items()}
 
-    def books(self) -> Books:
-        """What became of the prompt groups so far."""
+    def totals(self) -> Totals:
+        """What the buffer has counted since the job began, groups that failed by reason besides."""
         stats = self._stats()
-        return Books.of(stats.counters, stats.failed)
+        return Totals({name: int(value) for name, value in stats.counters.items()}, dict(stats.failed))
 
     def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._ask(

@@ -294,7 +294,10 @@ class Loop:
         """Say what became of all groups; warn where some failed, or where the sum is wrong."""
         if self.ranks.rank != 0:
             return
-        books = self.coordinator.books()
+        totals = self.coordinator.totals()
+        if self.recorder:
+            self.recorder.totals(totals)
+        books = totals.books()
         logs.get().info(f"books: {books.text()}")
         for warning in books.warnings():
             logs.get().warning(warning)

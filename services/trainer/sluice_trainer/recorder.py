@@ -16,6 +16,7 @@ from sluice.api import RLJob, manifest
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
+from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -78,6 +79,10 @@ class Recorder:
             record |= {"evaluated_version": one.version} if one.version >= 0 else {}
             run_directory.append(self._failures, record | {"row": one.row, "leases": one.leases, "reason": one.reason})
             self.last_failure = one.serial
+
+    def totals(self, totals: Totals) -> None:
+        """Write down what the run came to: whoever watches it may have lost the buffer before its end."""
+        run_directory.write_json(self._directory / run_directory.TOTALS, totals.to_json())
 
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
         self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS], judged=self._judged)

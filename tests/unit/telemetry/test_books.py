@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.telemetry.books import Books
+from sluice.telemetry.books import Books, Totals
 
 
 def books(reasons: dict[str, int] | None = None, **groups: int) -> Books:
@@ -39,3 +39,12 @@ def test_books_that_do_not_balance_say_so(groups: dict[str, int], words: str) ->
 
 def test_sound_books_warn_of_nothing() -> None:
     assert list(books(leased=8, trained=8).warnings()) == []
+
+
+def test_the_last_look_at_the_buffer_counts_whoever_had_it() -> None:
+    watched = Totals({"groups_leased": 912, "groups_trained": 904}, {})
+    closing = Totals({"groups_leased": 960, "groups_trained": 960}, {"too long": 1})
+    assert Totals.latest(watched, closing) is Totals.latest(closing, watched) is closing
+    assert Totals.latest(None, watched) is watched
+    assert Totals.latest(None, None).books().leased == 0
+    assert Totals(**closing.to_json()) == closing

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from sluice.telemetry import run_directory
-from sluice.telemetry.books import Books
+from sluice.telemetry.books import Totals
 from sluice.telemetry.report import spans
 from sluice.telemetry.summary import evaluation_means, summarize
 
@@ -55,18 +55,18 @@ def test_summary(tmp_path: Path) -> None:
         state="Succeeded",
         restarts=1,
         wall_seconds=9.99,
-        counters={},
-        books=Books.of({"groups_leased": 4, "groups_trained": 4}, {}),
+        totals=Totals({"groups_leased": 4, "groups_trained": 4, "samples_trained": 8}, {}),
     )
     assert found["steps"] == 2
     assert (found["reward_first"], found["reward_last"]) == (0.1, 0.4)
     assert (found["eval_first"], found["eval_last"]) == (0.1, 0.8)
     assert found["logprob_diff_max"] == 2e-6
     assert (found["groups_trained"], found["groups_lost"], found["restarts"]) == (4, 0, 1)
+    assert found["samples_trained"] == 8
 
 
 def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
-    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, counters={}, books=Books.of({}, {}))
+    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, totals=Totals({}, {}))
     assert (found["steps"], found["reward_first"], found["eval_last"]) == (0, None, None)
 
 
