@@ -49,7 +49,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": schema_of(RLJobSpec),
-            "status": schema_of(RLJobStatus),
+            "status": _status(),
         },
         "x-kubernetes-validations": [name_rule, *transitions(RLJobSpec)],
     }
@@ -89,6 +89,13 @@ def custom_resource_definition() -> dict[str, Any]:
             "versions": [version],
         },
     }
+
+
+def _status() -> dict[str, Any]:
+    """A job that no operator has looked at yet is pending too: `kubectl get` never shows an empty state."""
+    schema = schema_of(RLJobStatus)
+    schema["properties"]["state"]["default"] = "Pending"
+    return schema | {"default": {"state": "Pending"}}
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:

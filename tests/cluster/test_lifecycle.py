@@ -139,7 +139,7 @@ async def test_a_job_of_another_manager_is_left_alone(operator: Operator, world:
     await world.create(name="ours")
     await world.until_pods(5)
     assert {name.split("-")[0] for name in await world.names()} == {"ours"}
-    assert await world.status() == {}
+    assert await world.status() == {"state": "Pending", "restarts": 0}, "the defaults: nobody wrote any"
 
 
 @pytest.mark.usefixtures("garbage_collector")
@@ -185,3 +185,8 @@ async def test_one_operator_for_all_namespaces(start: StartOperator, world: Worl
     await start(SLUICE_WATCH_NAMESPACES="")
     await world.create()
     await world.until_pods(5)
+
+
+async def test_a_job_that_no_operator_has_seen_is_pending(world: World) -> None:
+    await world.create()
+    assert (await world.status())["state"] == "Pending"

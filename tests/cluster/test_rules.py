@@ -84,6 +84,7 @@ FREE: dict[str, Object] = {
     "rollout.replicas": {"rollout": {"replicas": 5}},
     "activeDeadlineSeconds": {"activeDeadlineSeconds": 9},
     "startupDeadlineSeconds": {"startupDeadlineSeconds": 9},
+    "queueTimeoutSeconds": {"queueTimeoutSeconds": 9},
     "progressDeadlineSeconds": {"progressDeadlineSeconds": 9},
     "ttlSecondsAfterFinished": {"ttlSecondsAfterFinished": 9},
     "failurePolicy": {"failurePolicy": {"maxRestarts": 9}},

@@ -65,7 +65,7 @@ class KubeCluster:
     async def observe(self, job: RLJob) -> Observed:
         is_first_look = not self._owned.known(job.metadata.uid).read
         owned = await self._owned.read(job)
-        if owned.absent and is_first_look and job.status is None:
+        if owned.absent and is_first_look and not (job.status and job.status.observed_generation):
             await self.emit(job, [extras.missing(owned.absent)])
         if lacks_pods(job, self._pods(job)):
             await self._reread_pods(job)
