@@ -206,9 +206,13 @@ async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, wo
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rljob.json": "{}"}}
     await world.api.create(collection("ConfigMap", world.namespace), body)
     await start()
-    await world.until_state("Pending")
+
+    async def is_told() -> bool:
+        return (await world.condition("Running")).get("reason") == "ReconcileFailed"
+
+    await world.until(is_told)
     condition = await world.condition("Running")
-    assert (condition["status"], condition["reason"]) == ("Unknown", "ReconcileFailed")
+    assert (condition["status"], (await world.status())["state"]) == ("Unknown", "Pending")
     assert "nothing was started; " in condition["message"]
     assert "KeyError: 'spec' (accept.py:" in condition["message"]
     await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
