@@ -132,11 +132,7 @@ async def volcano(api: Api) -> AsyncIterator[None]:
 async def test_volcano_gets_a_group_for_the_job_and_one_for_each_attempt_of_a_further_engine(
     operator: Operator, world: World
 ) -> None:
-    job = await world.create(trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}})
-    await world.until_pods(5)
-    await world.run()
-    await world.until_pods(6)
-    await world.run()
+    job = await world.running(6, trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}})
     whole = f"demo-group-{job['metadata']['uid'][:8]}-1"
     await has(world, "PodGroup", whole, "demo-rollout-1-1", group_version=VOLCANO)
     at = path("PodGroup", world.namespace, whole, group_version=VOLCANO)

@@ -118,9 +118,12 @@ class World:
     async def running(self, count: int, **spec: Any) -> Object:
         """A job whose pods all run."""
         job = await self.create(**spec)
-        await self.until_pods(count)
-        await self.run()
-        await self.until(lambda: self._is_ready(count))
+
+        async def all_run() -> bool:
+            await self.run()  # some pods are made only once others have their places
+            return await self._is_ready(count)
+
+        await self.until(all_run)
         return job
 
     async def until_pods(self, count: int, role: str = "", seconds: float = WAIT_SECONDS) -> None:
