@@ -139,9 +139,15 @@ def _last_failure(status: RLJobStatus) -> str:
     failure = status.last_failure
     if failure is None:
         return ""
-    text = f"{failure.pod}: {headline(failure)}"
-    hopeless = failure.times >= HOPELESS_AFTER and status.last_progress_time is None
-    return f"{text}; {HOPELESS.format(times=failure.times)}" if hopeless else text
+    return "; ".join(filter(None, (f"{failure.pod}: {headline(failure)}", hopeless(status))))
+
+
+def hopeless(status: RLJobStatus) -> str:
+    """That trying again will not help, where the start has failed in the same way several times; else empty."""
+    failure = status.last_failure
+    if failure is None or failure.times < HOPELESS_AFTER or status.last_progress_time is not None:
+        return ""
+    return HOPELESS.format(times=failure.times)
 
 
 def weights_in_sync(progress: Progress | None) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.conditions import Finding
+from sluice_operator.plan.conditions import Finding, hopeless
 from sluice_operator.plan.constants import (
     DEFAULTED,
     EXPIRED,
@@ -29,11 +29,12 @@ from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.restart import Restart
 
 
-def of_steps(steps: Sequence[Step]) -> tuple[Event, ...]:
-    return tuple(_of_restart(step, step.decision) for step in steps if isinstance(step.decision, Restart))
+def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:
+    """status: the one that is written with them."""
+    return tuple(_of_restart(step, step.decision, status) for step in steps if isinstance(step.decision, Restart))
 
 
-def _of_restart(step: Step, decision: Restart) -> Event:
+def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
     attempt = step.status.attempt
     if decision.failure is None:
         text = GANG_DISRUPTED.text(gang=step.gang.name, what=decision.disruption, attempt=attempt)
@@ -41,6 +42,8 @@ def _of_restart(step: Step, decision: Restart) -> Event:
     text = GANG_FAILED.text(
         gang=step.gang.name, headline=headline(decision.failure), attempt=attempt, delay=f"{decision.delay:g}"
     )
+    if status.last_failure and status.last_failure.pod == decision.failure.pod:
+        text = "; ".join(filter(None, (text, hopeless(status))))
     return Event("Warning", HUNG.name if decision.failure.reason == HUNG.name else GANG_FAILED.name, text)
 
 

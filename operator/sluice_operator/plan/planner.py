@@ -89,7 +89,7 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     present = {group.name for group in groups.values() if group is not None}
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
     delete += unwanted_extras(job, observed, present) + podgroup.ends(known, present)
-    found = events.of_steps(steps) + events.of_change(observed.status, new) + events.of_deletions(delete)
+    found = events.of_steps(steps, new) + events.of_change(observed.status, new) + events.of_deletions(delete)
     found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
     if give_back := podgroup.give_back_time(new):

@@ -209,6 +209,8 @@ def test_a_start_that_fails_of_one_cause_alone_will_not_be_mended_by_trying_agai
     times, message = failing(world, "error: port 30003 is taken")
     assert times == 3
     assert "port 30003 is taken; the same end 3 times in a row, and no step yet: trying again will not help" in message
+    told = [event.message for event in world.events if event.reason == "GangRestarting"]
+    assert ["trying again will not help" in text for text in told] == [False, False, True]
     times, message = failing(world, "error: no such model")
     assert (times, "trying again" in message) == (1, False)
 
