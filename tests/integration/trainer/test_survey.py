@@ -103,9 +103,9 @@ def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: 
 
 def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
     shard = moved_on(tiny.batch(12, seed=1), qwen3)
-    found = covariance(tokens(qwen3, shard))
-    highest = sorted(found.values())[-3]
-    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 1.0, "lower": highest, "upper": 99.0}, clip={"high": 99})
+    third, second = sorted(covariance(tokens(qwen3, shard)).values())[-3:-1]
+    lower = (third + second) / 2  # on neither: Megatron's and transformers' log-probs differ in their last digits
+    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 1.0, "lower": lower, "upper": 99.0}, clip={"high": 99})
     assert 1 <= len(picked(surveyed(policy, shard), shard)) <= 2
 
 
