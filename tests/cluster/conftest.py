@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,7 +17,8 @@ from ruamel.yaml import YAML
 from sluice.api import API_VERSION, KIND
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.paths import collection
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.territory import ALWAYS, NAME
 from tests.cluster.control_plane import ROOT, ControlPlane, control_plane, rules_server
 from tests.cluster.operators import Operator
 from tests.cluster.world import SPEC, World, new_world
@@ -52,6 +54,8 @@ async def api(plane: ControlPlane) -> AsyncIterator[Api]:
     """With the CRD in place."""
     async with await Api.connect() as found:
         await install_crd(found)
+        with contextlib.suppress(errors.NotFoundError):  # an operator of all namespaces that was killed has left it
+            await found.delete(path("Lease", ALWAYS, NAME), {})
         yield found
 
 
