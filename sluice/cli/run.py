@@ -190,8 +190,7 @@ def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
     """By the last statistics that we have of the buffer, or by those that the trainer ended with."""
     path = directory / run_directory.TOTALS
     closing = Totals(**_read(path)) if path.exists() else None
-    counters = {name: int(value) for name, value in stats.counters.items()} if stats else {}
-    return Totals.latest(closing, Totals(counters, dict(stats.failed)) if stats else None)
+    return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
 
 
 def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:

@@ -81,6 +81,11 @@ class Totals:
     counters: Mapping[str, int]
     failed: Mapping[str, int]
 
+    @classmethod
+    def of(cls, counters: Mapping[str, float], failed: Mapping[str, int]) -> Totals:
+        """counters, failed: those of the buffer's statistics."""
+        return cls({name: int(value) for name, value in counters.items()}, dict(failed))
+
     def books(self) -> Books:
         return Books.of(self.counters, self.failed)
 

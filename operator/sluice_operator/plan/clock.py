@@ -1,4 +1,4 @@
-"""Times in status are RFC 3339 text in UTC with whole seconds."""
+"""Times in status are RFC 3339 text in UTC with whole seconds; those of leases and events have microseconds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 def text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_text(moment: datetime) -> str:
+    """Kubernetes' MicroTime."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse(value: str) -> datetime:

@@ -185,12 +185,12 @@ class Coordinator:
 
     def counters(self) -> dict[str, int]:
         """What the buffer has counted since the job began."""
-        return {name: int(value) for name, value in self._stats().counters.items()}
+        return dict(self.totals().counters)
 
     def totals(self) -> Totals:
         """What the buffer has counted since the job began, groups that failed by reason besides."""
         stats = self._stats()
-        return Totals({name: int(value) for name, value in stats.counters.items()}, dict(stats.failed))
+        return Totals.of(stats.counters, stats.failed)
 
     def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._ask(

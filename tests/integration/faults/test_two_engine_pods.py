@@ -17,20 +17,14 @@ STEPS, BATCH = 30, 8
 
 def scheduler(run: Laptop, pod: int) -> int:
     """Pid of the scheduler in one of the engine's pods."""
-    assert run.process is not None
-    host = psutil.Process(run.process.pid)
 
-    def look() -> int | None:
-        for process in host.children(recursive=True):
-            try:
-                if f"--node-rank {pod}" in " ".join(process.cmdline()):
-                    names = {" ".join(child.cmdline()): child.pid for child in process.children(recursive=True)}
-                    return next((int(names[name]) for name in names if name.startswith("sglang::scheduler")), None)
-            except psutil.Error:
-                continue
-        return None
+    def is_it(process: psutil.Process) -> bool:
+        """Its own command line and environment are overwritten by its title: the server above it has them."""
+        above = [" ".join(each.cmdline()) for each in process.parents()]
+        is_scheduler = "".join(process.cmdline()).startswith("sglang::scheduler")
+        return is_scheduler and any(f"--node-rank {pod}" in line for line in above)
 
-    return int(run.until(look, f"scheduler of pod {pod}", 120))
+    return run.until_process(is_it, f"scheduler of pod {pod}", 120)
 
 
 def test_a_pod_of_an_engine_that_dies_takes_the_engine_along_and_nothing_is_lost(laptop: Callable[..., Laptop]) -> None:

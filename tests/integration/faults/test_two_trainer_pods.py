@@ -19,19 +19,11 @@ STEPS, BATCH = 14, 8
 
 def rank_process(run: Laptop, rank: int) -> int:
     """Pid of a rank of the trainer, below its pod's torchrun."""
-    assert run.process is not None
-    host = psutil.Process(run.process.pid)
 
-    def look() -> int | None:
-        for process in host.children(recursive=True):
-            try:
-                if "sluice_trainer" in process.cmdline() and process.environ().get("RANK") == str(rank):
-                    return int(process.pid)
-            except psutil.Error:
-                continue
-        return None
+    def is_it(process: psutil.Process) -> bool:
+        return "sluice_trainer" in process.cmdline() and process.environ().get("RANK") == str(rank)
 
-    return int(run.until(look, f"process of rank {rank}", 60))
+    return run.until_process(is_it, f"process of rank {rank}", 60)
 
 
 def test_a_rank_that_dies_or_hangs_restarts_the_gang(laptop: Callable[..., Laptop]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,10 +79,23 @@ class Laptop:
     def find(self, role: str) -> int:
         """Pid of a role's process, once it is there; `run`: of `sluice run` itself."""
         assert self.process is not None
-        root = psutil.Process(self.process.pid)
         if role == "run":
-            return root.pid
-        return int(self.until(lambda: _find(root, PROGRAMS[role]), f"process {role}", 60))
+            return self.process.pid
+        return self.until_process(lambda process: _runs(process, PROGRAMS[role]), f"process {role}", 60)
+
+    def until_process(self, is_it: Callable[[psutil.Process], bool], what: str, seconds: float) -> int:
+        """Pid of a process of this run, once it is there. One that ends while it is looked at is not it."""
+        assert self.process is not None
+        host = psutil.Process(self.process.pid)
+
+        def look() -> int | None:
+            for process in host.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if is_it(process):
+                        return int(process.pid)
+            return None
+
+        return int(self.until(look, what, seconds))
 
     def step(self) -> int:
         return max(self.steps(), default=0)
@@ -115,15 +129,8 @@ class Laptop:
         return {step: records for step, records in found.items() if len(records) > 1}
 
 
-def _find(root: psutil.Process, program: str) -> int | None:
-    for process in root.children(recursive=True):
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(program in word for word in command[1:3]):  # python FILE, or python -m MODULE
-            return int(process.pid)
-    return None
+def _runs(process: psutil.Process, program: str) -> bool:
+    return any(program in word for word in process.cmdline()[1:3])  # python FILE, or python -m MODULE
 
 
 def processes_of(directory: Path) -> list[str]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from sluice.api import API_VERSION, KIND
 from sluice_operator.cluster.store import uid
+from sluice_operator.plan import clock
 from sluice_operator.plan.model import Event, KubeObject
 
 NOTE_LIMIT = 1024
@@ -24,7 +25,7 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": f"{name}.{time.time_ns() + next(_number):x}", "namespace": namespace},
-        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": clock.micro_text(datetime.now(UTC)),
         "reportingController": REPORTER,
         "reportingInstance": identity,
         "action": "Reconcile",

@@ -23,6 +23,7 @@ from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.plan import clock
 from sluice_operator.plan.model import KubeObject
 
 log = structlog.get_logger(__name__)
@@ -92,7 +93,7 @@ class Lease(BaseLock):  # type: ignore[misc]
         return True
 
     def _body(self, holder: str, spec: KubeObject, version: str | None) -> KubeObject:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = clock.micro_text(datetime.now(UTC))
         same = spec.get("holderIdentity") == holder
         changes = int(spec.get("leaseTransitions") or 0) + int(bool(holder) and not same)
         found: KubeObject = {

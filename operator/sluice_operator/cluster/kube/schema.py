@@ -1,6 +1,6 @@
 """Writes down which fields Kubernetes' own objects have, for those who have no client of it: `make kubernetes-fields`.
 
-The client's models are read, not used: a laptop checks templates with what is written here (sluice/api/kubernetes.py).
+The client's models are read, not used: a laptop checks templates with what is written here (sluice/api/foreign.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUANTITIES = (
 )
 """The models call them texts; API servers take numbers too."""
 _SIMPLE = {
-    "str": "text", "datetime": "text", "int": "integer", "float": "number", "bool": "boolean", "object": "any",
+    "str": "text", "datetime": "text", "int": "integer", "bool": "boolean", "object": "any",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import structlog
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.plan import clock
 from sluice_operator.plan.model import KubeObject
 
 NAME = "rljobs.sluice.dev"
@@ -110,7 +111,7 @@ class Territory:
             return None
 
     async def _write(self, namespace: str, stored: KubeObject | None) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = clock.micro_text(datetime.now(UTC))
         spec = {"holderIdentity": self._installation, "leaseDurationSeconds": SECONDS, "renewTime": now}
         lease: KubeObject = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
         if stored is None:
