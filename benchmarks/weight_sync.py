@@ -35,7 +35,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import Environment, free_port, read
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_operator.cluster.inherited import NVLINK
+from sluice_operator.cluster.local.inherited import NVLINK
 from sluice_rollout.engine import Engine
 from sluice_rollout.sglang_plugin.__main__ import PATH
 

@@ -21,8 +21,8 @@ from sluice.api.changes import MUTABLE, differences
 from sluice.api.load import check_foreign
 from sluice.api.problems import describe
 from sluice_operator.plan import names
+from sluice_operator.plan.build.mounted import spelled
 from sluice_operator.plan.model import KubeObject
-from sluice_operator.plan.mounted import spelled
 
 
 @dataclass(frozen=True, slots=True)

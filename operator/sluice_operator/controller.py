@@ -19,12 +19,12 @@ from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
 from sluice_operator import verdicts
 from sluice_operator.accept import accept, parse
 from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.store import Key, uid
 from sluice_operator.cluster.protocol import Cluster
-from sluice_operator.cluster.store import Key, uid
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
 from sluice_operator.noted import Noted, lacks, with_note
 from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
-from sluice_operator.plan.drain import drain
+from sluice_operator.plan.decide.drain import drain
 from sluice_operator.probing import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile

@@ -1,9 +1,9 @@
 """Watches, by kopf, and nothing else.
 
 Only `on.event` handlers: they keep no state in the objects and add no finalizers. They fill our own memory
-(cluster/store.py) instead of kopf's indices: those cannot be told of our own writes, keep for ever what vanished while
-a watch was away, and doubled the CPU of a start with 1,100 objects, since each object's task wakes up whenever another
-one is done. What indices would be for here, that nothing is planned before all is known, KubeCluster.prime does. The
+(cluster/kube/store.py) instead of kopf's indices: those cannot be told of our own writes, keep for ever what vanished
+while a watch was away, and doubled the CPU of a start with 1,100 objects, since each object's task wakes up whenever
+another one is done. What indices would be for here, KubeCluster.prime does: nothing is planned before all is known. The
 handlers are coroutines: kopf runs plain functions in threads.
 """
 
@@ -20,7 +20,7 @@ from sluice.api import GROUP, PLURAL, VERSION
 from sluice_operator.cluster.kube.api import PAGE
 from sluice_operator.cluster.kube.cluster import POD_SELECTOR, KubeCluster, job_key, pod_key
 from sluice_operator.cluster.kube.stateless import NoDiffs, NoProgress
-from sluice_operator.cluster.store import Key
+from sluice_operator.cluster.kube.store import Key
 from sluice_operator.controller import Controller
 
 WATCH_SECONDS = 270

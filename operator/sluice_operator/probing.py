@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sluice.wire.tls import PLAIN, Tls
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.store import Key, uid
+from sluice_operator.cluster.kube.store import Key, uid
 from sluice_operator.plan import KubeObject, Progress, names, podstate
 from sluice_operator.probe import Target, ask
 

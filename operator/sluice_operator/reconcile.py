@@ -19,8 +19,8 @@ from sluice.api import RLJob, RLJobStatus
 from sluice.telemetry import steady
 from sluice_operator.cluster.protocol import Cluster, Host
 from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan, podstate
+from sluice_operator.plan.decide.reopen import reopened
 from sluice_operator.plan.planner import DEFAULT_IMAGES
-from sluice_operator.plan.reopen import reopened
 
 POLL_SECONDS = 0.5
 PROBE_SECONDS = 1.0

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from sluice.api import RLJobStatus
 from sluice_operator.plan import Event, KubeObject, clock
-from sluice_operator.plan.conditions import Finding, summary, updated
 from sluice_operator.plan.constants import RECONCILE_FAILED, UNBEGUN
+from sluice_operator.plan.report.conditions import Finding, summary, updated
 
 INVALID_SPEC = "InvalidSpec"
 REFUSED = "SpecChangeRefused"

@@ -118,6 +118,11 @@ class RLJobStatus(Model):
     def condition(self, type_: ConditionType) -> Condition | None:
         return next((c for c in self.conditions if c.type == type_), None)
 
+    def gang(self, role: RoleName, replica: int) -> GangStatus | None:
+        """None: none of that number was started yet."""
+        gangs = (gang for each in self.roles if each.name == role for gang in each.gangs)
+        return next((gang for gang in gangs if gang.replica == replica), None)
+
     def is_true(self, type_: ConditionType) -> bool:
         condition = self.condition(type_)
         return condition is not None and condition.status == "True"

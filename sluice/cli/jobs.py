@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sluice.environment import ConfigurationError
-from sluice_operator.cluster.picture import Reader, ReadError
-from sluice_operator.cluster.runreader import JOB, RunReader
+from sluice_operator.cluster.local.reader import JOB, RunReader
+from sluice_operator.cluster.view import Reader, ReadError
 
 RUNS = Path("runs")
 

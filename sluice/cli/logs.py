@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sluice.cli.jobs import reading
-from sluice_operator.cluster.picture import Reader, ReadError, Stamped, Stream
+from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}
 LOOK_SECONDS = 2.0

@@ -38,7 +38,7 @@ def _refuse(error: ManifestError) -> typer.Exit:
 def _reading() -> Iterator[None]:
     """Why a job cannot be read, as one line. The libraries for it come with an extra."""
     try:
-        from sluice_operator.cluster.picture import ReadError
+        from sluice_operator.cluster.view import ReadError
 
         try:
             yield

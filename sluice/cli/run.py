@@ -24,11 +24,11 @@ from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
-from sluice_operator.cluster import gpus, rundir
-from sluice_operator.cluster.local import LocalCluster
+from sluice_operator.cluster.local import gpus, run_state
+from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names
-from sluice_operator.plan.objects import rendezvous_address
-from sluice_operator.plan.render import render_all
+from sluice_operator.plan.build.objects import rendezvous_address
+from sluice_operator.plan.build.render import render_all
 from sluice_operator.probe import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
@@ -46,7 +46,7 @@ def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: b
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     try:
         prepare(directory, job, fresh=fresh)
-    except rundir.RunDirectoryError as error:
+    except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
@@ -54,7 +54,7 @@ def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: b
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)
     try:
         status = asyncio.run(_run(job, directory, view))
-    except rundir.RunDirectoryError as error:
+    except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
         text = f"{directory}: the run cannot go on: {error}; when that is mended, the same command continues it"
@@ -95,7 +95,7 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
 
 def delete(directory: Path) -> None:
     """Delete a run, unless it is going on. Raises RunDirectoryError then."""
-    lock = asyncio.run(rundir.lock(directory, LOCK_SECONDS))
+    lock = asyncio.run(run_state.lock(directory, LOCK_SECONDS))
     try:
         shutil.rmtree(directory)
     finally:

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from sluice.cli.jobs import reading
 from sluice.cli.status_view import show, status_of
-from sluice_operator.cluster.picture import Reader
+from sluice_operator.cluster.view import Reader
 from sluice_operator.plan import is_finished
 
 REFRESH_SECONDS = 2.0

@@ -19,7 +19,7 @@ from sluice.api.resources import memory_field
 from sluice.cli.upcoming import upcoming
 from sluice.cli.view import duration
 from sluice_operator.accept import parse
-from sluice_operator.cluster.picture import Happened, Picture
+from sluice_operator.cluster.view import Happened, Picture
 from sluice_operator.plan import KubeObject, clock, podstate
 
 EVENTS, LOG_LINES = 8, 12

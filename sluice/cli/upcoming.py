@@ -7,12 +7,11 @@ from datetime import datetime, timedelta
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan import KubeObject, clock, is_finished, podstate
-from sluice_operator.plan.deadlines import progress_due, queue_due
-from sluice_operator.plan.facts import gang_facts
-from sluice_operator.plan.gangs import of_gang
+from sluice_operator.plan.decide.deadlines import progress_due, queue_due
+from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.gangs import of_gang
+from sluice_operator.plan.decide.ttl import expiry
 from sluice_operator.plan.model import Gang
-from sluice_operator.plan.status import known_gang
-from sluice_operator.plan.ttl import expiry
 
 Moment = tuple[datetime, str]
 
@@ -41,7 +40,7 @@ def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
 
 
 def _hang(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> list[Moment]:
-    gang, known = Gang("trainer", 0, job.spec.trainer.nodes), known_gang(status, "trainer", 0)
+    gang, known = Gang("trainer", 0, job.spec.trainer.nodes), status.gang("trainer", 0)
     if known is None:
         return []
     own = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == known.attempt]

@@ -15,7 +15,7 @@ import psutil
 from sluice.telemetry.books import Books
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
-from sluice_operator.cluster import rundir
+from sluice_operator.cluster.local import run_state
 from tests.chaos.faults import KILL, STOP, Fault
 from tests.chaos.network import PAIRS, Network
 from tests.chaos.proxy import Harm
@@ -170,7 +170,7 @@ def _signal(processes: Sequence[psutil.Process], number: int) -> None:
 
 async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
     """What the buffer of a run says, asked without a proxy; None: it does not answer now."""
-    state = rundir.Store(directory).load()
+    state = run_state.Store(directory).load()
     port = next(iter(state.ports.values()), 0)
     tokens = [each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")]
     if not port or not tokens:

@@ -15,7 +15,7 @@ from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.paths import path
 from sluice_operator.plan import Deletion, Observed
-from sluice_operator.plan.admission import cause
+from sluice_operator.plan.report.admission import cause
 from tests.cluster.conftest import CRDS
 from tests.cluster.operators import Operator
 from tests.cluster.queues import BY_WEBHOOK, POD_GROUPS, WORKLOADS, Kueue, Queue, Volcano, bound

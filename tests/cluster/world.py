@@ -11,7 +11,7 @@ from typing import Any
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.cluster.store import owner_uid
+from sluice_operator.cluster.kube.store import owner_uid
 
 Object = dict[str, Any]
 WAIT_SECONDS = 40.0

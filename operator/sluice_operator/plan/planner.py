@@ -12,9 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
-from sluice_operator.plan import admission, clock, conditions, deadlines, events, podgroup, podstate
-from sluice_operator.plan.blocked import blocked, failed_to_start
-from sluice_operator.plan.conditions import Finding
+from sluice_operator.plan import clock, podstate
+from sluice_operator.plan.build import podgroup
+from sluice_operator.plan.build.creation import groups_of, missing_pods
+from sluice_operator.plan.build.extras import missing_extras, unwanted_extras
+from sluice_operator.plan.build.objects import missing_objects
 from sluice_operator.plan.constants import (
     NOT_ADMITTED,
     QUEUE_LOOK_SECONDS,
@@ -23,11 +25,10 @@ from sluice_operator.plan.constants import (
     SUCCEEDED,
     SUSPENDED,
 )
-from sluice_operator.plan.creation import groups_of, missing_pods
-from sluice_operator.plan.drain import drain, to_drain
-from sluice_operator.plan.extras import missing_extras, unwanted_extras
-from sluice_operator.plan.facts import gang_facts
-from sluice_operator.plan.gangs import (
+from sluice_operator.plan.decide import deadlines
+from sluice_operator.plan.decide.drain import drain, to_drain
+from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.gangs import (
     Step,
     advance,
     deletions,
@@ -36,13 +37,15 @@ from sluice_operator.plan.gangs import (
     retire,
     rollout_replicas,
 )
+from sluice_operator.plan.decide.restart import GiveUp
+from sluice_operator.plan.decide.success import has_succeeded
+from sluice_operator.plan.decide.ttl import expiry
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
 from sluice_operator.plan.names import checkpoint_name, pod_name
-from sluice_operator.plan.objects import missing_objects
-from sluice_operator.plan.restart import GiveUp
-from sluice_operator.plan.status import assembled, known_gang, last_failure, roles, with_progress
-from sluice_operator.plan.success import has_succeeded
-from sluice_operator.plan.ttl import expiry
+from sluice_operator.plan.report import admission, conditions, events
+from sluice_operator.plan.report.blocked import blocked, failed_to_start
+from sluice_operator.plan.report.conditions import Finding
+from sluice_operator.plan.report.status import assembled, last_failure, roles, with_progress
 
 DEFAULT_IMAGES = Images()
 
@@ -120,7 +123,7 @@ def _newest_failure(
 def _advance(
     job: RLJob, gang: Gang, status: RLJobStatus, observed: Observed, due: datetime | None, now: datetime
 ) -> Step:
-    known = known_gang(status, gang.role, gang.replica)
+    known = status.gang(gang.role, gang.replica)
     hung = None
     if gang.role == "trainer" and known is not None:
         pod = pod_name(job, "trainer", 0, known.attempt, 0)
@@ -131,7 +134,7 @@ def _advance(
 def _progress_due(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> datetime | None:
     """When the trainer counts as hung. Not judged while the buffer cannot be asked: silence is not a hang."""
     gang = Gang("trainer", 0, job.spec.trainer.nodes)
-    known = known_gang(status, gang.role, gang.replica)
+    known = status.gang(gang.role, gang.replica)
     if known is None or observed.progress is None:
         return None
     return deadlines.progress_due(job.spec, status, known, _present_facts(gang, known, observed.pods, now), gang.size)
@@ -195,7 +198,7 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
     status = status.model_copy(update={"pod_group": podgroup.following(job, status, observed), "queued_time": None})
     known, observed = observed.pods, _living(observed)
     trainer = Gang("trainer", 0, job.spec.trainer.nodes)
-    facts = _present_facts(trainer, known_gang(status, "trainer", 0), observed.pods, now)
+    facts = _present_facts(trainer, status.gang("trainer", 0), observed.pods, now)
     if has_succeeded(trainer, facts):
         done = Finding("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
         return _finish(job, status, observed, now, done, [])

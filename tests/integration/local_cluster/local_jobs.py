@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.cluster import processes
+from sluice_operator.cluster.local import processes
 
 SLEEP = "import time; time.sleep(600)"
 

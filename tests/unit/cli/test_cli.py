@@ -17,7 +17,7 @@ from sluice.cli.main import app
 from sluice.cli.resolve import check_files, resolve
 from sluice.cli.run import prepare
 from sluice.cli.view import duration, sparkline
-from sluice_operator.cluster import rundir
+from sluice_operator.cluster.local import run_state
 
 JOB = """\
 apiVersion: sluice.dev/v1alpha1
@@ -238,9 +238,9 @@ async def test_fresh_never_deletes_a_run_that_goes_on(
     monkeypatch.setattr("sluice.cli.run.LOCK_SECONDS", 0.1)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
-    held = await rundir.lock(directory, 0)
+    held = await run_state.lock(directory, 0)
     try:
-        with pytest.raises(rundir.RunDirectoryError, match=f"{directory} is in use by process {os.getpid()}"):
+        with pytest.raises(run_state.RunDirectoryError, match=f"{directory} is in use by process {os.getpid()}"):
             await asyncio.to_thread(prepare, directory, load_job(job), fresh=True)
     finally:
         os.close(held)

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from sluice.cli import logs
 from sluice.cli.logs import Line, Printer, Wanted, merged, rendered
-from sluice_operator.cluster.picture import Picture, ReadError, Stamped, Stream, streams_of
-from sluice_operator.cluster.runreader import RunReader, stamp
+from sluice_operator.cluster.local.reader import RunReader, stamp
+from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 

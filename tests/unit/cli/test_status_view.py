@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sluice.api import LastFailure
 from sluice.cli.status_view import advice, pod_state, show
-from sluice_operator.cluster.picture import Happened, Picture
+from sluice_operator.cluster.view import Happened, Picture
 
 GOLDEN = Path(__file__).with_name("golden")
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)

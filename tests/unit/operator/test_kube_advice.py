@@ -16,7 +16,7 @@ from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster
-from sluice_operator.cluster.store import compact
+from sluice_operator.cluster.kube.store import compact
 
 UNKNOWN = '299 - "unknown field \\"status.mood\\""'
 OLD = '299 - "spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14"'

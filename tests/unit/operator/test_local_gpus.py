@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
-from sluice_operator.cluster import gpus
-from sluice_operator.plan.render import render_all
+from sluice_operator.cluster.local import gpus
+from sluice_operator.plan.build.render import render_all
 
 SPEC: dict[str, Any] = {
     "model": {"path": "m"}, "data": {"prompts": [{"path": "p"}]}, "reward": {"type": "f1"}, "checkpoint": {},

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.cluster.gpus import assign
-from sluice_operator.cluster.readiness import url
-from sluice_operator.cluster.services import named_addresses, pod_ports
-from sluice_operator.cluster.translate import Place, PodError, commands, expand, translate
-from sluice_operator.cluster.volumes import prepare
+from sluice_operator.cluster.local.gpus import assign
+from sluice_operator.cluster.local.readiness import url
+from sluice_operator.cluster.local.services import named_addresses, pod_ports
+from sluice_operator.cluster.local.translate import Place, PodError, commands, expand, translate
+from sluice_operator.cluster.local.volumes import prepare
 
 PATHS = {"/sluice/model": "/tmp/m", "/sluice/model/lora": "/tmp/l"}
 

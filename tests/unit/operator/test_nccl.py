@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.cluster.inherited import inherited_env
-from sluice_operator.cluster.translate import Place, commands
+from sluice_operator.cluster.local.inherited import inherited_env
+from sluice_operator.cluster.local.translate import Place, commands
+from sluice_operator.plan.build.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
-from sluice_operator.plan.pods import pod
 
 CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"
 

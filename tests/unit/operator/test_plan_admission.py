@@ -6,7 +6,7 @@ import pytest
 from world import START, World, make_job, make_pod
 
 from sluice_operator.plan import KubeObject, Observed, Progress, clock
-from sluice_operator.plan.admission import admitted, waits
+from sluice_operator.plan.report.admission import admitted, waits
 
 WHOLE = "demo-group-1234-1"
 KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}

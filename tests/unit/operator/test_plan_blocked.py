@@ -6,8 +6,8 @@ import pytest
 from world import World, make_job, make_pod
 
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.blocked import blocked
 from sluice_operator.plan.model import Progress, Warned
+from sluice_operator.plan.report.blocked import blocked
 
 
 def waiting(reason: str, message: str, **pod: Any) -> KubeObject:

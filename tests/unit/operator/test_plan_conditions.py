@@ -5,9 +5,9 @@ from world import START, make_pod
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice_operator.plan import Progress, clock
-from sluice_operator.plan.conditions import Finding, running, state_word, summary, updated, weights_in_sync
-from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.model import Gang, GangFacts
+from sluice_operator.plan.report.conditions import Finding, running, state_word, summary, updated, weights_in_sync
 
 UP, DOWN = GangFacts(ready=1), GangFacts()
 FRESH = GangStatus(replica=0, attempt=1)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from world import make_job
 
+from sluice_operator.plan.build.pods import pod
 from sluice_operator.plan.model import Gang, Images
-from sluice_operator.plan.pods import pod
 
 SECRETS = {"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}}
 HF = {"secretKeyRef": {"name": "hf", "key": "token"}}

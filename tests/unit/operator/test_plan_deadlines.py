@@ -5,7 +5,7 @@ from world import START, make_job
 
 from sluice.api import GangStatus, RLJobStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.deadlines import hang, job_deadline, progress_due, upcoming
+from sluice_operator.plan.decide.deadlines import hang, job_deadline, progress_due, upcoming
 from sluice_operator.plan.model import GangFacts
 
 

@@ -7,10 +7,10 @@ from world import START, make_job, make_pod
 
 from sluice.api import LastFailure, RLJobStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.drain import drain, to_drain
+from sluice_operator.plan.decide.drain import drain, to_drain
+from sluice_operator.plan.decide.success import has_succeeded
+from sluice_operator.plan.decide.ttl import expiry
 from sluice_operator.plan.model import Gang, GangFacts
-from sluice_operator.plan.success import has_succeeded
-from sluice_operator.plan.ttl import expiry
 
 CRASH = LastFailure(role="trainer", pod="p", time=clock.text(START))
 

@@ -7,7 +7,7 @@ from sluice.api import GangStatus, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import BROKEN_GRACE
-from sluice_operator.plan.gangs import advance, deletions, desired_gangs, retire, rollout_replicas
+from sluice_operator.plan.decide.gangs import advance, deletions, desired_gangs, retire, rollout_replicas
 from sluice_operator.plan.model import Deletion, Gang
 
 GANG = Gang("trainer", 0, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from world import World, make_job, settled
 
-from sluice_operator.plan.lost import lacks_pods
+from sluice_operator.plan.decide.missing import lacks_pods
 
 
 def lacks(world: World) -> bool:

@@ -5,7 +5,12 @@ import pytest
 from world import make_job
 
 from sluice_operator.plan import KubeObject, Observed, names
-from sluice_operator.plan.objects import missing_objects, rendezvous_address, resolved_manifest, supporting_objects
+from sluice_operator.plan.build.objects import (
+    missing_objects,
+    rendezvous_address,
+    resolved_manifest,
+    supporting_objects,
+)
 
 VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
 

@@ -9,11 +9,11 @@ from world import make_job
 from sluice.api import RLJob
 from sluice_buffer.__main__ import _GRACE_SECONDS
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.build.placement import HOST, STAY, ZONE
+from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.build.render import render_all
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.model import Gang, Images
-from sluice_operator.plan.placement import HOST, STAY, ZONE
-from sluice_operator.plan.pods import pod
-from sluice_operator.plan.render import render_all
 from sluice_rollout.worker import RETURN_SECONDS, Worker
 
 DRAIN_SECONDS = next(float(field.default) for field in fields(Worker) if field.name == "drain_seconds")

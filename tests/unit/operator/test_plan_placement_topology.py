@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 from world import make_job
 
+from sluice_operator.plan.build.placement import ZONE
+from sluice_operator.plan.build.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
-from sluice_operator.plan.placement import ZONE
-from sluice_operator.plan.pods import pod
 
 RACK, BLOCK = "cloud.example.com/rack", "cloud.example.com/block"
 REQUIRED = "kueue.x-k8s.io/podset-required-topology"

@@ -14,8 +14,8 @@ from world import make_job
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
+from sluice_operator.plan.build.pods import pod
 from sluice_operator.plan.model import Gang, Images
-from sluice_operator.plan.pods import pod
 
 GOLDEN = Path(__file__).with_name("golden")
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}

@@ -4,7 +4,7 @@ import pytest
 from world import START, make_pod
 
 from sluice_operator.plan import podstate
-from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.model import Gang, KubeObject
 
 STOPPED_BY_KUEUE = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}

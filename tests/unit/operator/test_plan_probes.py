@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from world import make_job
 
+from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.build.probes import probes
 from sluice_operator.plan.model import Gang, Images
-from sluice_operator.plan.pods import pod
-from sluice_operator.plan.probes import probes
 
 
 @pytest.mark.parametrize("container", ["buffer", "rendezvous", "worker"])

@@ -10,8 +10,8 @@ from world import make_job
 
 from sluice.api.base import quantity_value
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.build.pods import pod
 from sluice_operator.plan.model import Gang, Images
-from sluice_operator.plan.pods import pod
 
 GPU_JOB: dict[str, Any] = {"trainer": {"gpusPerNode": 8}, "rollout": {"gpusPerReplica": 2}}
 ROWS = {"data": {"prompts": [{"source": {"function": "tasks.additions", "rows": 10}}]}}

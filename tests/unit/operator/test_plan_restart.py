@@ -6,8 +6,8 @@ from world import START
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.lifecycle import FailurePolicy
+from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
 from sluice_operator.plan.model import Gang, GangFacts
-from sluice_operator.plan.restart import GiveUp, Restart, delay, restart
 
 TRAINER, ROLLOUT, BUFFER = Gang("trainer", 0, 2), Gang("rollout", 1, 1), Gang("buffer", 0, 1)
 CRASH = LastFailure(role="trainer", pod="p", container="c", exit_code=1, time="2026-01-31T12:00:00Z", message="boom")

@@ -7,7 +7,7 @@ from world import START, World, make_job, settled
 
 from sluice.api import RLJobStatus, manifest
 from sluice_operator.plan import KubeObject, Progress, clock, plan
-from sluice_operator.plan.reopen import reopened
+from sluice_operator.plan.decide.reopen import reopened
 
 ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo-trainer-0-1-0"]
 

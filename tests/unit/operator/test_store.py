@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from world import START, make_pod
 
-from sluice_operator.cluster.store import GRAVES_SECONDS, Store, compact, last_words, lean_pod
+from sluice_operator.cluster.kube.store import GRAVES_SECONDS, Store, compact, last_words, lean_pod
 from sluice_operator.plan import KubeObject, podstate
-from sluice_operator.plan.blocked import blocked
+from sluice_operator.plan.report.blocked import blocked
 
 KEY = ("ns", "demo")
 

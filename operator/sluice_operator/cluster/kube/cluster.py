@@ -1,6 +1,6 @@
 """KubeCluster: the Cluster protocol on an API server.
 
-Reads come from memory (cluster/store.py), which watches fill and which every answer to a write of ours updates at
+Reads come from memory (cluster/kube/store.py), which watches fill and which every answer to a write of ours updates at
 once; so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a
 job owns besides pods, is the matter of owned.py.
 
@@ -29,11 +29,12 @@ from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.cluster.kube.warnings import Warnings
-from sluice_operator.cluster.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
-from sluice_operator.plan import clock, names, podgroup, podstate
+from sluice_operator.plan import clock, names, podstate
+from sluice_operator.plan.build import podgroup
+from sluice_operator.plan.decide.missing import lacks_pods
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
-from sluice_operator.plan.lost import lacks_pods
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 POD_SELECTOR = names.LABEL_JOB

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 
 from sluice.api import API_VERSION, KIND
-from sluice_operator.cluster.store import uid
+from sluice_operator.cluster.kube.store import uid
 from sluice_operator.plan import clock
 from sluice_operator.plan.model import Event, KubeObject
 

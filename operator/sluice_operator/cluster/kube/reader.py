@@ -17,7 +17,7 @@ from sluice.environment import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import RLJOBS, collection, path
-from sluice_operator.cluster.picture import Happened, Picture, ReadError, Stamped, Stream, streams_of
+from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream, streams_of
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
 

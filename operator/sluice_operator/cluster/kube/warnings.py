@@ -15,7 +15,7 @@ import structlog
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from sluice_operator.cluster.store import Key, uid
+from sluice_operator.cluster.kube.store import Key, uid
 from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.model import KubeObject, Warned
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sluice_operator.plan import podstate
-from sluice_operator.plan.gangs import deletions
+from sluice_operator.plan.decide.gangs import deletions
 from sluice_operator.plan.model import Deletion, KubeObject
 
 _ORDER = (("trainer", "rollout"), ("buffer",), ("rendezvous",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from sluice.api import RLJobStatus, RoleStatus
-from sluice_operator.plan.gangs import retire
+from sluice_operator.plan.decide.gangs import retire
 
 
 def reopened(status: RLJobStatus, now: datetime) -> RLJobStatus:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sluice.api import ROLES, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
+from sluice.api import ROLES, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.conditions import Finding, summary, updated
-from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.restart import GiveUp, Restart
 from sluice_operator.plan.model import Progress
 from sluice_operator.plan.names import leaders, selector_text
 from sluice_operator.plan.podstate import headline
-from sluice_operator.plan.restart import GiveUp, Restart
+from sluice_operator.plan.report.conditions import Finding, summary, updated
 
 
 def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
@@ -35,13 +35,6 @@ def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime)
     if progress.lag is not None:
         update["policy_lag"] = f"{progress.lag:.2f}"
     return status.model_copy(update=update)
-
-
-def known_gang(status: RLJobStatus, role: RoleName, replica: int) -> GangStatus | None:
-    for found in status.roles:
-        if found.name == role:
-            return next((gang for gang in found.gangs if gang.replica == replica), None)
-    return None
 
 
 def roles(status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()) -> list[RoleStatus]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster.translate import PodError, all_containers, mount_paths, object_data, translate
+from sluice_operator.cluster.local.translate import PodError, all_containers, mount_paths, object_data, translate
 from sluice_operator.plan.model import KubeObject
 
 

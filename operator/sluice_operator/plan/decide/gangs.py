@@ -16,9 +16,9 @@ from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE
-from sluice_operator.plan.facts import gang_facts
+from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
-from sluice_operator.plan.restart import GiveUp, Restart, is_due, restart
 
 
 @dataclass(frozen=True, slots=True)

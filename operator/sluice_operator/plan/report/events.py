@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.conditions import Finding, hopeless
 from sluice_operator.plan.constants import (
     DEFAULTED,
     EXPIRED,
@@ -21,12 +20,13 @@ from sluice_operator.plan.constants import (
     SCALED,
     SUSPENDED,
 )
+from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.restart import Restart
 from sluice_operator.plan.defaults import filled_in
-from sluice_operator.plan.gangs import Step
 from sluice_operator.plan.model import Deletion, Event, Observed
 from sluice_operator.plan.names import config_name
 from sluice_operator.plan.podstate import headline
-from sluice_operator.plan.restart import Restart
+from sluice_operator.plan.report.conditions import Finding, hopeless
 
 
 def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:

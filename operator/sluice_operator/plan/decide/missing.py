@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from sluice.api import RLJob
 from sluice_operator.plan import podstate
-from sluice_operator.plan.gangs import desired_gangs, of_gang
+from sluice_operator.plan.decide.gangs import desired_gangs, of_gang
 from sluice_operator.plan.model import KubeObject
-from sluice_operator.plan.status import known_gang
 
 
 def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
@@ -20,7 +19,7 @@ def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
     if status is None or job.spec.suspend or status.is_true("Succeeded") or status.is_true("Failed"):
         return False
     for gang in desired_gangs(job, status):
-        known = known_gang(status, gang.role, gang.replica)
+        known = status.gang(gang.role, gang.replica)
         if known is None or known.retry_time is not None:
             continue
         if sum(podstate.attempt(pod) == known.attempt for pod in of_gang(gang, pods)) < gang.size:

@@ -7,10 +7,11 @@ from typing import Any
 
 from sluice.api import RLJob, manifest
 from sluice.api.storage import CheckpointStorage, Storage
-from sluice_operator.plan import claims, names
+from sluice_operator.plan import names
+from sluice_operator.plan.build import resource_claims
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
 from sluice_operator.plan.model import KubeObject, Observed
-from sluice_operator.plan.mounted import mounted
+from sluice_operator.plan.build.mounted import mounted
 
 
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
@@ -23,7 +24,7 @@ def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple
         found.append(tls_secret(job))
     if job.spec.rollout.nodes_per_replica > 1:
         found.append(engines_service(job))
-    return (*found, *claims.resource_claims(job))
+    return (*found, *resource_claims.resource_claims(job))
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
@@ -112,7 +113,7 @@ def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
 
 def _access_modes(job: RLJob) -> list[str]:
     """ReadWriteMany where pods that no rule puts on one node use the claim."""
-    apart = job.spec.transport(one_machine=False) == "disk" and not claims.shared(job)
+    apart = job.spec.transport(one_machine=False) == "disk" and not resource_claims.shared(job)
     return ["ReadWriteMany" if job.spec.trainer.nodes > 1 or apart else "ReadWriteOnce"]
 
 

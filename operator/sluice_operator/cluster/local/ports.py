@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import socket
 
-from sluice_operator.cluster.translate import LOOPBACK, PodError
+from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 
 _FIRST, _LAST, _TRIES = 20000, 32000, 400
 

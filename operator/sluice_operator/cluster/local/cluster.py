@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.api import RLJob, RLJobStatus, manifest
-from sluice_operator.cluster import gpus, processes, readiness, rundir, services, volumes
-from sluice_operator.cluster.inherited import inherited_env
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.localpod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
-from sluice_operator.cluster.supervisor import become_subreaper
-from sluice_operator.cluster.translate import LOOPBACK, Command, Place, PodError, commands
+from sluice_operator.cluster.local import gpus, processes, readiness, run_state, services, volumes
+from sluice_operator.cluster.local.inherited import inherited_env
+from sluice_operator.cluster.local.pod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
+from sluice_operator.cluster.local.supervisor import become_subreaper
+from sluice_operator.cluster.local.translate import LOOPBACK, Command, Place, PodError, commands
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 _CLOSE_DEADLINE = 15.0
@@ -66,11 +66,11 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         if not sys.platform.startswith("linux"):
-            raise rundir.RunDirectoryError("running pods as local processes needs Linux")
+            raise run_state.RunDirectoryError("running pods as local processes needs Linux")
         self._loop = asyncio.get_running_loop()
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as resources:
-            self._lock = await rundir.lock(self.run_dir, self._lock_seconds)
+            self._lock = await run_state.lock(self.run_dir, self._lock_seconds)
             resources.callback(os.close, self._lock)
             self._life, self._life_end = os.pipe()
             resources.callback(os.close, self._life)
@@ -81,9 +81,9 @@ class LocalCluster:
         return self
 
     def _open_state(self) -> None:
-        self._store = rundir.Store(self.run_dir)
+        self._store = run_state.Store(self.run_dir)
         self._state = self._store.load()
-        self._keys = JobKeys(rundir.key(self.run_dir))
+        self._keys = JobKeys(run_state.key(self.run_dir))
         self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         services.renew_addresses(self._state.objects, self._state.ports, self._taken_ports())
@@ -111,7 +111,9 @@ class LocalCluster:
     async def observe(self, job: RLJob) -> Observed:
         self._raise_failure()
         if self._state.job not in (None, job.key):
-            raise rundir.RunDirectoryError(f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory")
+            raise run_state.RunDirectoryError(
+                f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory"
+            )
         objects = {(found["kind"], found["metadata"]["name"]): found for found in self._state.objects.values()}
         status = RLJobStatus.model_validate(self._state.status) if self._state.status is not None else None
         return Observed(tuple(pod.observed() for pod in self._pods.values()), objects, status)

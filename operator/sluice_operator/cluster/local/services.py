@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sluice_operator.cluster.ports import free_port, is_free
-from sluice_operator.cluster.translate import LOOPBACK
+from sluice_operator.cluster.local.ports import free_port, is_free
+from sluice_operator.cluster.local.translate import LOOPBACK
 from sluice_operator.plan.model import KubeObject
 
 

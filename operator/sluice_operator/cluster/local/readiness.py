@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from sluice_operator.cluster.translate import LOOPBACK, PodError
+from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 
 PERIOD_SECONDS = 1.0
 """At most, between two looks: a laptop's jobs are small, and their users watch."""

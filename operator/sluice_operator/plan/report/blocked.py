@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
-from sluice_operator.plan import clock, cures, podstate
+from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.model import KubeObject, Warned
+from sluice_operator.plan.report import cures
 
 _ORDINARY = (None, "ContainerCreating", "PodInitializing")
 _IMAGE = "check the image's name, and imagePullSecrets in the role's template"

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster.picture import Happened, Picture, ReadError, Stamped, Stream
-from sluice_operator.cluster.rundir import RunDirectoryError, State, Store
+from sluice_operator.cluster.local.run_state import RunDirectoryError, State, Store
+from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream
 
 JOB, EVENTS, LOGS = "job.json", "events.jsonl", "logs"
 POLL_SECONDS = 0.25

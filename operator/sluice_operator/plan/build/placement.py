@@ -12,7 +12,8 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.lifecycle import Topology
-from sluice_operator.plan import claims, names
+from sluice_operator.plan import names
+from sluice_operator.plan.build import resource_claims
 from sluice_operator.plan.model import Gang
 
 ZONE = "topology.kubernetes.io/zone"
@@ -35,7 +36,7 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
     if gang.role not in _GPU_ROLES:
         return {}
     found: dict[str, Any] = {"affinity": {"podAffinity": _affinity(job, gang)}}
-    if gang.role == "rollout" and not claims.shared(job):
+    if gang.role == "rollout" and not resource_claims.shared(job):
         found["topologySpreadConstraints"] = [_spread(job)]
     return found
 

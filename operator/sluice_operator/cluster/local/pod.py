@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import steady
-from sluice_operator.cluster import gpus, supervisor
-from sluice_operator.cluster.processes import MARKER, marker
-from sluice_operator.cluster.translate import LOOPBACK, Command
+from sluice_operator.cluster.local import gpus, supervisor
+from sluice_operator.cluster.local.processes import MARKER, marker
+from sluice_operator.cluster.local.translate import LOOPBACK, Command
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
 from sluice_operator.plan.model import KubeObject
 

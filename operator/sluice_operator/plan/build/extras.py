@@ -9,11 +9,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import disruption, names, network, podstate, queueing
-from sluice_operator.plan.disruption import disruption_budget
-from sluice_operator.plan.gangs import rollout_replicas
+from sluice_operator.plan import names, podstate
+from sluice_operator.plan.build import disruption
+from sluice_operator.plan.build import network
+from sluice_operator.plan.build import queueing
+from sluice_operator.plan.build.disruption import disruption_budget
+from sluice_operator.plan.decide.gangs import rollout_replicas
 from sluice_operator.plan.model import Deletion, KubeObject, Observed
-from sluice_operator.plan.network import network_policy
+from sluice_operator.plan.build.network import network_policy
 
 OPTIONAL = (disruption.KIND, network.KIND)
 

@@ -6,14 +6,18 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import claims, names, placement, queueing, volumes
+from sluice_operator.plan import names
+from sluice_operator.plan.build import resource_claims
+from sluice_operator.plan.build import placement
+from sluice_operator.plan.build import queueing
+from sluice_operator.plan.build import volumes
 from sluice_operator.plan.constants import GRACE
-from sluice_operator.plan.credentials import with_credentials
-from sluice_operator.plan.engine import engine_args, engine_command, engine_env
+from sluice_operator.plan.build.credentials import with_credentials
+from sluice_operator.plan.build.engine import engine_args, engine_command, engine_env
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Group, Images, KubeObject
-from sluice_operator.plan.probes import probes
-from sluice_operator.plan.resources import of_spec, with_requests
+from sluice_operator.plan.build.probes import probes
+from sluice_operator.plan.build.resources import of_spec, with_requests
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
@@ -45,7 +49,7 @@ def pod(
             "enableServiceLinks": False,
             "securityContext": _pod_security(job, gang.role),
             **placement.placement(job, gang),
-            **claims.of_pod(job, gang, index),
+            **resource_claims.of_pod(job, gang, index),
             "containers": [with_credentials(job, each) | probes(job, each["name"]) for each in containers],
             "volumes": volumes.volumes(job, gang.role),
         },
@@ -96,7 +100,7 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
         return _rollout(job, gang, attempt, index, common, token, images)
     mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
     if gang.role == "trainer":
-        resources = merge(claims.gpus(job, gang), of_spec(job.spec.trainer.resources))
+        resources = merge(resource_claims.gpus(job, gang), of_spec(job.spec.trainer.resources))
         return [_trainer(job, common + token, mounts, images) | {"resources": resources}]
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
@@ -146,7 +150,7 @@ def _rollout(
     plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
     engine = _container(job, "engine", images.engine, engine_command(job), env, ports, mounts + plugin)
     engine["args"] = engine_args(job, head)
-    engine["resources"] = merge(claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
+    engine["resources"] = merge(resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
     if index > 0:
         return [engine]
     env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan import names, queueing
-from sluice_operator.plan.extras import extra_objects
-from sluice_operator.plan.gangs import desired_gangs
+from sluice_operator.plan import names
+from sluice_operator.plan.build import queueing
+from sluice_operator.plan.build.extras import extra_objects
+from sluice_operator.plan.decide.gangs import desired_gangs
 from sluice_operator.plan.model import Images, KubeObject, Observed
-from sluice_operator.plan.objects import supporting_objects
-from sluice_operator.plan.podgroup import group_objects, shared_group
-from sluice_operator.plan.pods import gang_pods
+from sluice_operator.plan.build.objects import supporting_objects
+from sluice_operator.plan.build.podgroup import group_objects, shared_group
+from sluice_operator.plan.build.pods import gang_pods
 
 OPERATOR_NAMESPACE = "sluice-system"
 

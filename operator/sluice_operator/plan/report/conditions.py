@@ -9,7 +9,6 @@ from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
 from sluice_operator.plan import clock
-from sluice_operator.plan.blocked import blocked
 from sluice_operator.plan.constants import (
     HOPELESS,
     HOPELESS_AFTER,
@@ -24,9 +23,10 @@ from sluice_operator.plan.constants import (
     SYNC_UNKNOWN,
     UNREACHABLE,
 )
-from sluice_operator.plan.gangs import Step
+from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.model import KubeObject, Progress, Warned
 from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.report.blocked import blocked
 
 Value = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = ("Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed")

@@ -1,0 +1,1 @@
+"""Status, conditions and events: what people and programs are told of a job."""
