@@ -24,7 +24,7 @@ from typing import Any
 
 from sluice.api import Reward
 from sluice.rewards import RewardInput
-from sluice.rewards.judge import Judge
+from sluice.rewards.judging.judge import Judge
 
 IN_FLIGHT = 256
 WORDS = " so" * 300

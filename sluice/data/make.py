@@ -21,8 +21,8 @@ from sluice.api import RLJobSpec
 from sluice.data.files import Row
 from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
-from sluice.rewards.custom import LoadError, load
 from sluice.telemetry import logs
+from sluice.user_code import LoadError, load
 
 SECONDS = 540
 """For all files of a job. The trainer and the engines wait 600 s for the buffer."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sluice.rewards.answers import boxed
-from sluice.rewards.contains import contains
-from sluice.rewards.dapo import dapo
-from sluice.rewards.exact_match import exact_match
-from sluice.rewards.f1 import f1
-from sluice.rewards.gsm8k import gsm8k
-from sluice.rewards.multiple_choice import gpqa, multiple_choice
-from sluice.rewards.random import by_chance
+from sluice.rewards.builtin.answers import boxed
+from sluice.rewards.builtin.contains import contains
+from sluice.rewards.builtin.dapo import dapo
+from sluice.rewards.builtin.exact_match import exact_match
+from sluice.rewards.builtin.f1 import f1
+from sluice.rewards.builtin.gsm8k import gsm8k
+from sluice.rewards.builtin.multiple_choice import gpqa, multiple_choice
+from sluice.rewards.builtin.random import by_chance
 from sluice.rewards.types import RewardError, RewardFunction, RewardInput, shown
 
 REMOTE = "remote_rm"
@@ -44,11 +44,11 @@ here: dict[str, RewardFunction] = {
 }
 _GRADER = ("pylatexenc.latex2text", "sympy.parsing.sympy_parser")
 in_pool: dict[str, Pooled] = {
-    "code": Pooled("sluice.rewards.code.code"),
-    "deepscaler": Pooled("sluice.rewards.deepscaler.deepscaler", _GRADER),
-    "ifbench": Pooled("sluice.rewards.ifbench.ifbench"),
-    "math": Pooled("sluice.rewards.math.math", ("math_verify",)),
-    "math_prm800k": Pooled("sluice.rewards.math_prm800k.math_prm800k", _GRADER),
+    "code": Pooled("sluice.rewards.builtin.code.code"),
+    "deepscaler": Pooled("sluice.rewards.builtin.deepscaler.deepscaler", _GRADER),
+    "ifbench": Pooled("sluice.rewards.builtin.ifbench.ifbench"),
+    "math": Pooled("sluice.rewards.builtin.math.math", ("math_verify",)),
+    "math_prm800k": Pooled("sluice.rewards.builtin.math_prm800k.math_prm800k", _GRADER),
 }
 
 # verl's default_compute_score (verl/utils/reward_score), by the row's data_source.

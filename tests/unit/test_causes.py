@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice import causes
-from sluice.rewards import custom
+from sluice import causes, user_code
 
 CODE = """
 import json
@@ -46,8 +45,8 @@ def raised(function: Any) -> Exception:
 )
 def test_the_line_names_the_users_own_line(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / "mine.py").write_text(CODE)
-    custom.load.cache_clear()
-    assert causes.cause(raised(custom.load(f"{tmp_path}/mine.py:{name}"))) == line
+    user_code.load.cache_clear()
+    assert causes.cause(raised(user_code.load(f"{tmp_path}/mine.py:{name}"))) == line
 
 
 def test_without_a_users_line_the_innermost_counts() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sluice.api import Reward, RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
-from sluice.rewards.judge import Judge
+from sluice.rewards.judging.judge import Judge
 from sluice_rollout import filters, function, hooks
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from sluice import causes
+from sluice import causes, user_code
 from sluice.environment import ConfigurationError
-from sluice.rewards import custom
 from sluice.sample import SampleGroup
 from sluice_rollout.threads import LateError, Threads
 
@@ -33,8 +32,8 @@ def load(name: str | None) -> Filter:
     if name is None or name in BUILT_IN:
         return _keep
     try:
-        function = custom.load(name)
-    except custom.LoadError as error:
+        function = user_code.load(name)
+    except user_code.LoadError as error:
         raise ConfigurationError(f"spec.rollout.dynamicFilter: {error}") from error
 
     async def apply(group: SampleGroup) -> str | None:

@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice import causes
+from sluice import causes, user_code
 from sluice.api import RLJobSpec
 from sluice.api.data import PromptSource
 from sluice.environment import ConfigurationError
-from sluice.rewards import custom
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
@@ -55,8 +54,8 @@ def load(dotted: str | None, where: str = "spec.rollout.function") -> tuple[str,
     if dotted is None or dotted == NONE:
         return None
     try:
-        function = custom.load(dotted)
-    except custom.LoadError as error:
+        function = user_code.load(dotted)
+    except user_code.LoadError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     if not any(inspect.iscoroutinefunction(f) for f in (function, getattr(function, "__call__", None))):  # noqa: B004
         raise ConfigurationError(f"{where}: {dotted} is not async: expected `async def play(episode)`")

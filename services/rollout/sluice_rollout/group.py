@@ -10,7 +10,7 @@ from typing import Any
 from sluice.api import EvaluationDataset, Reward, RLJobSpec
 from sluice.data.chat import PromptError
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.judge import Judge
+from sluice.rewards.judging.judge import Judge
 from sluice.sample import BASELINE_REWARD, PROMPT_TOO_LONG, Prompt, Purpose, Sample, SampleGroup, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership

@@ -14,10 +14,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sluice import causes
+from sluice import causes, user_code
 from sluice.api import training as api
 from sluice.environment import ConfigurationError
-from sluice.rewards import custom
 from sluice.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.threads import LateError, Threads
@@ -49,8 +48,8 @@ def load(field: str, dotted: str | None) -> Hook:
     if dotted is None:
         return _nothing
     try:
-        function = custom.load(dotted)
-    except custom.LoadError as error:
+        function = user_code.load(dotted)
+    except user_code.LoadError as error:
         raise ConfigurationError(f"spec.rollout.hooks.{field}: {error}") from error
 
     async def run(prompt: Prompt, sample: Sample) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
-from sluice.rewards.remote import Endpoint
+from sluice.rewards.judging.remote import Endpoint
 from sluice.sample import Prompt, Sample
 from sluice.telemetry import logs
 from sluice_rollout import failures, metrics

@@ -7,7 +7,7 @@ from typing import Any
 
 from sluice.api import Algorithm
 from sluice.environment import ConfigurationError
-from sluice.rewards.custom import LoadError, load
+from sluice.user_code import LoadError, load
 from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.algorithms.objective import CustomLoss
 

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.judge import Judge
+from sluice.rewards.judging.judge import Judge
 
 USER = """
 import asyncio, os, subprocess, sys, time
@@ -86,7 +86,9 @@ async def judging(workers: int = 1, **fields: Any) -> AsyncIterator[Callable[...
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if any("sluice.rewards.child" in word for word in p.cmdline())]
+    return [
+        p for p in psutil.Process().children() if any("sluice.rewards.judging.child" in word for word in p.cmdline())
+    ]
 
 
 async def test_functions_sync_and_async_and_of_all_houses(user: Path) -> None:
@@ -186,7 +188,7 @@ async def test_processes_that_are_killed_while_idle_fail_no_sample(user: Path) -
 async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: Path) -> None:
     script = (
         "import asyncio\nfrom sluice.api import Reward\nfrom sluice.rewards import RewardInput\n"
-        "from sluice.rewards.judge import Judge\n"
+        "from sluice.rewards.judging.judge import Judge\n"
         f"asyncio.run(Judge(Reward(function='{user}:moody'), workers=1)([RewardInput('p', 'hang')]))\n"
     )
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[3])

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.judge import Judge
-from sluice.rewards.remote import Endpoint
+from sluice.rewards.judging.judge import Judge
+from sluice.rewards.judging.remote import Endpoint
 from tests.integration.rewards.servers import reward_model_server, save_reward_model, serving
 
 PROMPT = [{"role": "user", "content": "w0001 w0002"}]

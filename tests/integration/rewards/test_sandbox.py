@@ -11,7 +11,7 @@ import pytest
 
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.judge import Judge
+from sluice.rewards.judging.judge import Judge
 from sluice.rewards.sandbox import Ran, Sandbox
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.rewards import custom
+from sluice import user_code
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -99,7 +99,7 @@ async def test_a_conversation_that_lives_through_an_update_knows_which_weights_m
 
 @pytest.fixture
 def function(tmp_path: Path) -> str:
-    custom.load.cache_clear()
+    user_code.load.cache_clear()
     (tmp_path / "talk.py").write_text(FUNCTION)
     return f"{tmp_path}/talk.py:play"
 

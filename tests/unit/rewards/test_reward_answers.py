@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.answers import after_thinking, boxed
-from sluice.rewards.dapo import dapo
-from sluice.rewards.deepscaler import deepscaler
-from sluice.rewards.gsm8k import gsm8k
-from sluice.rewards.math import math
-from sluice.rewards.math_prm800k import math_prm800k
+from sluice.rewards.builtin.answers import after_thinking, boxed
+from sluice.rewards.builtin.dapo import dapo
+from sluice.rewards.builtin.deepscaler import deepscaler
+from sluice.rewards.builtin.gsm8k import gsm8k
+from sluice.rewards.builtin.math import math
+from sluice.rewards.builtin.math_prm800k import math_prm800k
 
 
 def sample(response: str, label: Any) -> RewardInput:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.multiple_choice import gpqa, multiple_choice
+from sluice.rewards.builtin.multiple_choice import gpqa, multiple_choice
 
 CHOICES = ["red cat", "blue cat", "green cat", "white cat"]
 

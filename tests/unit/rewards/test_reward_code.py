@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.code import _program, same_output, same_value
-from sluice.rewards.code_cases import Case, cases_of
+from sluice.rewards.builtin.code import _program, same_output, same_value
+from sluice.rewards.builtin.code_cases import Case, cases_of
 from sluice.rewards.sandbox import Isolation
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.ifbench import CHECKS, ifbench
-from sluice.rewards.ifbench.text import sentences
+from sluice.rewards.builtin.ifbench import CHECKS, ifbench
+from sluice.rewards.builtin.ifbench.text import sentences
 
 PALINDROMES = "level radar civic kayak refer rotor madam tenet sagas stats"
 CAPITALS = (

@@ -9,10 +9,10 @@ import pytest
 
 from sluice.api.data import RewardType
 from sluice.rewards import RewardError, RewardInput, registry
-from sluice.rewards.contains import contains
-from sluice.rewards.exact_match import exact_match
-from sluice.rewards.f1 import f1
-from sluice.rewards.random import by_chance
+from sluice.rewards.builtin.contains import contains
+from sluice.rewards.builtin.exact_match import exact_match
+from sluice.rewards.builtin.f1 import f1
+from sluice.rewards.builtin.random import by_chance
 from sluice.rewards.types import read_value
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from sluice import user_code
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
-from sluice.rewards import RewardInput, custom
+from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice_rollout import function, hooks
 from sluice_rollout.group import GroupMaker
@@ -62,7 +63,7 @@ class House:
 
 @pytest.fixture
 def code(tmp_path: Path) -> str:
-    custom.load.cache_clear()
+    user_code.load.cache_clear()
     (tmp_path / "code.py").write_text(CODE)
     return f"{tmp_path}/code.py"
 

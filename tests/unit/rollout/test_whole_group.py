@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from test_episode import PARAMS, PROMPT, Script, drain_after_the_last, player, run
 
+from sluice import user_code
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
-from sluice.rewards import RewardInput, custom
+from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice_rollout import function
@@ -254,7 +255,7 @@ async def every(episodes):
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
-    custom.load.cache_clear()
+    user_code.load.cache_clear()
     (tmp_path / "play.py").write_text(CODE)
 
     def make(rollout: dict[str, Any], train: dict[str, Any], held_out: dict[str, Any]) -> RLJobSpec:

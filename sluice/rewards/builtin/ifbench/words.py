@@ -7,8 +7,8 @@ import string
 from collections import Counter
 from itertools import pairwise
 
-from sluice.rewards.ifbench import text as t
-from sluice.rewards.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench import text as t
+from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CONSONANTS = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from sluice.rewards.ifbench import text as t
-from sluice.rewards.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench import text as t
+from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CONJUNCTIONS = frozenset(["and", "but", "for", "nor", "or", "so", "yet"])
 _PRONOUNS = frozenset((

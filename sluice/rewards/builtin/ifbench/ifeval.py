@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from sluice.rewards.ifbench import text as t
+from sluice.rewards.builtin.ifbench import text as t
 
 Check = Callable[..., bool]
 

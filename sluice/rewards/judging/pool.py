@@ -16,8 +16,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.rewards.configuration import Configuration
-from sluice.rewards.process import LostError, Process
+from sluice.rewards.judging.configuration import Configuration
+from sluice.rewards.judging.process import LostError, Process
 from sluice.rewards.types import Judgement, RewardError, late
 
 MOMENT_SECONDS = 1.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.rewards.answers import THINK_END, boxed
-from sluice.rewards.math_prm800k import agree, unboxed
+from sluice.rewards.builtin.answers import THINK_END, boxed
+from sluice.rewards.builtin.math_prm800k import agree, unboxed
 from sluice.rewards.types import RewardInput, label_text
 
 _RESPONSE = "###Response"

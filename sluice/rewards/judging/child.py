@@ -1,4 +1,4 @@
-"""A process that judges, as the pool starts it: `python -m sluice.rewards.child <configuration>`.
+"""A process that judges, as the pool starts it: `python -m sluice.rewards.judging.child <configuration>`.
 
 It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for each: JSON, because a
 user's function lives here, and what it makes must not be unpickled elsewhere. Plain functions run one after the other
@@ -27,9 +27,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from sluice import causes
-from sluice.rewards import configuration, custom, registry
-from sluice.rewards.configuration import Configuration
+from sluice import causes, user_code
+from sluice.rewards import registry
+from sluice.rewards.judging import configuration
+from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError, late, read_value
 
 DROP = None
@@ -111,16 +112,16 @@ def _failures(error: BaseException, name: str, argument: Any) -> list[Any]:
 class _Rewards:
     def __init__(self, limits: Configuration) -> None:
         self.name, self.limits = limits.function, limits
-        self.function = custom.load_reward(self.name) if self.name else None
+        self.function = user_code.load_reward(self.name) if self.name else None
         for module in limits.imports:
             importlib.import_module(module)
 
     @property
     def concurrent(self) -> bool:
-        return self.name != "" and inspect.iscoroutinefunction(custom.load(self.name))
+        return self.name != "" and inspect.iscoroutinefunction(user_code.load(self.name))
 
     def of(self, name: str) -> Callable[[Any], Any]:
-        return custom.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
+        return user_code.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
 
     def judge(self, name: str, argument: Any) -> list[Any]:
         """Judge one job. Whatever the function does short of ending the process becomes an outcome."""
@@ -203,7 +204,7 @@ def main() -> int:
     _limit_memory(limits.memory)
     try:
         rewards = _Rewards(limits)
-    except (custom.LoadError, ImportError) as error:
+    except (user_code.LoadError, ImportError) as error:
         outbox.send(error=str(error))
         return 1
     outbox.send(ready=True, concurrent=rewards.concurrent)

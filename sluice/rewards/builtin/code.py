@@ -14,9 +14,9 @@ import time
 from functools import cache
 from typing import Any
 
-from sluice.rewards import configuration
-from sluice.rewards.answers import after_thinking
-from sluice.rewards.code_cases import Case, cases_of
+from sluice.rewards.builtin.answers import after_thinking
+from sluice.rewards.builtin.code_cases import Case, cases_of
+from sluice.rewards.judging import configuration
 from sluice.rewards.sandbox import Ran, Sandbox, hide
 from sluice.rewards.types import RewardInput
 

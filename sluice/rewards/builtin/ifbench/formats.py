@@ -6,8 +6,8 @@ import re
 import string
 from itertools import pairwise
 
-from sluice.rewards.ifbench import text as t
-from sluice.rewards.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench import text as t
+from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 

@@ -1,4 +1,4 @@
-"""A judging process, seen from the worker that started it (`sluice.rewards.child` is its other side)."""
+"""A judging process, seen from the worker that started it (`sluice.rewards.judging.child` is its other side)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import signal
 import sys
 from typing import Any
 
-from sluice.rewards import child
-from sluice.rewards.configuration import Configuration
+from sluice.rewards.judging import child
+from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError
 
 START_SECONDS = 120.0
@@ -119,7 +119,7 @@ class Process:
 
 async def _spawn(configuration: Configuration) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sluice.rewards.child", configuration.text()),
+        *(sys.executable, "-m", "sluice.rewards.judging.child", configuration.text()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sluice.rewards.ifbench import counts, custom, formats, ifeval, words
+from sluice.rewards.builtin.ifbench import counts, custom, formats, ifeval, words
 from sluice.rewards.types import RewardError, RewardInput, shown
 
 CHECKS = ifeval.CHECKS | counts.CHECKS | words.CHECKS | formats.CHECKS | custom.CHECKS

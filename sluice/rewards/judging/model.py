@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from sluice.api.data import RewardModel as Settings
-from sluice.rewards.remote import Endpoint
+from sluice.rewards.judging.remote import Endpoint
 from sluice.rewards.types import RewardError, RewardInput, shown
 
 _MOST_IN_A_REQUEST = 64

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import re
 
-from sluice.rewards.answers import boxed
-from sluice.rewards.math_prm800k import hendrycks, unboxed
+from sluice.rewards.builtin.answers import boxed
+from sluice.rewards.builtin.math_prm800k import hendrycks, unboxed
 from sluice.rewards.types import RewardInput, label_text
 
 PARSE_SECONDS = 5

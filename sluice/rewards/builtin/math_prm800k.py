@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from sluice.rewards.answers import boxed
+from sluice.rewards.builtin.answers import boxed
 from sluice.rewards.types import RewardInput, label_text
 
 _TEXT = re.compile(r"^\\text\{(.+?)\}$")

@@ -8,8 +8,8 @@ import string
 import unicodedata
 from itertools import pairwise
 
-from sluice.rewards.ifbench import text as t
-from sluice.rewards.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench import text as t
+from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CAPITALS = (
     "Reykjavik", "Helsinki", "Oslo", "Tallinn", "Stockholm", "Riga", "Moscow", "Copenhagen", "Vilnius", "Minsk",

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from sluice import causes
 from sluice.api import Reward, quantity_value
-from sluice.rewards import metrics, registry, remote
-from sluice.rewards.configuration import Configuration
-from sluice.rewards.model import RewardModel
-from sluice.rewards.pool import Outcome, Pool
+from sluice.rewards import registry
+from sluice.rewards.judging import metrics, remote
+from sluice.rewards.judging.configuration import Configuration
+from sluice.rewards.judging.model import RewardModel
+from sluice.rewards.judging.pool import Outcome, Pool
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
 
 log = logging.getLogger(__name__)

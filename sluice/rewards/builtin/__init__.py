@@ -1,0 +1,1 @@
+"""Rewards that come with sluice, one to a file. The registry beside this room knows them by name."""
