@@ -31,7 +31,7 @@ from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
-from sluice_buffer.storage import Storage, WriteBatch, number, pieces
+from sluice_buffer.state.storage import Storage, WriteBatch, number, pieces
 
 SAMPLES = 8
 PROMPT_TOKENS = 64

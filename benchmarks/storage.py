@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sluice_buffer.storage import Storage, WriteBatch, number, pieces
+from sluice_buffer.state.storage import Storage, WriteBatch, number, pieces
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from buffer_tools import Client, Server, make_group, make_job
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_buffer.loading import load
-from sluice_buffer.memory import PROGRESS, pack_ids
-from sluice_buffer.state import Group, GroupState
-from sluice_buffer.storage import Storage, WriteBatch, number
+from sluice_buffer.group import Group, GroupState
+from sluice_buffer.state.loading import load
+from sluice_buffer.state.memory import PROGRESS, pack_ids
+from sluice_buffer.state.storage import Storage, WriteBatch, number
 
 ACTIVE = 32
 HEARTBEAT_SECONDS = 20.0

@@ -14,8 +14,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from sluice.telemetry import run_directory
-from sluice_buffer.loading import load
-from sluice_buffer.storage import Storage
+from sluice_buffer.state.loading import load
+from sluice_buffer.state.storage import Storage
 from tests.node.node import Node, Object, until
 from tests.tools import ROOT
 

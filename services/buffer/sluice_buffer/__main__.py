@@ -22,11 +22,11 @@ from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
 from sluice.wire.v1 import rendezvous_pb2 as rendezvous
-from sluice_buffer import metrics
-from sluice_buffer.budget import Budget
-from sluice_buffer.committer import Committer, durable
 from sluice_buffer.core import Buffer, open_buffer
-from sluice_buffer.service import Service
+from sluice_buffer.serving import metrics
+from sluice_buffer.serving.budget import Budget
+from sluice_buffer.serving.committer import Committer, durable
+from sluice_buffer.serving.service import Service
 
 _GRACE_SECONDS = 2.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

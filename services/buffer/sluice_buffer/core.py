@@ -18,20 +18,20 @@ from sluice.environment import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
-from sluice_buffer.admission import Policy, admitted, total_steps
-from sluice_buffer.balance import assign
-from sluice_buffer.batches import Batches
-from sluice_buffer.failures import Failures
-from sluice_buffer.filling import filler_of
-from sluice_buffer.filters import NONZERO_STD
-from sluice_buffer.leases import Call, Leases, Worker
-from sluice_buffer.loading import load
-from sluice_buffer.memory import Memory
-from sluice_buffer.prompts import Prompts, prompts_of
-from sluice_buffer.rounds import NO_EVALUATION, Rounds
-from sluice_buffer.state import GroupState, Key, LeaseName, unpack_facts
-from sluice_buffer.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
-from sluice_buffer.submits import Answer, Submits
+from sluice_buffer.group import GroupState, Key, LeaseName, unpack_facts
+from sluice_buffer.rules.admission import Policy, admitted, total_steps
+from sluice_buffer.rules.balance import assign
+from sluice_buffer.rules.filters import NONZERO_STD
+from sluice_buffer.sources.filling import filler_of
+from sluice_buffer.sources.prompts import Prompts, prompts_of
+from sluice_buffer.state.loading import load
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
+from sluice_buffer.transitions.batches import Batches
+from sluice_buffer.transitions.failures import Failures
+from sluice_buffer.transitions.leases import Call, Leases, Worker
+from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
+from sluice_buffer.transitions.submits import Answer, Submits
 
 _CAPACITY_AGE = 0.5
 _CHOKED_SECONDS = 5.0

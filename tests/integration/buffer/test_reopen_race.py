@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from buffer_tools import House, make_job
 
-from sluice_buffer.committer import Committer
-from sluice_buffer.memory import Memory
-from sluice_buffer.storage import PIECE_BYTES, Storage, StorageFullError, WriteBatch, number
+from sluice_buffer.serving.committer import Committer
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import PIECE_BYTES, Storage, StorageFullError, WriteBatch, number
 
 GROUPS = 3
 MANY_READERS = """
 import sys, threading, time
 from pathlib import Path
 import lmdb
-from sluice_buffer.storage import Storage, number
+from sluice_buffer.state.storage import Storage, number
 
 storage = Storage(Path(sys.argv[1]), 1 << 28)
 wrong, stop = [], threading.Event()

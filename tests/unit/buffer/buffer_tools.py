@@ -25,12 +25,12 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
-from sluice_buffer.leases import Call, Worker
-from sluice_buffer.prompts import prompts_of
-from sluice_buffer.serving import leased, leased_chunks, shard_chunks
-from sluice_buffer.state import Key, unpack_facts
-from sluice_buffer.storage import Storage
-from sluice_buffer.submits import Answer
+from sluice_buffer.group import Key, unpack_facts
+from sluice_buffer.serving.sending import leased, leased_chunks, shard_chunks
+from sluice_buffer.sources.prompts import prompts_of
+from sluice_buffer.state.storage import Storage
+from sluice_buffer.transitions.leases import Call, Worker
+from sluice_buffer.transitions.submits import Answer
 
 
 def write_prompts(path: Path, rows: int) -> Path:

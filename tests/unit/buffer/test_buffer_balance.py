@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_buffer.balance import assign, balance, optimizer_steps
+from sluice_buffer.rules.balance import assign, balance, optimizer_steps
 
 lengths = st.lists(st.integers(1, 20_000), max_size=80)
 ranks = st.integers(1, 9)

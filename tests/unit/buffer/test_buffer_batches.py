@@ -7,7 +7,7 @@ from buffer_tools import House, make_sample, shard_group
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
-from sluice_buffer.submits import Outcome
+from sluice_buffer.transitions.submits import Outcome
 
 Make = Callable[..., House]
 

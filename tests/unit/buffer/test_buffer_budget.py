@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.api.room import budget_bytes, largest_group
-from sluice_buffer.budget import Budget
+from sluice_buffer.serving.budget import Budget
 
 MIB = 1 << 20
 

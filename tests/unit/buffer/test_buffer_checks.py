@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sluice.sample import SampleError
 from sluice.wire.codec import group_from_message
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.checks import as_trained, check_finished, check_partial, prompt_tokens
-from sluice_buffer.state import unpack_facts
+from sluice_buffer.group import unpack_facts
+from sluice_buffer.rules.checks import as_trained, check_finished, check_partial, prompt_tokens
 
 NAN = b"\0\0\xc0\x7f"
 DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [

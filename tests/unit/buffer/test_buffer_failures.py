@@ -7,10 +7,11 @@ from buffer_tools import House
 from prometheus_client import generate_latest
 
 from sluice.wire.v1 import common_pb2 as common
-from sluice_buffer.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit
-from sluice_buffer.failures import failures, first_line, reason_name
-from sluice_buffer.metrics import registry
-from sluice_buffer.submits import Outcome
+from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit
+from sluice_buffer.serving.metrics import registry
+from sluice_buffer.serving.sending import failures
+from sluice_buffer.transitions.failures import first_line, reason_name
+from sluice_buffer.transitions.submits import Outcome
 
 Make = Callable[..., House]
 FAILED = common.SAMPLE_STATUS_FAILED

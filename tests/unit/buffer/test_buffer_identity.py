@@ -8,7 +8,7 @@ from buffer_tools import House, make_job, write_prompts
 
 from sluice.api import RLJob
 from sluice.environment import ConfigurationError
-from sluice_buffer.storage import Storage, StorageError
+from sluice_buffer.state.storage import Storage, StorageError
 
 Make = Callable[..., House]
 

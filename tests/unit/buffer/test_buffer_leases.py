@@ -6,13 +6,13 @@ import pytest
 from buffer_tools import House, make_group, make_sample
 
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.admission import MAX_FAILURES
 from sluice_buffer.errors import StaleAttemptError
-from sluice_buffer.failures import failures
-from sluice_buffer.leases import Worker
-from sluice_buffer.state import parse_lease_id
-from sluice_buffer.storage import StorageFullError
-from sluice_buffer.submits import Outcome
+from sluice_buffer.group import parse_lease_id
+from sluice_buffer.rules.admission import MAX_FAILURES
+from sluice_buffer.serving.sending import failures
+from sluice_buffer.state.storage import StorageFullError
+from sluice_buffer.transitions.leases import Worker
+from sluice_buffer.transitions.submits import Outcome
 
 Make = Callable[..., House]
 ABORTED = pb.SAMPLE_STATUS_ABORTED

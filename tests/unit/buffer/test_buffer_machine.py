@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice.wire.v1 import buffer_pb2 as bpb
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import CallError
-from sluice_buffer.loading import load
-from sluice_buffer.memory import Memory
-from sluice_buffer.state import Group, GroupState
-from sluice_buffer.submits import Outcome
+from sluice_buffer.group import Group, GroupState
+from sluice_buffer.state.loading import load
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.transitions.submits import Outcome
 
 WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
 KINDS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_buffer.order import Order, permute
+from sluice_buffer.rules.order import Order, permute
 
 GOLDEN = [(0, 1, 0), (0, 1, 2), (0, 1, 1), (0, 0, 1), (0, 0, 2), (0, 0, 4), (0, 0, 3), (0, 0, 0), (1, 0, 2), (1, 0, 0)]
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -10,9 +10,9 @@ import pytest
 from sluice.api.data import Data, Evaluation, PromptSource, parse_path
 from sluice.data.rows import RowError, parse_row
 from sluice.environment import ConfigurationError
-from sluice_buffer.prompts import Prompts
-from sluice_buffer.readers import open_table
-from sluice_buffer.state import TRAINING, Key
+from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.sources.prompts import Prompts
+from sluice_buffer.sources.readers import open_table
 
 VERL = {
     "data_source": "openai/gsm8k",

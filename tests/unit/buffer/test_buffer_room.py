@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from buffer_tools import House
 
-from sluice_buffer.storage import StorageFullError
+from sluice_buffer.state.storage import StorageFullError
 
 Make = Callable[..., House]
 BIG = 40_000

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.admission import Policy, admitted, may_start, outdated, overdue, stale, total_steps
-from sluice_buffer.evaluation import failed_facts, metrics
-from sluice_buffer.filters import dynamic_filter, nonzero_std, worker_filter
-from sluice_buffer.rounds import EvalPlan, EvalSet
-from sluice_buffer.state import TRAINING, Group, GroupState, Key, SampleFacts, lease_id, parse_lease_id
-from sluice_buffer.storage import PIECE_BYTES, capacity, footprint, pieces
+from sluice_buffer.group import TRAINING, Group, GroupState, Key, SampleFacts, lease_id, parse_lease_id
+from sluice_buffer.rules.admission import Policy, admitted, may_start, outdated, overdue, stale, total_steps
+from sluice_buffer.rules.evaluation import failed_facts, metrics
+from sluice_buffer.rules.filters import dynamic_filter, nonzero_std, worker_filter
+from sluice_buffer.state.storage import PIECE_BYTES, capacity, footprint, pieces
+from sluice_buffer.transitions.rounds import EvalPlan, EvalSet
 
 POLICY = Policy(
     batch_size=4, samples_per_prompt=2, max_staleness=0, over_sampling=1.0, partial=False, sync=True,

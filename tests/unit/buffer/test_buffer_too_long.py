@@ -8,8 +8,8 @@ from prometheus_client import generate_latest
 from sluice.sample import PROMPT_TOO_LONG, Sample, SampleGroup
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.metrics import registry
-from sluice_buffer.submits import Outcome
+from sluice_buffer.serving.metrics import registry
+from sluice_buffer.transitions.submits import Outcome
 
 
 def too_long(message: pb.Prompt) -> pb.SampleGroup:

@@ -10,15 +10,15 @@ from google.protobuf.message import DecodeError
 from sluice.sample import PROMPT_TOO_LONG, SampleError
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.admission import Policy, outdated
-from sluice_buffer.checks import AnyGroup, Checked, check_finished, check_partial, oldest_version, progress
-from sluice_buffer.failures import Failures
-from sluice_buffer.filters import counter_name, dynamic_filter, worker_filter
-from sluice_buffer.leases import Leases
-from sluice_buffer.memory import Memory
-from sluice_buffer.rounds import Rounds
-from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
-from sluice_buffer.storage import StorageFullError, footprint
+from sluice_buffer.group import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
+from sluice_buffer.rules.admission import Policy, outdated
+from sluice_buffer.rules.checks import AnyGroup, Checked, check_finished, check_partial, oldest_version, progress
+from sluice_buffer.rules.filters import counter_name, dynamic_filter, worker_filter
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import StorageFullError, footprint
+from sluice_buffer.transitions.failures import Failures
+from sluice_buffer.transitions.leases import Leases
+from sluice_buffer.transitions.rounds import Rounds
 
 _PARSED_WHOLE_BYTES = 1 << 20
 """A group up to this size is parsed at once, which is quicker; a larger one by sample, which takes less memory."""

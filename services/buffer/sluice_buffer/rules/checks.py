@@ -20,7 +20,7 @@ from sluice.sample import Sample, SampleError, SampleGroup, SampleStatus
 from sluice.wire.codec import group_from_message, sample_from_message, sample_to_message
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.state import SampleFacts, pack_fact, pack_facts
+from sluice_buffer.group import SampleFacts, pack_fact, pack_facts
 
 AnyGroup = pb.SampleGroup | SerializedGroup
 """A group, parsed as a whole or sample by sample."""

@@ -1,4 +1,4 @@
-"""What is read back from the storage and sent: prompts under a lease, shards of a batch, evaluations.
+"""What is read back from the storage and sent: prompts under a lease, shards of a batch, evaluations, failures.
 
 Stored groups are sent as they are stored, cut between their samples where not all are wanted: a group of a million
 tokens is never parsed here.
@@ -6,6 +6,7 @@ tokens is never parsed here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,14 +14,17 @@ from sluice.wire import codec
 from sluice.wire.frames import SerializedGroup, length_field, sample_field
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2
-from sluice_buffer.checks import as_trained, prompt_tokens
 from sluice_buffer.core import Buffer
-from sluice_buffer.memory import value_key
-from sluice_buffer.state import TRAINING, Key
-from sluice_buffer.storage import Storage, StorageError
+from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.rules.checks import as_trained, prompt_tokens
+from sluice_buffer.sources.prompts import Prompts
+from sluice_buffer.state.memory import value_key
+from sluice_buffer.state.storage import Storage, StorageError
 
 EVALUATIONS = 64
 """Evaluations in one answer."""
+PAGE = 256
+"""Failures in one answer."""
 _PARTIAL = 3
 """Number of LeasedGroup.partial."""
 
@@ -97,3 +101,23 @@ def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[Key,
     """The groups of an evaluation whose samples are kept, with their bytes."""
     results = [result for result in buffer.memory.results.get(version, []) if result.dataset == dataset]
     return [(Key(version, group_id), size) for result in results for group_id, size in result.examples]
+
+
+def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Failure]:
+    """Failures with a serial number above `after`, at most PAGE of them."""
+    for position, (serial, data) in enumerate(storage.numbered("failures", after + 1)):
+        if position == PAGE:
+            return
+        record = json.loads(data)
+        key = Key(*record["key"])
+        dataset, row = prompts.place(key)
+        yield pb.Failure(
+            serial=serial,
+            group_id=key.group_id,
+            version=key.round,
+            dataset=dataset,
+            row=row,
+            leases=record["leases"],
+            reason=record["reason"],
+            time=record["time"],
+        )

@@ -14,10 +14,10 @@ from sluice.data.answers import parse_answer
 from sluice.data.rows import PromptRow, Read, parse_row, problem
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.order import Order
-from sluice_buffer.readers import Table, open_table
-from sluice_buffer.rounds import NO_EVALUATION, EvalPlan, EvalSet
-from sluice_buffer.state import TRAINING, Key
+from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.rules.order import Order
+from sluice_buffer.sources.readers import Table, open_table
+from sluice_buffer.transitions.rounds import NO_EVALUATION, EvalPlan, EvalSet
 
 
 class Prompts:

@@ -13,9 +13,9 @@ import struct
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 
-from sluice_buffer.admission import SUSPECT_FAILURES
-from sluice_buffer.state import TRAINING, Group, GroupState, Key
-from sluice_buffer.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
+from sluice_buffer.group import TRAINING, Group, GroupState, Key
+from sluice_buffer.rules.admission import SUSPECT_FAILURES
+from sluice_buffer.state.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
 
 PROGRESS = b"progress"
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sluice_buffer.admission import MAX_FAILURES, Policy, may_continue, may_start
 from sluice_buffer.errors import PreconditionError, StaleAttemptError
-from sluice_buffer.memory import Memory, Round, is_suspect
-from sluice_buffer.state import TRAINING, Group, GroupState, Key, LeaseName, lease_id
+from sluice_buffer.group import TRAINING, Group, GroupState, Key, LeaseName, lease_id
+from sluice_buffer.rules.admission import MAX_FAILURES, Policy, may_continue, may_start
+from sluice_buffer.state.memory import Memory, Round, is_suspect
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sluice.telemetry.pass_rate import pass_rates
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.state import SampleFacts
+from sluice_buffer.group import SampleFacts
 
 
 def failed_facts(samples: int, version: int) -> list[SampleFacts]:

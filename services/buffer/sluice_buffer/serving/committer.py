@@ -17,8 +17,8 @@ import structlog
 
 from sluice_buffer.core import Buffer
 from sluice_buffer.errors import CallError
-from sluice_buffer.memory import Memory
-from sluice_buffer.storage import StorageError, StorageFullError, WriteBatch
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import StorageError, StorageFullError, WriteBatch
 
 T = TypeVar("T")
 _Done = Callable[[Any, Exception | None], None]

@@ -10,13 +10,13 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass
 
-from sluice_buffer.admission import Policy, outdated, overdue, stale
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
-from sluice_buffer.leases import Leases
-from sluice_buffer.memory import Memory, pack_ids
-from sluice_buffer.rounds import Rounds
-from sluice_buffer.state import TRAINING, GroupState, Key, unpack_facts
-from sluice_buffer.storage import number
+from sluice_buffer.group import TRAINING, GroupState, Key, unpack_facts
+from sluice_buffer.rules.admission import Policy, outdated, overdue, stale
+from sluice_buffer.state.memory import Memory, pack_ids
+from sluice_buffer.state.storage import number
+from sluice_buffer.transitions.leases import Leases
+from sluice_buffer.transitions.rounds import Rounds
 
 
 @dataclass(slots=True)

@@ -13,8 +13,6 @@ import grpc.aio
 from sluice.wire.codec import to_chunks
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, common_pb2
-from sluice_buffer.budget import Budget
-from sluice_buffer.committer import Committer
 from sluice_buffer.core import Buffer
 from sluice_buffer.errors import (
     CallError,
@@ -23,15 +21,24 @@ from sluice_buffer.errors import (
     SilentSenderError,
     StaleAttemptError,
 )
-from sluice_buffer.failures import failures
-from sluice_buffer.intake import Intake
-from sluice_buffer.leases import Call, Worker
-from sluice_buffer.line import Line
-from sluice_buffer.memory import value_key
-from sluice_buffer.serving import Leased, evaluations, example_sizes, leased, leased_chunks, shard_chunks
-from sluice_buffer.state import parse_lease_id
-from sluice_buffer.storage import StorageError, StorageFullError
-from sluice_buffer.submits import Answer, Outcome
+from sluice_buffer.group import parse_lease_id
+from sluice_buffer.serving.budget import Budget
+from sluice_buffer.serving.committer import Committer
+from sluice_buffer.serving.intake import Intake
+from sluice_buffer.serving.line import Line
+from sluice_buffer.serving.sending import (
+    Leased,
+    evaluations,
+    example_sizes,
+    failures,
+    leased,
+    leased_chunks,
+    shard_chunks,
+)
+from sluice_buffer.state.memory import value_key
+from sluice_buffer.state.storage import StorageError, StorageFullError
+from sluice_buffer.transitions.leases import Call, Worker
+from sluice_buffer.transitions.submits import Answer, Outcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0

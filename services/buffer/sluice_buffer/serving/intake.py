@@ -17,10 +17,10 @@ from sluice.sample import SampleError
 from sluice.wire.codec import Assembler
 from sluice.wire.frames import prompt_of_beginning
 from sluice.wire.v1 import common_pb2
-from sluice_buffer.budget import Budget
-from sluice_buffer.committer import Committer
 from sluice_buffer.errors import CallError, SilentSenderError
-from sluice_buffer.storage import StorageError
+from sluice_buffer.serving.budget import Budget
+from sluice_buffer.serving.committer import Committer
+from sluice_buffer.state.storage import StorageError
 
 R = TypeVar("R")
 PIECE_SECONDS = 60.0

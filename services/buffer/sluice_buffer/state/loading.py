@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice_buffer.memory import PROGRESS, Memory, Progress, Result, Round, unpack_ids
-from sluice_buffer.state import TRAINING, Group, GroupState, Key
-from sluice_buffer.storage import Storage, footprint, numbers
+from sluice_buffer.group import TRAINING, Group, GroupState, Key
+from sluice_buffer.state.memory import PROGRESS, Memory, Progress, Result, Round, unpack_ids
+from sluice_buffer.state.storage import Storage, footprint, numbers
 
 
 def load(storage: Storage, deadline: float) -> Memory:

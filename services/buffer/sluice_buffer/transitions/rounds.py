@@ -11,10 +11,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from sluice_buffer.evaluation import failed_facts, metrics
-from sluice_buffer.memory import Memory, Result, Round
-from sluice_buffer.state import Group, GroupState, Key, pack_facts, unpack_facts
-from sluice_buffer.storage import number
+from sluice_buffer.group import Group, GroupState, Key, pack_facts, unpack_facts
+from sluice_buffer.rules.evaluation import failed_facts, metrics
+from sluice_buffer.state.memory import Memory, Result, Round
+from sluice_buffer.state.storage import number
 
 EXAMPLES = 4
 """Groups of each data set whose samples are kept for people to look at, and"""

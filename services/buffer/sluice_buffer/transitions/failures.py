@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_buffer.admission import Policy, barren_limit
-from sluice_buffer.memory import Memory
-from sluice_buffer.prompts import Prompts
-from sluice_buffer.state import TRAINING, Group, GroupState, Key
-from sluice_buffer.storage import Storage, number
+from sluice_buffer.group import TRAINING, Group, GroupState, Key
+from sluice_buffer.rules.admission import Policy, barren_limit
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import number
 
 KEPT = 10_000
 """Failures that are kept on the disk; older ones are counted only."""
-PAGE = 256
-"""Failures in one answer."""
 _NAMED = 50
 """Reasons that are counted apart: each is a time series."""
 _REASON_CHARACTERS = 500
@@ -86,23 +82,3 @@ class Failures:
             group.failures = 0
             self.memory.revive(group_id, group)
         self.barren.clear()
-
-
-def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Failure]:
-    """Failures with a serial number above `after`, at most PAGE of them."""
-    for position, (serial, data) in enumerate(storage.numbered("failures", after + 1)):
-        if position == PAGE:
-            return
-        record = json.loads(data)
-        key = Key(*record["key"])
-        dataset, row = prompts.place(key)
-        yield pb.Failure(
-            serial=serial,
-            group_id=key.group_id,
-            version=key.round,
-            dataset=dataset,
-            row=row,
-            leases=record["leases"],
-            reason=record["reason"],
-            time=record["time"],
-        )

@@ -24,13 +24,13 @@ from sluice.sample import PROMPT_TOO_LONG, Sample, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.admission import Policy
-from sluice_buffer.leases import Leases
-from sluice_buffer.memory import Memory
-from sluice_buffer.prompts import Prompts
-from sluice_buffer.state import Key, lease_id
-from sluice_buffer.storage import StorageFullError
-from sluice_buffer.submits import Outcome, Submits
+from sluice_buffer.group import Key, lease_id
+from sluice_buffer.rules.admission import Policy
+from sluice_buffer.sources.prompts import Prompts
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.storage import StorageFullError
+from sluice_buffer.transitions.leases import Leases
+from sluice_buffer.transitions.submits import Outcome, Submits
 
 NOTHING_TRAINED = "nothing_trained"
 """Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""

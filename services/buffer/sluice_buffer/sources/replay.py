@@ -15,12 +15,12 @@ from sluice.environment import ConfigurationError
 from sluice.sample import SampleGroup, WeightSpan
 from sluice.telemetry import rollouts
 from sluice.wire import codec
-from sluice_buffer.admission import Policy
 from sluice_buffer.errors import PreconditionError
-from sluice_buffer.leases import Leases
-from sluice_buffer.memory import Memory
-from sluice_buffer.state import TRAINING, Key, lease_id
-from sluice_buffer.submits import Outcome, Submits
+from sluice_buffer.group import TRAINING, Key, lease_id
+from sluice_buffer.rules.admission import Policy
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.transitions.leases import Leases
+from sluice_buffer.transitions.submits import Outcome, Submits
 
 
 @dataclass(frozen=True, slots=True)

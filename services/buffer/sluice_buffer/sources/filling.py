@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from sluice.api import RLJobSpec
-from sluice_buffer.admission import Policy
-from sluice_buffer.answers import Answers
-from sluice_buffer.leases import Leases
-from sluice_buffer.memory import Memory
-from sluice_buffer.prompts import Prompts
-from sluice_buffer.replay import Replay
-from sluice_buffer.submits import Submits
+from sluice_buffer.rules.admission import Policy
+from sluice_buffer.sources.answers import Answers
+from sluice_buffer.sources.prompts import Prompts
+from sluice_buffer.sources.replay import Replay
+from sluice_buffer.state.memory import Memory
+from sluice_buffer.transitions.leases import Leases
+from sluice_buffer.transitions.submits import Submits
 
 
 class Filler(Protocol):

@@ -1,0 +1,1 @@
+"""The buffer's gRPC side: streams, memory for messages, answers once they are durable."""

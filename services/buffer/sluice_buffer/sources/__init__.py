@@ -1,0 +1,1 @@
+"""Where groups come from: prompts in their order, given answers, dumped rollouts."""

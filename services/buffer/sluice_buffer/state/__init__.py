@@ -1,0 +1,1 @@
+"""What the buffer knows, in memory and on disk."""

@@ -1,0 +1,1 @@
+"""Changes of the buffer's state: leases, submissions, batches, evaluation rounds, failures."""
