@@ -28,7 +28,7 @@ def on_ranks(script: str, ranks: int, *arguments: str) -> int:
 
 def sluice_run(manifest: Path, directory: Path, overrides: Sequence[str], seconds: float) -> tuple[int, str]:
     """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets a minute for that."""
-    command = [sys.executable, "-m", "sluice.cli", "run", str(manifest), "--plain", "--run-dir", str(directory)]
+    command = [sys.executable, "-m", "sluice_cli", "run", str(manifest), "--plain", "--run-dir", str(directory)]
     command += [word for override in overrides for word in ("--set", override)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

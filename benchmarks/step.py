@@ -46,7 +46,7 @@ def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], flo
     command = [
         sys.executable,
         "-m",
-        "sluice.cli",
+        "sluice_cli",
         "run",
         str(QUICKSTART / "job.yaml"),
         "--plain",

@@ -23,7 +23,7 @@ Answer = tuple[int, str, str]
 async def sluice(*arguments: str, cwd: Path, **variables: str) -> Answer:
     """Exit code, stdout, stderr."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sluice.cli", *arguments,
+        sys.executable, "-m", "sluice_cli", *arguments,
         cwd=cwd, env=os.environ | {"COLUMNS": "200"} | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     out, err = await asyncio.wait_for(process.communicate(), 60)

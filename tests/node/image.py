@@ -35,6 +35,7 @@ WITHOUT_REQUIREMENTS = ("sglang", "megatron-core")
 """Installed with --no-deps (see the Makefile): what they need of their requirements is in the extras."""
 PACKAGES = (
     "sluice",
+    "cli/sluice_cli",
     "operator/sluice_operator",
     "services/buffer/sluice_buffer",
     "services/rendezvous/sluice_rendezvous",
@@ -67,7 +68,7 @@ LEFT_OUT = re.compile(
 """Tests, headers, and compilers for GPUs: a gigabyte that nothing on a CPU opens."""
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE, SITE = "opt/python", f"usr/local/lib/{VERSION}/site-packages"
-SLUICE_SCRIPT = "#!/usr/local/bin/python\nimport sys\n\nfrom sluice.cli.main import app\n\nsys.exit(app())\n"
+SLUICE_SCRIPT = "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.main import app\n\nsys.exit(app())\n"
 ACCOUNTS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/home/nonroot:/bin/sh\n",
     "etc/group": "root:x:0:\nnonroot:x:65532:\n",

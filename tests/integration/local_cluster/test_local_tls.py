@@ -12,7 +12,7 @@ from pathlib import Path
 from local_jobs import SLEEP, container, template
 
 from sluice.api import RLJob
-from sluice.cli.run import tls_of
+from sluice_cli.run import tls_of
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Progress, names
 from sluice_operator.plan.build.objects import rendezvous_address

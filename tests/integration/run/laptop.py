@@ -35,7 +35,7 @@ class Laptop:
     def __init__(self, example: Path, directory: Path, *overrides: str) -> None:
         self.directory = directory
         self.output = directory.with_suffix(".out")
-        self._command = [sys.executable, "-m", "sluice.cli", "run", str(example / "job.yaml"), "--plain"]
+        self._command = [sys.executable, "-m", "sluice_cli", "run", str(example / "job.yaml"), "--plain"]
         self._command += ["--run-dir", str(directory)]
         self._command += [part for override in overrides for part in ("--set", override)]
         self.process: subprocess.Popen[bytes] | None = None

@@ -88,7 +88,7 @@ def test_what_is_no_checkpoint_is_said(models: dict[str, Path], tmp_path: Path) 
 
 
 def sluice(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sluice.cli", "convert", *map(str, arguments)]
+    command = [sys.executable, "-m", "sluice_cli", "convert", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.api.changes import MUTABLE
 from sluice.api.crd import custom_resource_definition
-from sluice.cli.render import to_yaml
+from sluice_cli.render import to_yaml
 
 ROOT = Path(__file__).parents[3]
 CRD = custom_resource_definition()

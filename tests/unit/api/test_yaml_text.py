@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job, parse_documents
 from sluice.api.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES
-from sluice.cli.main import app
 from sluice.data.files import read_file
 from sluice.environment import ConfigurationError
-from sluice.importing.draft import ImportFailedError
-from sluice.importing.hydra import from_yaml, value_of
+from sluice_cli.importing.draft import ImportFailedError
+from sluice_cli.importing.hydra import from_yaml, value_of
+from sluice_cli.main import app
 
 LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MERGES = "a0: &a0 {k0: 1}\n" + "".join(

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job
 from sluice.api.changes import differences
-from sluice.cli.main import app
-from sluice.cli.resolve import check_files, resolve
-from sluice.cli.run import prepare
-from sluice.cli.view import duration, sparkline
+from sluice_cli.main import app
+from sluice_cli.resolve import check_files, resolve
+from sluice_cli.run import prepare
+from sluice_cli.view import duration, sparkline
 from sluice_operator.cluster.local import run_state
 
 JOB = """\
@@ -235,7 +235,7 @@ def test_where_there_is_neither_run_nor_cluster_both_are_told(tmp_path: Path, mo
 async def test_fresh_never_deletes_a_run_that_goes_on(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.cli.run.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_cli.run.LOCK_SECONDS", 0.1)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     held = await run_state.lock(directory, 0)
@@ -253,7 +253,7 @@ def test_a_full_disk_is_told_in_a_line(job: Path, tmp_path: Path, monkeypatch: p
     async def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("sluice.cli.run._run", full)
+    monkeypatch.setattr("sluice_cli.run._run", full)
     result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run")])
     assert result.exit_code == 2
     assert "the run cannot go on: [Errno 28] No space left on device; when that is mended, the same" in result.output
@@ -314,7 +314,7 @@ def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
         given.extend(overrides)
         return 0
 
-    monkeypatch.setattr("sluice.cli.run.run_here", run_here)
+    monkeypatch.setattr("sluice_cli.run.run_here", run_here)
     assert CliRunner().invoke(app, ["run", str(job), *options]).exit_code == 0
     assert given == [change.format(here=tmp_path) for change in expected]
     load_job(job, given)

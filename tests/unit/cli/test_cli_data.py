@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from sluice.api.data import PromptSource
-from sluice.cli.main import app
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.transform import chosen, to_slime, to_verl
+from sluice_cli.main import app
 from tests.chat import assistant, save, user
 
 VERL: dict[str, Any] = {

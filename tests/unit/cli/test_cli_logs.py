@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sluice.cli import logs
-from sluice.cli.logs import Line, Printer, Wanted, merged, rendered
+from sluice_cli import logs
+from sluice_cli.logs import Line, Printer, Wanted, merged, rendered
 from sluice_operator.cluster.local.reader import RunReader, stamp
 from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
 

@@ -16,7 +16,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from sluice.api import load_job
 from sluice.api.load import parse_documents, parse_job
-from sluice.cli.main import app
+from sluice_cli.main import app
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "charts/sluice/README.md", *sorted((ROOT / "docs").rglob("*.md"))]

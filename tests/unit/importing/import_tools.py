@@ -8,7 +8,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from sluice.cli.main import app
+from sluice_cli.main import app
 
 
 def run(*words: Any) -> Result:

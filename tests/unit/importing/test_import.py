@@ -11,7 +11,7 @@ from import_tools import run, slime, spec_of, verl
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from sluice.cli.main import app
+from sluice_cli.main import app
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = {

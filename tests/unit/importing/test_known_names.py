@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice.importing import slime_table, verl_table
-from sluice.importing.draft import Lost, Same, To
+from sluice_cli.importing import slime_table, verl_table
+from sluice_cli.importing.draft import Lost, Same, To
 
 SLIME = """
 --rollout-data-transport --flush-cache-interval --use-score-centering --freeze-params-name-list --ci-test

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from sluice.api import RLJobSpec
-from sluice.importing import (
+from sluice_cli.importing import (
     slime,
     slime_sft,
     slime_table,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.importing.script import Argument, read_script
-from sluice.importing.shell import ScriptError
+from sluice_cli.importing.script import Argument, read_script
+from sluice_cli.importing.shell import ScriptError
 
 ASSIGNED = "A=a; B='b c'; LIST=(1 'two words' \"$A\"); N=$((2 * 3)); EMPTY=\n"
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.importing.shell import Kind, Part, Statement, Word, parse
+from sluice_cli.importing.shell import Kind, Part, Statement, Word, parse
 
 _ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(\+?)=")
 _OPENING = {"if", "for", "while", "until", "case"}

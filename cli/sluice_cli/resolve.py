@@ -9,9 +9,9 @@ from sluice.api import KIND, ManifestError, RLJob, manifest
 from sluice.api.data import parse_path
 from sluice.api.job import RLJobSpec
 from sluice.api.paths import MarkedPath, marked, rewritten, volume_of
-from sluice.cli.functions import problem_of
 from sluice.data.files import files_of
 from sluice.environment import ConfigurationError
+from sluice_cli.functions import problem_of
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

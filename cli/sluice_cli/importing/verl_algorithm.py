@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from sluice.api.algorithm import PolicyLoss
-from sluice.importing.draft import Draft, Setting, Settings, integer, location, put, real, text
-from sluice.importing.verl_table import kl_type
+from sluice_cli.importing.draft import Draft, Setting, Settings, integer, location, put, real, text
+from sluice_cli.importing.verl_table import kl_type
 
 _ACTOR = "actor_rollout_ref.actor"
 _CORRECTION = "algorithm.rollout_correction"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.importing.draft import Draft, Settings, location, put, real
+from sluice_cli.importing.draft import Draft, Settings, location, put, real
 
 _LOSS = "distillation.distillation_loss"
 _TEACHERS = "distillation.teacher_models."

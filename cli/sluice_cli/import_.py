@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.importing.draft import Draft, ImportFailedError, job_name
-from sluice.importing.shell import ScriptError
+from sluice_cli.importing.draft import Draft, ImportFailedError, job_name
+from sluice_cli.importing.shell import ScriptError
 
 app = typer.Typer(help="RLJob manifests of other projects' launch scripts.", no_args_is_help=True)
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")]
@@ -36,7 +36,7 @@ def slime(
     as_json: AsJson = False,
 ) -> None:
     """Translate a script that starts slime's train.py or train_async.py."""
-    from sluice.importing.slime import import_slime
+    from sluice_cli.importing.slime import import_slime
 
     _import(script.name, lambda: import_slime(_read(script), str(script), _given(variables)), out, name, force, as_json)
 
@@ -56,8 +56,8 @@ def verl(
     """Translate a configuration of verl's PPO trainer."""
 
     def draft() -> Draft:
-        from sluice.importing.hydra import from_yaml
-        from sluice.importing.verl import import_verl, read_command
+        from sluice_cli.importing.hydra import from_yaml
+        from sluice_cli.importing.verl import import_verl, read_command
 
         base = from_yaml(_read(config), str(config)) if config else {}
         if re.search(r"\.ya?ml$", source) and "=" not in source:
@@ -98,7 +98,7 @@ def _given(variables: list[str] | None) -> dict[str, str]:
 def _import(
     source: str, make: Callable[[], Draft], out: Path | None, name: str | None, force: bool, as_json: bool
 ) -> None:
-    from sluice.importing.manifest import settle, to_text
+    from sluice_cli.importing.manifest import settle, to_text
 
     try:
         if out and out.exists() and not force:

@@ -6,10 +6,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.importing.draft import Draft, Entry, Lost, Same, Setting, Settings, To, flag, integer, location, put, real
-from sluice.importing.draft import translate as translate_all
-from sluice.importing.script import Argument
-from sluice.importing.verl_table import TABLE
+from sluice_cli.importing.draft import (
+    Draft,
+    Entry,
+    Lost,
+    Same,
+    Setting,
+    Settings,
+    To,
+    flag,
+    integer,
+    location,
+    put,
+    real,
+)
+from sluice_cli.importing.draft import translate as translate_all
+from sluice_cli.importing.script import Argument
+from sluice_cli.importing.verl_table import TABLE
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
 _PROCESSES = re.compile(r"^--(nproc[_-]per[_-]node|nnodes)(?:=(.*))?$")

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.api import RLJob, RLJobStatus
-from sluice.cli.monitor import Snapshot
 from sluice.telemetry import run_directory
 from sluice.telemetry.headline import headline
+from sluice_cli.monitor import Snapshot
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}

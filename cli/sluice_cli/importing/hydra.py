@@ -12,8 +12,8 @@ from ruamel.yaml.error import YAMLError
 
 from sluice.api import yaml_text
 from sluice.api.yaml_text import DisproportionError
-from sluice.importing.draft import ImportFailedError, Setting
-from sluice.importing.script import Argument
+from sluice_cli.importing.draft import ImportFailedError, Setting
+from sluice_cli.importing.script import Argument
 
 _OVERRIDE = re.compile(r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 _WHOLE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}$", re.DOTALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.importing.draft import Entry, Lost, Same
+from sluice_cli.importing.draft import Entry, Lost, Same
 
 _LOGS = Lost("metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: spec.secrets.wandb")
 _SHAPE = Same("the model's shape is read from its config.json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
-from sluice.importing.verl_rest import PREFIXES, REST
+from sluice_cli.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice_cli.importing.verl_rest import PREFIXES, REST
 
 _ALWAYS = Same("sluice does it always")
 _PACKED = Same("micro-batches are packed by tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.importing.draft import Draft, Settings
+from sluice_cli.importing.draft import Draft, Settings
 
 _OF_SAMPLES = (
     "--rm-type", "--rm-url", "--custom-rm-path", "--reward-key", "--group-rm", "--n-samples-per-prompt",

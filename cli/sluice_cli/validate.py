@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.api import load_job
-from sluice.cli.resolve import check_files, resolve
+from sluice_cli.resolve import check_files, resolve
 
 
 def validate_file(path: Path, overrides: list[str]) -> str:

@@ -14,7 +14,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from sluice.api import API_VERSION, KIND, RLJob, manifest
 from sluice.api.marks import field_path
 from sluice.api.problems import describe
-from sluice.importing.draft import Draft
+from sluice_cli.importing.draft import Draft
 
 _TITLES = {
     "not translated": "Not translated",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.importing.draft import Entry, Lost, Same
+from sluice_cli.importing.draft import Entry, Lost, Same
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ALWAYS = Same("sluice does it always")

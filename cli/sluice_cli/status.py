@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from sluice.cli.jobs import reading
-from sluice.cli.status_view import show, status_of
+from sluice_cli.jobs import reading
+from sluice_cli.status_view import show, status_of
 from sluice_operator.cluster.view import Reader
 from sluice_operator.plan import is_finished
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
-from sluice.importing.slime_rest import REST
+from sluice_cli.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice_cli.importing.slime_rest import REST
 
 
 def _recompute(value: Any) -> str:

@@ -15,15 +15,15 @@ from rich.console import Console
 
 from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
 from sluice.api.changes import differences
-from sluice.cli.monitor import Monitor, Snapshot
-from sluice.cli.resolve import check_files, resolve
-from sluice.cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
+from sluice_cli.monitor import Monitor, Snapshot
+from sluice_cli.resolve import check_files, resolve
+from sluice_cli.view import LiveView, Metrics, PlainView, View, duration
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names

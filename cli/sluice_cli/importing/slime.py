@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, get_args
 
 from sluice.api.data import RewardType
-from sluice.importing.draft import (
+from sluice_cli.importing.draft import (
     Draft,
     ImportFailedError,
     Setting,
@@ -20,9 +20,9 @@ from sluice.importing.draft import (
     text,
     translate,
 )
-from sluice.importing.script import Argument, Command, read_script
-from sluice.importing.slime_sft import supervised, without_engines
-from sluice.importing.slime_table import DEFAULTS, TABLE, fallback
+from sluice_cli.importing.script import Argument, Command, read_script
+from sluice_cli.importing.slime_sft import supervised, without_engines
+from sluice_cli.importing.slime_table import DEFAULTS, TABLE, fallback
 
 ENTRIES = ("train.py", "train_async.py")
 _REWARDS = {"math": "math_prm800k"}

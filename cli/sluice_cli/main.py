@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sluice.api import ManifestError
-from sluice.cli import convert, data, import_
+from sluice_cli import convert, data, import_
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine.",
@@ -66,7 +66,7 @@ def run(
     ] = False,
 ) -> None:
     """Run an RLJob on this machine. The same command again continues it."""
-    from sluice.cli.run import run_here
+    from sluice_cli.run import run_here
 
     changes = list(overrides or [])
     if train_from is not None:
@@ -83,7 +83,7 @@ def run(
 @app.command()
 def validate(manifests: Manifests, overrides: Overrides = None) -> None:
     """Check manifests: fields, types, rules and the files that they name."""
-    from sluice.cli.validate import validate_file
+    from sluice_cli.validate import validate_file
 
     failed = False
     for path in manifests:
@@ -98,7 +98,7 @@ def validate(manifests: Manifests, overrides: Overrides = None) -> None:
 @app.command()
 def render(manifest: Manifest, overrides: Overrides = None) -> None:
     """Print the Kubernetes objects that a job starts with."""
-    from sluice.cli.render import render_file
+    from sluice_cli.render import render_file
 
     try:
         typer.echo(render_file(manifest, overrides or []), nl=False)
@@ -122,7 +122,7 @@ def status(
 ) -> None:
     """Show what a job does, waits for and last failed of, in a cluster or on this machine."""
     with _reading():
-        from sluice.cli.status import print_status
+        from sluice_cli.status import print_status
 
         print_status(name, namespace, run_dir, watch=watch)
 
@@ -148,7 +148,7 @@ def logs(
     if name in ROLES and role is None and run_dir is not None:  # a run directory needs no name
         name, role = None, name
     with _reading():
-        from sluice.cli.logs import Wanted, print_logs
+        from sluice_cli.logs import Wanted, print_logs
 
         print_logs(name, namespace, run_dir, Wanted(role, replica, container, attempt, tail), follow=follow)
 
@@ -176,6 +176,6 @@ def reference() -> None:
 def crd() -> None:
     """Print the CustomResourceDefinition of RLJob."""
     from sluice.api.crd import custom_resource_definition
-    from sluice.cli.render import to_yaml
+    from sluice_cli.render import to_yaml
 
     typer.echo(to_yaml([custom_resource_definition()]), nl=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from sluice.importing.draft import (
+from sluice_cli.importing.draft import (
     Draft,
     ImportFailedError,
     Setting,
@@ -21,12 +21,12 @@ from sluice.importing.draft import (
     real,
     translate,
 )
-from sluice.importing.hydra import overrides, resolved
-from sluice.importing.script import Argument, read_script
-from sluice.importing.verl_algorithm import corrections, critic, kl, policy
-from sluice.importing.verl_distillation import distillation
-from sluice.importing.verl_sft import ENTRY, import_sft, is_sft, launched
-from sluice.importing.verl_table import DEFAULTS, TABLE, fallback
+from sluice_cli.importing.hydra import overrides, resolved
+from sluice_cli.importing.script import Argument, read_script
+from sluice_cli.importing.verl_algorithm import corrections, critic, kl, policy
+from sluice_cli.importing.verl_distillation import distillation
+from sluice_cli.importing.verl_sft import ENTRY, import_sft, is_sft, launched
+from sluice_cli.importing.verl_table import DEFAULTS, TABLE, fallback
 
 _ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from sluice.cli.jobs import reading
+from sluice_cli.jobs import reading
 from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}

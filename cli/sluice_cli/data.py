@@ -101,8 +101,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Say what a prompt file holds. Exit code 1 where a row could not be used."""
-    from sluice.cli.data_view import answers_of, lengths_of, show
     from sluice.data.inspection import inspect as look
+    from sluice_cli.data_view import answers_of, lengths_of, show
 
     with _refusing():
         if max_prompt_tokens and not model:
