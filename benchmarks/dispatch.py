@@ -30,7 +30,7 @@ from torch import Tensor
 from sluice.api import Parallelism
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
-from sluice_trainer.megatron.dispatch import Dispatcher
+from sluice_trainer.megatron.model.dispatch import Dispatcher
 
 T = TypeVar("T")
 WARM_UP = 3

@@ -30,7 +30,7 @@ from shapes import SHAPES, write_config
 
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron.hf_config import ModelShape
+from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.policy import Policy, TrainSequence
 
 GPUS = torch.cuda.device_count()

@@ -210,9 +210,11 @@ def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None
 
 def source(options: argparse.Namespace) -> None:
     from sluice_trainer.coordinator import Coordinator
-    from sluice_trainer.megatron import mapping, model, parallel
-    from sluice_trainer.megatron.config import transformer_config
-    from sluice_trainer.megatron.hf_config import read_shape
+    from sluice_trainer.megatron import parallel
+    from sluice_trainer.megatron.huggingface import mapping
+    from sluice_trainer.megatron.huggingface.config import read_shape
+    from sluice_trainer.megatron.model import building
+    from sluice_trainer.megatron.model.config import transformer_config
     from sluice_trainer.ranks import Ranks
     from sluice_trainer.weights.publish import publish
 
@@ -221,7 +223,7 @@ def source(options: argparse.Namespace) -> None:
     ranks = Ranks.here(timedelta(minutes=5))
     shape = read_shape(options.directory)
     dtype = torch.bfloat16 if GPUS else torch.float32
-    net = model.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
+    net = building.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
     for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
     import threading

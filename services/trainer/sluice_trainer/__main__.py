@@ -28,9 +28,9 @@ def main() -> int:
 
     # torch and Megatron take seconds to import: read the manifest first
     from sluice_trainer import custom, rollout_only
+    from sluice_trainer.checkpoint_directory import Author
     from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
-    from sluice_trainer.megatron.checkpoint_directory import Author
     from sluice_trainer.megatron.policy import Policy
     from sluice_trainer.recorder import Recorder
 

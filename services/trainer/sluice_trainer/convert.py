@@ -16,7 +16,8 @@ def main(arguments: list[str]) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 
     from sluice.api import Parallelism
-    from sluice_trainer.megatron import conversion, parallel
+    from sluice_trainer.megatron import parallel
+    from sluice_trainer.megatron.checkpoints import conversion
 
     parallel.initialize(Parallelism(), seed=0, timeout=timedelta(minutes=5))
     try:

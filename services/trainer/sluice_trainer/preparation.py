@@ -24,8 +24,8 @@ from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.estimators import TOKEN_KL, Custom, Estimate, EstimatorError, Responses, estimate
 from sluice_trainer.algorithms.value_loss import explained_variance
-from sluice_trainer.megatron.packing import TrainSequence
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.packing import TrainSequence
 from sluice_trainer.ranks import Ranks
 
 SampleKey = tuple[int, int]

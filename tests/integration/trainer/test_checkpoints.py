@@ -21,9 +21,9 @@ import train_steps
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint import filesystem
 
-from sluice_trainer.megatron import checkpoint_directory
-from sluice_trainer.megatron.checkpoint import CheckpointError
-from sluice_trainer.megatron.checkpoint_directory import Author
+from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint_directory import Author
+from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -13,8 +13,8 @@ import tiny
 import torch
 import transformers
 
-from sluice_trainer.megatron import checkpoint_directory
-from sluice_trainer.megatron.conversion import ConversionError, dist_to_hf, hf_to_dist
+from sluice_trainer import checkpoint_directory
+from sluice_trainer.megatron.checkpoints.conversion import ConversionError, dist_to_hf, hf_to_dist
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

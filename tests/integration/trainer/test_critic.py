@@ -14,9 +14,9 @@ import tiny
 import torch
 from test_estimators import elsewhere, same
 
-from sluice_trainer.megatron.checkpoint import CheckpointError
-from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.packing import TrainSequence
 
 pytestmark = pytest.mark.usefixtures("process_group")
 PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}

@@ -12,8 +12,8 @@ import tiny
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
-from sluice_trainer.megatron import attention, layout
-from sluice_trainer.megatron.experts import GroupedExperts
+from sluice_trainer.megatron.model import attention, layout
+from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
 
 pytestmark = [

@@ -13,15 +13,15 @@ import torch
 
 from sluice.api import Parallelism
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
-from sluice_trainer.megatron import mapping
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.config import transformer_config
-from sluice_trainer.megatron.hf_config import ModelShape, read_shape
-from sluice_trainer.megatron.hf_files import CheckpointFilesError, save_hf
-from sluice_trainer.megatron.layout import packing
-from sluice_trainer.megatron.model import build, load_hf, load_random
-from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.megatron.huggingface.files import CheckpointFilesError, save_hf
+from sluice_trainer.megatron.model.building import build, load_hf, load_random
+from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.packing import TrainSequence
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 20, 13, 24, 1, 33, 70, 7]
@@ -243,7 +243,7 @@ def test_chunked_logits_do_not_change_the_result(qwen3: Path, monkeypatch: pytes
         return policy.train([shard], [tiny.totals(shard)])
 
     whole = train()
-    monkeypatch.setattr("sluice_trainer.megatron.forward.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
+    monkeypatch.setattr("sluice_trainer.megatron.step.forward.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
     assert train() == pytest.approx(whole, rel=1e-5, abs=1e-7)
 
 

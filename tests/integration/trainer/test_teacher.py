@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron import forward
-from sluice_trainer.megatron.packing import TrainSequence
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step import forward
+from sluice_trainer.megatron.step.packing import TrainSequence
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9

@@ -20,7 +20,7 @@ import torch
 from sluice.api import RLJobSpec
 from sluice.environment import free_port
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron.packing import TrainSequence
+from sluice_trainer.megatron.step.packing import TrainSequence
 
 VOCAB = 131
 TIMEOUT = 150

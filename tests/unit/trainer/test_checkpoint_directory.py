@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_trainer.megatron import checkpoint_directory
-from sluice_trainer.megatron.checkpoint_directory import (
+from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint_directory import (
     MANIFEST,
     Author,
     DamagedError,

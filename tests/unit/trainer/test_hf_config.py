@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.config import transformer_config
-from sluice_trainer.megatron.hf_config import ModelShape, UnsupportedModelError, read_shape
-from sluice_trainer.megatron.rope import Rope
+from sluice_trainer.megatron.huggingface.config import ModelShape, UnsupportedModelError, read_shape
+from sluice_trainer.megatron.huggingface.rope import Rope
+from sluice_trainer.megatron.model.config import transformer_config
 
 BASE = {
     "model_type": "qwen3",

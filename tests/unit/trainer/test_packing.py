@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sluice.sample import Sample, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron import attention
-from sluice_trainer.megatron.layout import LONG, Packing, Span, Split, dense_layout, packing
-from sluice_trainer.megatron.packing import (
+from sluice_trainer.megatron.model import attention
+from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
+from sluice_trainer.megatron.step.packing import (
     Sequence,
     TrainSequence,
     equalise,

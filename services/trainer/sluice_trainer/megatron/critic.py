@@ -12,11 +12,11 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as Settings
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.objective import value_objective
-from sluice_trainer.megatron.forward import forward_values
-from sluice_trainer.megatron.hf_config import read_shape
-from sluice_trainer.megatron.learner import Learner, model_config, score
-from sluice_trainer.megatron.model import build, load_initial
-from sluice_trainer.megatron.packing import Sequence, TrainSequence
+from sluice_trainer.megatron.huggingface.config import read_shape
+from sluice_trainer.megatron.model.building import build, load_initial
+from sluice_trainer.megatron.step.forward import forward_values
+from sluice_trainer.megatron.step.learner import Learner, model_config, score
+from sluice_trainer.megatron.step.packing import Sequence, TrainSequence
 
 
 class Critic:

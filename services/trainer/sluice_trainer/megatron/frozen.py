@@ -13,12 +13,12 @@ from sluice.api import RLJobSpec
 from sluice.api.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron.divergence import Teaching
-from sluice_trainer.megatron.forward import forward, head, hidden_states
-from sluice_trainer.megatron.hf_config import ModelShape, read_shape
-from sluice_trainer.megatron.learner import model_config, score
-from sluice_trainer.megatron.model import build, load_initial
-from sluice_trainer.megatron.packing import MicroBatch, Sequence
+from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.megatron.model.building import build, load_initial
+from sluice_trainer.megatron.step.divergence import Teaching
+from sluice_trainer.megatron.step.forward import forward, head, hidden_states
+from sluice_trainer.megatron.step.learner import model_config, score
+from sluice_trainer.megatron.step.packing import MicroBatch, Sequence
 
 TEACHER = "spec.algorithm.distillation.teacher.path"
 

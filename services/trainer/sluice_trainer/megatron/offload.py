@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sluice_trainer.megatron.adaptations import DEVICE
-from sluice_trainer.megatron.learner import Learner
+from sluice_trainer.megatron.step.learner import Learner
 
 
 class Storages:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
-from sluice_trainer.megatron.layout import Split
+from sluice_trainer.megatron.model.layout import Split
 
 T = TypeVar("T")
 

@@ -42,18 +42,20 @@ from sluice_trainer.algorithms.objective import (
     policy_objective,
 )
 from sluice_trainer.algorithms.sft import sft_objective
-from sluice_trainer.megatron import checkpoint, frozen, mapping, parallel
-from sluice_trainer.megatron.checkpoint_directory import Author, claim, latest, prune
+from sluice_trainer.checkpoint_directory import Author, claim, latest, prune
+from sluice_trainer.megatron import frozen, parallel
+from sluice_trainer.megatron.checkpoints import checkpoint
 from sluice_trainer.megatron.critic import Critic
-from sluice_trainer.megatron.forward import Forward, compute, forward
-from sluice_trainer.megatron.hf_config import read_shape
-from sluice_trainer.megatron.hf_files import save_hf
-from sluice_trainer.megatron.learner import Learner, model_config, score
-from sluice_trainer.megatron.model import build, load_initial
+from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.huggingface.config import read_shape
+from sluice_trainer.megatron.huggingface.files import save_hf
+from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.offload import Offload
-from sluice_trainer.megatron.optimizer import steps_of_policy
-from sluice_trainer.megatron.packing import MicroBatch, Sequence, TrainSequence
-from sluice_trainer.megatron.survey import OptimizerStep, survey
+from sluice_trainer.megatron.step.forward import Forward, compute, forward
+from sluice_trainer.megatron.step.learner import Learner, model_config, score
+from sluice_trainer.megatron.step.optimizer import steps_of_policy
+from sluice_trainer.megatron.step.packing import MicroBatch, Sequence, TrainSequence
+from sluice_trainer.megatron.step.survey import OptimizerStep, survey
 from sluice_trainer.ranks import Ranks
 
 _LARGEST_LOG = 700.0

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron.entries import EMBEDDING, HEAD, VALUE_HEAD
+from sluice_trainer.megatron.huggingface.entries import EMBEDDING, HEAD, VALUE_HEAD
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

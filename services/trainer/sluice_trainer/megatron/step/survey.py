@@ -21,8 +21,8 @@ from sluice.api.losses import ClipCov, KLCov
 from sluice_trainer.algorithms.covariance import Identity, Keys, as_mask, between, covariances, lots, share, smallest
 from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
-from sluice_trainer.megatron.packing import MicroBatch, TrainSequence
 from sluice_trainer.megatron.parallel import reduce_over_data_parallel
+from sluice_trainer.megatron.step.packing import MicroBatch, TrainSequence
 from sluice_trainer.ranks import Ranks
 
 

@@ -29,9 +29,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
-from sluice_trainer.megatron import two_parts
-from sluice_trainer.megatron.layout import DenseLayout, Packing, Span, packing
-from sluice_trainer.megatron.rotary import Rotary, turn
+from sluice_trainer.megatron.model import two_parts
+from sluice_trainer.megatron.model.layout import DenseLayout, Packing, Span, packing
+from sluice_trainer.megatron.model.rotary import Rotary, turn
 
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """torch 2.11 has no grouped queries here, 2.13 has."""

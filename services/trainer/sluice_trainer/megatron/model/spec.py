@@ -20,11 +20,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from sluice_trainer.megatron.attention import PackedAttention
-from sluice_trainer.megatron.dispatch import Mixture
-from sluice_trainer.megatron.experts import GroupedExperts
-from sluice_trainer.megatron.hf_config import ModelShape
-from sluice_trainer.megatron.rotary import LatentRotary, Rotary
+from sluice_trainer.megatron.huggingface.config import ModelShape
+from sluice_trainer.megatron.model.attention import PackedAttention
+from sluice_trainer.megatron.model.dispatch import Mixture
+from sluice_trainer.megatron.model.experts import GroupedExperts
+from sluice_trainer.megatron.model.rotary import LatentRotary, Rotary
 
 
 class Norm(torch.nn.RMSNorm):

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.compiled import compiled
-from sluice_trainer.megatron.divergence import Teaching
-from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage
+from sluice_trainer.megatron.step.divergence import Teaching
+from sluice_trainer.megatron.step.packing import MicroBatch
 
 Forward = Callable[[Any, MicroBatch], Tensor]
 """(model, micro-batch) -> [k, r] numbers of the response tokens on the last pipeline stage, hidden states before it."""

@@ -12,7 +12,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE
 from sluice_trainer.megatron.compiled import COMPILED
-from sluice_trainer.megatron.hf_config import Experts, Latent, ModelShape, UnsupportedModelError
+from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape, UnsupportedModelError
 
 
 def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from sluice_trainer.megatron.entries import EMBEDDING, Entry, entries
-from sluice_trainer.megatron.hf_config import ModelShape
+from sluice_trainer.megatron.huggingface.config import ModelShape
+from sluice_trainer.megatron.huggingface.entries import EMBEDDING, Entry, entries
 
 T = TypeVar("T")
 _EXPERT = re.compile(r"(\.local_experts\.)\d+(\.)")

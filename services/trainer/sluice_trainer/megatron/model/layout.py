@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from sluice_trainer.megatron.rotary import Rotary
+from sluice_trainer.megatron.model.rotary import Rotary
 
 LONG = 4096
 """Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing: and parts of

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sluice_trainer.algorithms.objective import LossInputs, Objective
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.forward import Forward, run_schedule
-from sluice_trainer.megatron.packing import MicroBatch
 from sluice_trainer.megatron.parallel import from_last_stage, reduce_over_data_parallel
+from sluice_trainer.megatron.step.forward import Forward, run_schedule
+from sluice_trainer.megatron.step.packing import MicroBatch
 
 Loss = Callable[[Tensor, LossInputs], Objective]
 """(what the forward pass gives on the last pipeline stage, inputs) -> objective."""

@@ -14,12 +14,13 @@ from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import DEVICE
-from sluice_trainer.megatron.config import transformer_config
-from sluice_trainer.megatron.forward import Forward, compute
-from sluice_trainer.megatron.hf_config import ModelShape
-from sluice_trainer.megatron.model import distribute
-from sluice_trainer.megatron.optimizer import build_optimizer, learning_rate, set_learning_rate
-from sluice_trainer.megatron.packing import (
+from sluice_trainer.megatron.huggingface.config import ModelShape
+from sluice_trainer.megatron.model.building import distribute
+from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.megatron.step.forward import Forward, compute
+from sluice_trainer.megatron.step.optimizer import build_optimizer, learning_rate, set_learning_rate
+from sluice_trainer.megatron.step.optimizer_step import Loss, StepResult, train_step
+from sluice_trainer.megatron.step.packing import (
     MicroBatch,
     Sequence,
     TrainSequence,
@@ -28,7 +29,6 @@ from sluice_trainer.megatron.packing import (
     pack,
     train_micro_batch,
 )
-from sluice_trainer.megatron.step import Loss, StepResult, train_step
 
 Survey = Callable[[int, list[MicroBatch], Seq[TrainSequence]], list[MicroBatch]]
 """(number of the optimizer step in its batch, micro-batches, their sequences) -> the micro-batches. Collective."""

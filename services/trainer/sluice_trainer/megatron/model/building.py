@@ -14,12 +14,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from sluice_trainer.megatron import mapping
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
-from sluice_trainer.megatron.entries import VALUE_HEAD
-from sluice_trainer.megatron.hf_config import ModelShape
-from sluice_trainer.megatron.hf_files import reader
-from sluice_trainer.megatron.spec import block_spec, set_latent_rotary
+from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.huggingface.config import ModelShape
+from sluice_trainer.megatron.huggingface.entries import VALUE_HEAD
+from sluice_trainer.megatron.huggingface.files import reader
+from sluice_trainer.megatron.model.spec import block_spec, set_latent_rotary
 
 
 class ValueHead(torch.nn.Linear):

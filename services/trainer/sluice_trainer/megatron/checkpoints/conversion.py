@@ -18,15 +18,16 @@ from torch import Tensor
 
 from sluice.api import Parallelism
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron import checkpoint_directory, mapping
+from sluice_trainer import checkpoint_directory
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
-from sluice_trainer.megatron.checkpoint import METADATA, weights_state
-from sluice_trainer.megatron.config import transformer_config
-from sluice_trainer.megatron.entries import Entry
-from sluice_trainer.megatron.hf_config import ModelShape, read_shape
-from sluice_trainer.megatron.hf_files import SHARD_BYTES, Reader, reader, save_hf
-from sluice_trainer.megatron.model import build
-from sluice_trainer.megatron.pieces import MissingPieceError, PieceReader
+from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
+from sluice_trainer.megatron.checkpoints.pieces import MissingPieceError, PieceReader
+from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.megatron.huggingface.entries import Entry
+from sluice_trainer.megatron.huggingface.files import SHARD_BYTES, Reader, reader, save_hf
+from sluice_trainer.megatron.model.building import build
+from sluice_trainer.megatron.model.config import transformer_config
 
 Place = tuple[Entry, int]
 """Of a parameter: its entry, and which expert it belongs to (0 where there are none)."""

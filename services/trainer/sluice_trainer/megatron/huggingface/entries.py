@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sluice_trainer.megatron.hf_config import Experts, Latent, ModelShape
+from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -26,8 +26,7 @@ from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` misses it
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
-from sluice_trainer.megatron.checkpoint_directory import (
+from sluice_trainer.checkpoint_directory import (
     Author,
     DamagedError,
     Record,
@@ -40,7 +39,8 @@ from sluice_trainer.megatron.checkpoint_directory import (
     temporary_of,
     verify,
 )
-from sluice_trainer.megatron.optimizer import set_learning_rate
+from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
+from sluice_trainer.megatron.step.optimizer import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
 """Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and comes first."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron.rope import Rope, yarn_magnitude
+from sluice_trainer.megatron.huggingface.rope import Rope, yarn_magnitude
 
 Config = dict[str, Any]
 _UNTIED_IN_SGLANG = ("qwen3_moe", "glm4_moe")

@@ -13,7 +13,7 @@ from torch import Tensor
 from sluice.sample import Float32, Int32, Sample, UInt8
 from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals, metric_aggregation, token_weights
 from sluice_trainer.algorithms.objective import LossInputs
-from sluice_trainer.megatron.layout import Packing, Split, packing
+from sluice_trainer.megatron.model.layout import Packing, Split, packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Checkpoints in torch's distributed format, and their conversion."""

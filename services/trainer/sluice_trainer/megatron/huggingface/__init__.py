@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: config, names and shapes of tensors, files."""

@@ -1,0 +1,1 @@
+"""One optimizer step: sequences into micro-batches, forward, survey, gradient, update."""
