@@ -12,7 +12,7 @@ from sluice.api import load_job
 
 
 def render_file(path: Path, overrides: list[str]) -> str:
-    from sluice_operator.plan.build.render import render_all
+    from sluice_operator.plan.manifests.render import render_all
 
     return to_yaml(render_all(load_job(path, overrides)))
 

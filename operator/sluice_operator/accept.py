@@ -21,7 +21,7 @@ from sluice.api.changes import MUTABLE, differences
 from sluice.api.load import check_foreign
 from sluice.api.problems import describe
 from sluice_operator.plan import names
-from sluice_operator.plan.build.mounted import spelled
+from sluice_operator.plan.manifests.mounted import spelled
 from sluice_operator.plan.model import KubeObject
 
 

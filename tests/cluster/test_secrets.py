@@ -13,7 +13,7 @@ from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube import KubeCluster, operatorkey, owned
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.build.objects import token_secret
+from sluice_operator.plan.manifests.objects import token_secret
 from tests.cluster.conftest import StartOperator
 from tests.cluster.operators import Operator
 from tests.cluster.world import Object, World

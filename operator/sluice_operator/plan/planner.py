@@ -13,10 +13,6 @@ from typing import Any
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
 from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.build import podgroup
-from sluice_operator.plan.build.creation import groups_of, missing_pods
-from sluice_operator.plan.build.extras import missing_extras, unwanted_extras
-from sluice_operator.plan.build.objects import missing_objects
 from sluice_operator.plan.constants import (
     NOT_ADMITTED,
     QUEUE_LOOK_SECONDS,
@@ -40,6 +36,10 @@ from sluice_operator.plan.decide.gangs import (
 from sluice_operator.plan.decide.restart import GiveUp
 from sluice_operator.plan.decide.success import has_succeeded
 from sluice_operator.plan.decide.ttl import expiry
+from sluice_operator.plan.manifests import podgroup
+from sluice_operator.plan.manifests.creation import groups_of, missing_pods
+from sluice_operator.plan.manifests.extras import missing_extras, unwanted_extras
+from sluice_operator.plan.manifests.objects import missing_objects
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
 from sluice_operator.plan.names import checkpoint_name, pod_name
 from sluice_operator.plan.report import admission, conditions, events

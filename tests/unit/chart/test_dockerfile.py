@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 import pytest
 
 from sluice.api import RLJob
-from sluice_operator.plan.build.render import render_all
+from sluice_operator.plan.manifests.render import render_all
 from tests.helm import CHART, load
 from tests.tools import ROOT
 

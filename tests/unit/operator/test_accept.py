@@ -9,7 +9,7 @@ from world import make_job
 
 from sluice.api import ManifestError, RLJob, manifest
 from sluice_operator.accept import accept
-from sluice_operator.plan.build.objects import config_map
+from sluice_operator.plan.manifests.objects import config_map
 
 
 def stored(**spec: Any) -> dict[str, Any]:

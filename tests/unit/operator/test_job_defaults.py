@@ -13,8 +13,8 @@ from sluice.environment import ConfigurationError
 from sluice_operator import settings
 from sluice_operator.accept import accept
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
-from sluice_operator.plan.build.objects import config_map
 from sluice_operator.plan.defaults import JobDefaults, filled_in, with_defaults
+from sluice_operator.plan.manifests.objects import config_map
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
 DEFAULTS = JobDefaults.model_validate(

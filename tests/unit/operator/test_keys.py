@@ -11,7 +11,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from world import make_job
 
 from sluice_operator.cluster.keys import VALID, JobKeys, new_key
-from sluice_operator.plan.build.objects import config_map, tls_secret, token_secret
+from sluice_operator.plan.manifests.objects import config_map, tls_secret, token_secret
 
 KEY = bytes(range(32))
 NAME = "demo.default.sluice"

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.api import RLJob
 from sluice_operator.cluster.local import gpus
-from sluice_operator.plan.build.render import render_all
+from sluice_operator.plan.manifests.render import render_all
 
 SPEC: dict[str, Any] = {
     "model": {"path": "m"}, "data": {"prompts": [{"path": "p"}]}, "reward": {"type": "f1"}, "checkpoint": {},

@@ -9,7 +9,7 @@ from world import make_job
 
 from sluice_operator.cluster.local.inherited import inherited_env
 from sluice_operator.cluster.local.translate import Place, commands
-from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
 
 CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
 
 SECRETS = {"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}}

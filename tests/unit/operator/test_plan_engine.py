@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.plan.build.engine import engine_args, normalized, render_args
+from sluice_operator.plan.manifests.engine import engine_args, normalized, render_args
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from world import World, make_job, settled
 
 from sluice_operator.plan import Deletion, Observed, podstate
-from sluice_operator.plan.build.disruption import disruption_budget
-from sluice_operator.plan.build.extras import covers, extra_objects, missing_extras
-from sluice_operator.plan.build.network import network_policy
+from sluice_operator.plan.manifests.disruption import disruption_budget
+from sluice_operator.plan.manifests.extras import covers, extra_objects, missing_extras
+from sluice_operator.plan.manifests.network import network_policy
 
 BUDGET, POLICY = ("PodDisruptionBudget", "demo-rollout"), ("NetworkPolicy", "demo-ingress")
 

@@ -5,7 +5,7 @@ import pytest
 from world import make_job
 
 from sluice_operator.plan import KubeObject, Observed, names
-from sluice_operator.plan.build.objects import (
+from sluice_operator.plan.manifests.objects import (
     missing_objects,
     rendezvous_address,
     resolved_manifest,

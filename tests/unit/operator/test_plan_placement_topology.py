@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from world import make_job
 
-from sluice_operator.plan.build.placement import ZONE
-from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.manifests.placement import ZONE
+from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
 
 RACK, BLOCK = "cloud.example.com/rack", "cloud.example.com/block"

@@ -9,7 +9,7 @@ from world import START, World, make_job, make_pod
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import Deletion, KubeObject, clock, podstate
-from sluice_operator.plan.build.podgroup import ends
+from sluice_operator.plan.manifests.podgroup import ends
 
 KUEUE: dict[str, Any] = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
 FIRST, SECOND = "demo-group-1234-1", "demo-group-1234-2"

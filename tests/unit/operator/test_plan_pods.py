@@ -14,7 +14,7 @@ from world import make_job
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
-from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
 
 GOLDEN = Path(__file__).with_name("golden")

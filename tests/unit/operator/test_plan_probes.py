@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.plan.build.pods import pod
-from sluice_operator.plan.build.probes import probes
+from sluice_operator.plan.manifests.pods import pod
+from sluice_operator.plan.manifests.probes import probes
 from sluice_operator.plan.model import Gang, Images
 
 

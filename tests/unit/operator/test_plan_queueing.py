@@ -9,9 +9,9 @@ from world import make_job
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.build.pods import gang_pods
-from sluice_operator.plan.build.queueing import group_object, group_of, requests
-from sluice_operator.plan.build.render import render_all
+from sluice_operator.plan.manifests.pods import gang_pods
+from sluice_operator.plan.manifests.queueing import group_object, group_of, requests
+from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.plan.model import Gang, Group, Images
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)

@@ -10,7 +10,7 @@ from world import make_job
 
 from sluice.api.base import quantity_value
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.build.pods import pod
+from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
 
 GPU_JOB: dict[str, Any] = {"trainer": {"gpusPerNode": 8}, "rollout": {"gpusPerReplica": 2}}

@@ -32,9 +32,9 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.build import podgroup
 from sluice_operator.plan.decide.missing import lacks_pods
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
+from sluice_operator.plan.manifests import podgroup
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 POD_SELECTOR = names.LABEL_JOB

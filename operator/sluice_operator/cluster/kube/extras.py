@@ -1,4 +1,4 @@
-"""What a job owns and could run without (plan/build/extras.py), at the API server.
+"""What a job owns and could run without (plan/manifests/extras.py), at the API server.
 
 Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job that asks for groups
 of a scheduler that is not installed cannot run, and is told so.
@@ -16,8 +16,8 @@ from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import owner_uid
 from sluice_operator.plan import Event, names
-from sluice_operator.plan.build import queueing
-from sluice_operator.plan.build.extras import OPTIONAL, extra_keys
+from sluice_operator.plan.manifests import queueing
+from sluice_operator.plan.manifests.extras import OPTIONAL, extra_keys
 from sluice_operator.plan.model import KubeObject
 
 KINDS = (*OPTIONAL, queueing.KIND)

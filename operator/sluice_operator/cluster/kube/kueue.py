@@ -16,7 +16,7 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import path
 from sluice_operator.plan import names, podstate
-from sluice_operator.plan.build.podgroup import WORKLOAD, all_ended
+from sluice_operator.plan.manifests.podgroup import WORKLOAD, all_ended
 from sluice_operator.plan.model import KubeObject
 from sluice_operator.plan.report import admission
 

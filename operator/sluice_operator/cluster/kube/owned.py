@@ -20,7 +20,7 @@ from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import compact, owner_uid, uid
 from sluice_operator.plan import names, podstate
-from sluice_operator.plan.build.objects import supporting_objects
+from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.model import Deletion, KubeObject
 
 REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from sluice.api import RLJob
 from sluice_operator.plan import podstate
-from sluice_operator.plan.build.podgroup import WORKLOAD
-from sluice_operator.plan.build.queueing import group_version, queues
 from sluice_operator.plan.constants import ADMITTED, GATED
 from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.manifests.podgroup import WORKLOAD
+from sluice_operator.plan.manifests.queueing import group_version, queues
 from sluice_operator.plan.model import KubeObject, Observed
 from sluice_operator.plan.report.conditions import Finding
 

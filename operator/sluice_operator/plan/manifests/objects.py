@@ -8,10 +8,10 @@ from typing import Any
 from sluice.api import RLJob, manifest
 from sluice.api.storage import CheckpointStorage, Storage
 from sluice_operator.plan import names
-from sluice_operator.plan.build import resource_claims
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
+from sluice_operator.plan.manifests import resource_claims
+from sluice_operator.plan.manifests.mounted import mounted
 from sluice_operator.plan.model import KubeObject, Observed
-from sluice_operator.plan.build.mounted import mounted
 
 
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:

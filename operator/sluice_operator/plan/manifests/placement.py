@@ -13,7 +13,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.lifecycle import Topology
 from sluice_operator.plan import names
-from sluice_operator.plan.build import resource_claims
+from sluice_operator.plan.manifests import resource_claims
 from sluice_operator.plan.model import Gang
 
 ZONE = "topology.kubernetes.io/zone"

@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 
 from sluice.api import PodGroupStatus, RLJob, RLJobStatus, RoleStatus
 from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.build import queueing
 from sluice_operator.plan.constants import GIVE_BACK_SECONDS
 from sluice_operator.plan.decide.gangs import Step, desired_gangs, of_gang, retire, rollout_replicas
+from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.model import Deletion, Gang, Group, KubeObject, Observed
 
 WORKLOAD = "Workload"

@@ -10,13 +10,11 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice_operator.plan import names, podstate
-from sluice_operator.plan.build import disruption
-from sluice_operator.plan.build import network
-from sluice_operator.plan.build import queueing
-from sluice_operator.plan.build.disruption import disruption_budget
 from sluice_operator.plan.decide.gangs import rollout_replicas
+from sluice_operator.plan.manifests import disruption, network, queueing
+from sluice_operator.plan.manifests.disruption import disruption_budget
+from sluice_operator.plan.manifests.network import network_policy
 from sluice_operator.plan.model import Deletion, KubeObject, Observed
-from sluice_operator.plan.build.network import network_policy
 
 OPTIONAL = (disruption.KIND, network.KIND)
 

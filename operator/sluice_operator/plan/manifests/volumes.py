@@ -12,7 +12,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.data import MADE_ROWS
 from sluice_operator.plan import names
-from sluice_operator.plan.build.mounted import DIRECTORIES
+from sluice_operator.plan.manifests.mounted import DIRECTORIES
 
 _SERVERS = ("buffer", "rendezvous")
 

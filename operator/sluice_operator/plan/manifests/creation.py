@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.build import podgroup
-from sluice_operator.plan.build import queueing
-from sluice_operator.plan.defaults import with_defaults
 from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.defaults import with_defaults
+from sluice_operator.plan.manifests import podgroup, queueing
+from sluice_operator.plan.manifests.objects import rendezvous_address
+from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.model import Gang, Group, Images, KubeObject, Observed
-from sluice_operator.plan.build.objects import rendezvous_address
-from sluice_operator.plan.build.pods import gang_pods
 
 
 def groups_of(job: RLJob, status: RLJobStatus, steps: Sequence[Step]) -> dict[Gang, Group | None]:

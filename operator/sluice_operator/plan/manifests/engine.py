@@ -7,7 +7,7 @@ from typing import Any
 
 from sluice.api import RLJob, Rollout
 from sluice_operator.plan import names
-from sluice_operator.plan.build.mounted import model_path
+from sluice_operator.plan.manifests.mounted import model_path
 
 _COMMAND = ["python3", "-m", "sglang.launch_server"]
 _COMMAND_WITH_PLUGIN = ["python3", f"{names.SGLANG_DIR}/launch_server.py"]

@@ -7,17 +7,14 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice_operator.plan import names
-from sluice_operator.plan.build import resource_claims
-from sluice_operator.plan.build import placement
-from sluice_operator.plan.build import queueing
-from sluice_operator.plan.build import volumes
 from sluice_operator.plan.constants import GRACE
-from sluice_operator.plan.build.credentials import with_credentials
-from sluice_operator.plan.build.engine import engine_args, engine_command, engine_env
+from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
+from sluice_operator.plan.manifests.credentials import with_credentials
+from sluice_operator.plan.manifests.engine import engine_args, engine_command, engine_env
+from sluice_operator.plan.manifests.probes import probes
+from sluice_operator.plan.manifests.resources import of_spec, with_requests
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Gang, Group, Images, KubeObject
-from sluice_operator.plan.build.probes import probes
-from sluice_operator.plan.build.resources import of_spec, with_requests
 
 Container = dict[str, Any]
 Env = list[dict[str, Any]]
