@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,27 +18,35 @@ from ruamel.yaml import YAML
 from sluice.telemetry import run_directory
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.storage import Storage
-from tests.node.node import Node, Object, until
+from sluice_operator.plan import names
+from tests.node.node import Node, Object, process_of, until
 from tests.tools import ROOT
 
 MANIFEST = ROOT / "examples/kubernetes/quickstart.yaml"
 QUICKSTART = ROOT / "examples/quickstart"
 NAME = "quickstart"
+ANY = "any"
+"""Name of the volume that waits for the claim that the operator makes."""
 OWNED = "pods,persistentvolumeclaims,secrets,configmaps,services,networkpolicies,poddisruptionbudgets,endpoints"
 
 
 class Quickstart:
-    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's pod `buffer`."""
+    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's pod `buffer`.
+
+    run: the directory of the run on this machine, checkpoints: that of its checkpoints. A job that names no volume for
+    them has both on a claim that the operator makes.
+    """
 
     def __init__(self, node: Node, namespace: str, directory: Path) -> None:
         self.node, self.namespace = node, namespace
-        self.volume, self.buffer = directory / "volume", directory / "buffer"
+        self.volume, self.buffer, self._claimed = (directory / name for name in ("volume", "buffer", "claimed"))
+        self.run, self.checkpoints = self.volume / NAME / "run", self.volume / NAME
 
     # -- set-up -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """What the example asks its user for, on volumes of this machine: the node has no provisioner."""
-        for path in (self.volume, self.buffer):
+        for path in (self.volume, self.buffer, self._claimed):
             path.mkdir(parents=True)
             path.chmod(0o755)
         subprocess.run([sys.executable, QUICKSTART / "make_data.py", self.volume], check=True, timeout=60)
@@ -45,6 +55,7 @@ class Quickstart:
         self.node.apply(
             self._persistent_volume(NAME, self.volume),
             self._persistent_volume(f"{NAME}-buffer", self.buffer),
+            self._persistent_volume(None, self._claimed),
             self._claim(),
         )
 
@@ -52,23 +63,25 @@ class Quickstart:
         """At once: a test that wants to see pods end in peace has waited for that."""
         self.kubectl("delete", "rljob", "--all", "--timeout=60s", seconds=90)
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s", seconds=90)
-        volumes = [f"{self.namespace}-{name}" for name in (NAME, f"{NAME}-buffer")]
+        volumes = [f"{self.namespace}-{name}" for name in (NAME, f"{NAME}-buffer", ANY)]
         self.node.kubectl("delete", "namespace", self.namespace, "--timeout=150s", seconds=180)
         self.node.kubectl("delete", "persistentvolume", *volumes, "--timeout=60s", seconds=90)
 
-    def _persistent_volume(self, claim: str, path: Path) -> Object:
+    def _persistent_volume(self, claim: str | None, path: Path) -> Object:
+        """For a claim of that name; None: for any claim that asks for more than the others have."""
         here = {"key": "kubernetes.io/hostname", "operator": "Exists"}
+        named = {"claimRef": {"namespace": self.namespace, "name": claim}} if claim else {}
         return {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": f"{self.namespace}-{claim}"},
+            "metadata": {"name": f"{self.namespace}-{claim or ANY}"},
             "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteOnce"],
+                "capacity": {"storage": "1Gi" if claim else "1Ti"},
+                "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
                 "storageClassName": "",
-                "claimRef": {"namespace": self.namespace, "name": claim},
                 "local": {"path": str(path)},
                 "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+                **named,
             },
         }
 
@@ -83,11 +96,17 @@ class Quickstart:
         return self.node.kubectl("-n", self.namespace, *words, **how)
 
     def start(self, **changes: Any) -> None:
-        """kubectl apply of the example. changes: fields of groups of the spec, as trainer={"steps": 9}, or fields."""
+        """kubectl apply of the example.
+
+        changes: fields of groups of the spec, as trainer={"steps": 9}, or fields; None: the spec says nothing of it.
+        """
         job = YAML(typ="safe").load(MANIFEST.read_text())
         for group, fields in changes.items():
             both = isinstance(fields, dict) and isinstance(job["spec"].get(group), dict)
             job["spec"][group] = job["spec"][group] | fields if both else fields
+        job["spec"] = {group: fields for group, fields in job["spec"].items() if fields is not None}
+        if "volume" not in job["spec"].get("checkpoint", {}):
+            self.run, self.checkpoints = self._claimed, self._claimed / names.CHECKPOINTS
         self.kubectl("apply", "-f", "-", text=json.dumps(job))
 
     def patch(self, **spec: Any) -> None:
@@ -95,6 +114,12 @@ class Quickstart:
 
     def delete(self) -> None:
         self.kubectl("delete", "rljob", NAME, "--timeout=60s", seconds=90)
+
+    def replace(self, role: str, *how: str) -> None:
+        """kubectl delete of the role's pod, as said; until a pod of a later attempt is there."""
+        old = self.pod(role)["metadata"]["name"]
+        self.kubectl("delete", "pod", old, *how, "--timeout=240s", seconds=270)
+        self.until(lambda: self.pod(role)["metadata"]["name"] != old, f"a successor of {old}", 120)
 
     # -- what is seen -------------------------------------------------------------------------------------------------
 
@@ -108,14 +133,20 @@ class Quickstart:
         labels = ",".join(filter(None, ("sluice.dev/job-name", f"sluice.dev/role={role}" if role else "")))
         return list(self.node.get("-n", self.namespace, "pods", "-l", labels).get("items", []))
 
-    def pod(self, role: str) -> Object:
-        """The role's pod that runs."""
+    def pod(self, role: str, index: int = 0) -> Object:
+        """The role's pod that runs. index: which one, where an attempt has several."""
 
-        def found() -> list[Object]:
+        def running() -> list[Object]:
             alive = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
-            return [pod for pod in alive if pod["status"]["phase"] == "Running"]
+            here = [pod for pod in alive if pod["metadata"]["name"].endswith(f"-{index}")]
+            return [pod for pod in here if pod["status"]["phase"] == "Running"]
 
-        return self.until(found, f"a running pod of {role}", 240)[0]
+        return self.until(running, f"a running pod of {role}", 240)[0]
+
+    def kill(self, role: str, program: str, index: int = 0) -> None:
+        """SIGKILL for a pod's process whose command line names the program."""
+        pod = self.pod(role, index)
+        os.kill(self.until(lambda: process_of(pod, program), f"process {program} of {role}", 120), signal.SIGKILL)
 
     def objects(self) -> set[str]:
         """Names of everything in the namespace that a job may own."""
@@ -137,7 +168,7 @@ class Quickstart:
 
     def metrics(self) -> list[Object]:
         """All records of metrics.jsonl, those of steps that were trained again included."""
-        return list(run_directory.records(self.volume / NAME / "run" / run_directory.METRICS))
+        return list(run_directory.records(self.run / run_directory.METRICS))
 
     def step(self) -> int:
         return max((int(record["step"]) for record in self.metrics()), default=0)

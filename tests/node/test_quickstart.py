@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.node.checks import START_SECONDS, STOP_SECONDS, check_sound
 from tests.node.conftest import OPERATOR_NAMESPACE, RELEASE
 from tests.node.jobs import NAME, Quickstart
-from tests.node.node import Node, process_of, until
+from tests.node.node import Node, until
 from tests.tools import tool
 
 pytestmark = pytest.mark.timeout(2400)
-GROUPS_PER_STEP = 32
-START_SECONDS, STOP_SECONDS = 300, 240
-"""Generous: an engine needs 15 s on two idle cores, and minutes on busy ones."""
-
-
-def check_sound(run: Quickstart, steps: int) -> None:
-    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the model has learnt."""
-    status = run.status()
-    assert (status["state"], status["step"], status["weightVersion"]) == ("Succeeded", steps, steps)
-    run.until_drained()
-    trained = steps * GROUPS_PER_STEP
-    assert run.counters() == {
-        "groups_leased": trained,
-        "groups_trained": trained,
-        "groups_lost": 0,
-        "groups_trained_twice": 0,
-    }
-    records = run.metrics()
-    by_step: dict[int, set[tuple[float, float]]] = {}
-    for each in records:
-        by_step.setdefault(each["step"], set()).add((each["train/loss"], each["rollout/raw_reward"]))
-    assert sorted(by_step) == list(range(1, steps + 1))
-    assert all(len(seen) == 1 for seen in by_step.values()), f"replayed differently: {by_step}"
-    assert max(each["train/train_rollout_logprob_abs_diff_max"] for each in records) <= 1e-4
-    assert float(status["reward"]) == pytest.approx(records[-1]["rollout/raw_reward"], abs=1e-3)
-    assert records[-1]["rollout/raw_reward"] > 2 * records[0]["rollout/raw_reward"]
-    assert (run.volume / NAME / "hf/model.safetensors").exists()
 
 
 def test_the_installed_chart_passes_its_own_test(operator: None, node: Node) -> None:
@@ -80,18 +52,18 @@ def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None])
         failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 10}},
     )
     quickstart.until_step(4, START_SECONDS)
-    delete(quickstart, "rollout")
+    quickstart.replace("rollout")
     quickstart.until_step(15, START_SECONDS)
-    os.kill(process_of(quickstart.pod("trainer"), "sluice_trainer"), signal.SIGKILL)
+    quickstart.kill("trainer", "sluice_trainer")
     quickstart.until(lambda: quickstart.status()["restarts"] == 1, "a restart that counts", 120)
     failure = quickstart.status()["lastFailure"]
     assert (failure["role"], failure["container"], failure["exitCode"]) == ("trainer", "trainer", 137)
     quickstart.until_step(30, START_SECONDS)
-    delete(quickstart, "trainer", "--grace-period=0", "--force")
+    quickstart.replace("trainer", "--grace-period=0", "--force")
     quickstart.until_step(45, START_SECONDS)
     restart_leader(node)
     quickstart.until_step(60, START_SECONDS)
-    delete(quickstart, "buffer")
+    quickstart.replace("buffer")
     quickstart.until_step(80, START_SECONDS)
     quickstart.patch(suspend=True)
     quickstart.until_state("Suspended", STOP_SECONDS)
@@ -104,13 +76,6 @@ def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None])
     assert quickstart.status()["restarts"] == 1, "deletions are no failures of the job's"
     assert {"GangRestarting", "GangDisrupted", "Suspended", "Resumed", "TrainerSucceeded"} <= quickstart.reasons()
     record(quickstart)
-
-
-def delete(run: Quickstart, role: str, *how: str) -> None:
-    """kubectl delete of the role's pod; until a pod of a later attempt is there."""
-    old = run.pod(role)["metadata"]["name"]
-    run.kubectl("delete", "pod", old, *how, "--timeout=240s", seconds=270)
-    run.until(lambda: run.pod(role)["metadata"]["name"] != old, f"a successor of {old}", 120)
 
 
 def restart_leader(node: Node) -> None:

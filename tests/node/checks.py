@@ -1,0 +1,35 @@
+"""Checks of a run in pods that has ended, and how long its parts may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.node.jobs import Quickstart
+
+GROUPS_PER_STEP = 32
+START_SECONDS, STOP_SECONDS = 300, 240
+"""Generous: an engine needs 15 s on two idle cores, and minutes on busy ones."""
+
+
+def check_sound(run: Quickstart, steps: int) -> None:
+    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the model has learnt."""
+    status = run.status()
+    assert (status["state"], status["step"], status["weightVersion"]) == ("Succeeded", steps, steps)
+    run.until_drained()
+    trained = steps * GROUPS_PER_STEP
+    assert run.counters() == {
+        "groups_leased": trained,
+        "groups_trained": trained,
+        "groups_lost": 0,
+        "groups_trained_twice": 0,
+    }
+    records = run.metrics()
+    by_step: dict[int, set[tuple[float, float]]] = {}
+    for each in records:
+        by_step.setdefault(each["step"], set()).add((each["train/loss"], each["rollout/raw_reward"]))
+    assert sorted(by_step) == list(range(1, steps + 1))
+    assert all(len(seen) == 1 for seen in by_step.values()), f"replayed differently: {by_step}"
+    assert max(each["train/train_rollout_logprob_abs_diff_max"] for each in records) <= 1e-4
+    assert float(status["reward"]) == pytest.approx(records[-1]["rollout/raw_reward"], abs=1e-3)
+    assert records[-1]["rollout/raw_reward"] > 2 * records[0]["rollout/raw_reward"]
+    assert (run.checkpoints / "hf/model.safetensors").exists()
