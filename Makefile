@@ -34,7 +34,7 @@ $(VENV)/.ready: pyproject.toml
 	@$(PIP) "torch==2.13.0; python_version < '3.12'" "torch==2.11.0; python_version >= '3.12'"
 	@$(PIP) -e '.[operator,buffer,rollout,trainer,local]'
 	@$(PIP) --no-deps --ignore-requires-python $(SGLANG) $(MCORE)
-	@$(PY) -m sluice_rollout.sglang_cpu
+	@$(PY) -m sluice.engines.sglang.cpu
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready

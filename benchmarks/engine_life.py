@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from processes import small_engine
 
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.engine import Engine
-from sluice_rollout.sglang_plugin.__main__ import PATH
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 GPUS = torch.cuda.device_count()
@@ -53,7 +53,7 @@ async def life(way: str) -> tuple[float, float, float]:
     started = time.monotonic()
     server = small_engine(QUICKSTART / "model", port, "--load-format", "dummy", way=way, cpu=not GPUS)
     try:
-        async with Engine(f"http://127.0.0.1:{port}") as engine:
+        async with Client(f"http://127.0.0.1:{port}") as engine:
             await engine.wait_ready(240)
         ready = time.monotonic()
         server.terminate()

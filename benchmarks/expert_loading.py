@@ -27,11 +27,12 @@ import aiohttp
 import torch
 from shapes import write_config
 
+from sluice.engines.sglang.control import Control
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.layout import Layout
+from sluice.engines.sglang.plugin.__main__ import install
 from sluice.environment import free_port
-from sluice_rollout.engine import Engine
-from sluice_rollout.sglang_plugin.__main__ import install
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.engine import EngineControl
 from sluice_trainer.weights.ipc import Ipc
 from sluice_trainer.weights.transport import Peer
 
@@ -106,7 +107,7 @@ def server(directory: Path) -> Iterator[str]:
 
 
 async def ready(port: int, log: Path) -> None:
-    async with Engine(f"http://127.0.0.1:{port}") as engine:
+    async with Client(f"http://127.0.0.1:{port}") as engine:
         for _ in range(600):
             if (await engine.health(timeout=5.0))[0]:
                 return
@@ -118,7 +119,7 @@ async def measure(address: str, options: argparse.Namespace, clock: Path) -> dic
     """By kind of tensors: how many there are; seconds of load_weights, of its thread on a core, of the update."""
     found = {}
     async with aiohttp.ClientSession() as session:
-        control = EngineControl(address, session, 300.0, "benchmark/1")
+        control = Control(address, session, 300.0, "benchmark/1")
         await control.learn()
         await control.pause("in_place")
         for kind, tensors in (("single experts", single(options)), ("stacked", stacked(options))):
@@ -127,8 +128,8 @@ async def measure(address: str, options: argparse.Namespace, clock: Path) -> dic
     return found
 
 
-async def update(control: EngineControl, tensors: Tensors, clock: Path) -> list[float]:
-    [bucket] = buckets(tensors, 1 << 40)
+async def update(control: Control, tensors: Tensors, clock: Path) -> list[float]:
+    [bucket] = buckets(tensors, 1 << 40, Layout())
     transport, peer = Ipc(), Peer("engine", 1, 1, 1, control)
     await control.begin()
     await transport.stage(bucket, 1)

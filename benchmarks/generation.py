@@ -25,9 +25,9 @@ import aiohttp
 import torch
 from processes import small_engine
 
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.engine import Engine
-from sluice_rollout.sglang_plugin.__main__ import PATH
 
 GPUS = torch.cuda.device_count()
 EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
@@ -55,7 +55,7 @@ async def measure(options: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {"a request for each response": [], "all in one request": []}
     work: list[float] = []
     try:
-        async with Engine(f"http://127.0.0.1:{port}") as engine:
+        async with Client(f"http://127.0.0.1:{port}") as engine:
             await engine.wait_ready(240)
             for _ in range(options.rounds + 1):
                 seconds["all in one request"].append(await whole(engine, options))
@@ -76,7 +76,7 @@ async def measure(options: argparse.Namespace) -> None:
     print(f"the worker's own work: {statistics.median(work[1:]):.2f} s of a core")
 
 
-async def singly(engine: Engine, options: argparse.Namespace) -> float:
+async def singly(engine: Client, options: argparse.Namespace) -> float:
     started = time.perf_counter()
     asked = (engine.generate(f"one-{next(_names)}", prompt, sampling(options)) for prompt in prompts(options.requests))
     made = await asyncio.gather(*asked)
@@ -84,7 +84,7 @@ async def singly(engine: Engine, options: argparse.Namespace) -> float:
     return time.perf_counter() - started
 
 
-async def whole(engine: Engine, options: argparse.Namespace) -> float:
+async def whole(engine: Client, options: argparse.Namespace) -> float:
     body = {
         "input_ids": prompts(options.requests),
         "sampling_params": sampling(options),

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from processes import small_engine
 
+from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice.telemetry import run_directory
-from sluice_rollout.engine import Engine
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "examples/quickstart"
@@ -73,7 +73,7 @@ async def bare_generation(model: Path, repeats: int) -> list[float]:
     server = small_engine(model, port)
     names = itertools.count()
     try:
-        async with Engine(f"http://127.0.0.1:{port}") as engine:
+        async with Client(f"http://127.0.0.1:{port}") as engine:
             await engine.wait_ready(180)
             slots = asyncio.Semaphore(128)
 

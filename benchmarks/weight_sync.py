@@ -32,12 +32,13 @@ import torch.distributed as dist
 from shapes import SHAPES, write_config
 
 from sluice.api import RLJobSpec
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.layout import Layout
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import Environment, free_port, read
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_operator.cluster.local.inherited import NVLINK
-from sluice_rollout.engine import Engine
-from sluice_rollout.sglang_plugin.__main__ import PATH
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
@@ -151,7 +152,7 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
     busy: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as stack:
         for number, server in enumerate(servers):
-            one = await stack.enter_async_context(Engine(f"http://{server}"))
+            one = await stack.enter_async_context(Client(f"http://{server}"))
             for _ in range(600):
                 if (await one.health(timeout=5.0))[0]:
                     break
@@ -173,7 +174,7 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
             task.cancel()
 
 
-async def keep_busy(one: Engine, number: int) -> None:
+async def keep_busy(one: Client, number: int) -> None:
     """One request after another, of 256 tokens and up to 2,000 more."""
     for again in itertools.count():
         prompt = [(number * 7919 + i * 104729) % 2000 + 10 for i in range(256)]
@@ -231,14 +232,14 @@ def source(options: argparse.Namespace) -> None:
     coordinator = Coordinator(env, spec, threading.Event(), rank=ranks.rank)
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        return mapping.hf_tensors(net, shape, stacked=not options.single_experts)
+        return mapping.hf_tensors(net, shape, None if options.single_experts else Layout().stack_name)
 
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
         if options.load:
             time.sleep(options.between)  # or the engine still computes what it took back in the update before
         synchronise()
         started = time.perf_counter()
-        published = publish(weights(), version, coordinator, ranks, bucket_bytes=bucket << 20)
+        published = publish(weights(), version, coordinator, ranks, Layout(), bucket_bytes=bucket << 20)
         seconds = time.perf_counter() - started
         failed = [reason for one in published for reason in one.failed.values()]
         if failed or not published:
@@ -267,13 +268,12 @@ def source(options: argparse.Namespace) -> None:
 def conversion(weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int) -> tuple[float, int]:
     """Seconds of gathering and laying out all weights, with nobody to send them to; and their bytes."""
     from sluice_trainer.weights.buckets import buckets
-    from sluice_trainer.weights.stacks import in_parts
 
     seconds = []
     for _ in range(5):
         synchronise()
         started = time.perf_counter()
-        total = sum(made.data.nbytes for made in buckets(in_parts(weights(), bucket << 20), bucket << 20))
+        total = sum(made.data.nbytes for made in buckets(weights(), bucket << 20, Layout()))
         synchronise()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds), total

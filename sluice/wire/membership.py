@@ -19,11 +19,6 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 
 HEARTBEAT_SECONDS = 2.0
 """Between two heartbeats, until the rendezvous says otherwise: with many members it wants fewer."""
-RESTING, WAKING = "resting", "waking"
-"""What an engine that shares its GPUs calls its weights when it has given its memory to the trainer, and when it has
-taken back the part that its weights need. It keeps the name, so that whoever comes next knows: a new trainer, the
-worker beside it.
-"""
 _REJOIN_SECONDS = (0.2, 5.0)
 _FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
 """A newer attempt has taken our place, the token is wrong, or we are: no retry helps."""

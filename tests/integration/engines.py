@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.sglang_plugin.__main__ import PATH
 
 WORDS = 2040
 CONTEXT = 4096

@@ -238,7 +238,7 @@ def _add_sources(tar: tarfile.TarFile) -> None:
     for target, path in _sources():
         _add_file(tar, path, target)
     _add_text(tar, "usr/local/bin/sluice", SLUICE_SCRIPT, 0o755)
-    on_cpu = f"/{SITE}/sluice_rollout/sglang_cpu/path\nimport torchvision_on_cpu\n"
+    on_cpu = f"/{SITE}/sluice/engines/sglang/cpu/path\nimport torchvision_on_cpu\n"
     _add_text(tar, f"{SITE}/sluice_sglang_cpu.pth", on_cpu)
 
 

@@ -1,4 +1,4 @@
-"""`python -m sluice_rollout`: the worker beside an SGLang server, until SIGTERM."""
+"""`python -m sluice_rollout`: the worker beside an engine, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from sluice import environment
 from sluice.api import RLJobSpec
+from sluice.engines import engine_of
+from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
 from sluice.environment import Environment
 from sluice.telemetry import endpoints, logs
 from sluice.wire.membership import Membership
@@ -17,7 +19,6 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
-from sluice_rollout.engine import UNKNOWN_VERSION, Engine, EngineError
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -53,14 +54,13 @@ async def serve() -> None:
     code = Code.of(spec)
     teacher: Teachers | None = None
     try:
-        async with pulse.beating(), Engine(url) as engine:
+        async with pulse.beating(), engine_of(spec).client(url) as engine:
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             teacher = teacher_of(spec, encoder.tokenizer)
             await code.check()
             if not await _ready(engine, stop):
                 return
-            log.info("engine ready", url=url, garbage_frozen=engine.frozen)
-            encoder.fit(engine.info)
+            encoder.fit(engine.info.context_tokens)
             if teacher:
                 readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
                 if not await _ready(teacher, stop):
@@ -74,7 +74,7 @@ async def serve() -> None:
             await teacher.close()
 
 
-async def _ready(server: Engine | Teachers, stop: asyncio.Event) -> bool:
+async def _ready(server: Client | Teachers, stop: asyncio.Event) -> bool:
     """Wait for it. False where SIGTERM came first."""
     starting = asyncio.create_task(server.wait_ready(START_SECONDS))
     stopping = asyncio.create_task(stop.wait())
@@ -90,7 +90,7 @@ async def _work(
     env: Environment,
     spec: RLJobSpec,
     stop: asyncio.Event,
-    engine: Engine,
+    engine: Client,
     encoder: PromptEncoder,
     code: Code,
     readiness: Readiness,
@@ -102,7 +102,7 @@ async def _work(
         attempt=env.attempt,
         index=env.index,
         address=f"{env.advertise}:{urlsplit(engine.url).port}",
-        world_size=int(engine.info.get("tp_size", 1)),
+        world_size=engine.info.ranks,
         version=UNKNOWN_VERSION,
     )
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.data import chat
@@ -30,12 +28,6 @@ def of_model(spec: RLJobSpec, directory: Path) -> Context:
         if _plain(name) == "contextlength" and isinstance(value, int):
             return Context(value, "rollout.engineArgs")
     return Context(chat.context_length(directory), "config.json of the model")
-
-
-def of_engine(info: Mapping[str, Any], otherwise: Context) -> Context:
-    """What a server says in /server_info, where it was not started with the model's own."""
-    tokens = info.get("context_length")
-    return Context(int(tokens), "/server_info of the engine") if tokens else otherwise
 
 
 def check(spec: RLJobSpec, context: Context) -> None:

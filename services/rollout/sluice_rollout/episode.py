@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
+from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
 from sluice_rollout.clock import Clock
-from sluice_rollout.engine import EngineError, PromptRefusedError
 from sluice_rollout.generate import Generator
 
 TURNS = "turns"

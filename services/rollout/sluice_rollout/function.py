@@ -12,11 +12,11 @@ from typing import Any
 from sluice import causes, user_code
 from sluice.api import RLJobSpec
 from sluice.api.data import PromptSource
+from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
-from sluice_rollout.engine import EngineError, PromptRefusedError
 from sluice_rollout.episode import MODEL, TURNS, Episode, EpisodeEndError, InterruptedEpisodeError, TruncatedError
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained

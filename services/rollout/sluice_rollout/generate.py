@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
+from sluice.engines.base import Client, EngineError, Generation, PromptRefusedError, RequestTimeoutError
 from sluice.sample import Sample, SampleStatus
-from sluice_rollout.engine import Engine, EngineError, Generation, PromptRefusedError, RequestTimeoutError
 from sluice_rollout.health import EngineHealth, EngineLostError
 
 FAILED_GROUPS = 8
@@ -51,7 +51,7 @@ class Generator:
     `draining` set: no request is sent any more, and what is unfinished stays `aborted`, to be continued elsewhere.
     """
 
-    engine: Engine
+    engine: Client
     decode: Callable[[list[int]], str]
     slots: asyncio.Semaphore
     version: Callable[[], int]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from sluice_rollout.engine import Engine, EngineError
+from sluice.engines.base import Client, EngineError
 
 LOOK_SECONDS = 5.0
 HEALTH_SECONDS = 5.0
@@ -38,7 +38,7 @@ class EngineLostError(EngineError):
 class EngineHealth:
     """One engine's. unhealthy: why not, in words, as the last look found it; empty: it is."""
 
-    engine: Engine
+    engine: Client
     pause_seconds: float
     unhealthy: str = ""
     last_progress: float = field(default_factory=time.monotonic)

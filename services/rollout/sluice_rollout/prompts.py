@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,11 @@ class PromptEncoder:
         self.context = context.of_model(spec, model_dir)
         context.check(spec, self.context)
 
-    def fit(self, info: Mapping[str, Any]) -> None:
-        """Keep to the context of an engine that says this of itself. Raises ConfigurationError."""
-        self.context = context.of_engine(info, self.context)
-        context.check(self._spec, self.context)
+    def fit(self, tokens: int | None) -> None:
+        """Keep to the engine's context; None: it was started with the model's. Raises ConfigurationError."""
+        if tokens is not None:
+            self.context = context.Context(tokens, "the engine's own word")
+            context.check(self._spec, self.context)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template refuses it."""

@@ -1,33 +1,28 @@
-"""A teacher behind an SGLang server that somebody runs: it scores each finished response, token by token.
+"""A teacher behind a server that somebody runs: it scores each finished response, token by token.
 
-One request for a sample (slime's protocol: nothing is generated, the log-probs of given tokens are asked for), from the
-first trained token to the last. SGLang scores given tokens at temperature 1, whatever the request says; so does the
-student sample, by a rule of the API. A teacher that cannot be had fails the sample, never the run.
+One request for a sample, from the first trained token to the last. Servers score given tokens at temperature 1; so does
+the student sample, by a rule of the API. A teacher that cannot be had fails the sample, never the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import numpy as np
 
 from sluice.api import RLJobSpec
+from sluice.engines import engine_of
+from sluice.engines.base import Scorer
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
-from sluice.rewards.judging.remote import Endpoint
 from sluice.sample import Prompt, Sample
 from sluice.telemetry import logs
 from sluice_rollout import failures, metrics
 
 FIELD = "spec.algorithm.distillation.teacher.url"
-CONNECTIONS = 256
-LARGEST_ANSWER = 1 << 27
-"""Some 40 bytes a token, so that no context is too long for it."""
 PROBED_TOKENS = 2048
 LOG_SECONDS = 30.0
 
@@ -39,17 +34,14 @@ class TeacherError(Exception):
 class Teacher:
     """One teacher. tokenizer: the student's. field: which of the job's, for messages."""
 
-    def __init__(self, url: str, seconds: float, tokenizer: Any, field: str = FIELD) -> None:
-        """seconds: of one request."""
-        self.url = url = url.rstrip("/")
+    def __init__(self, url: str, scorer: Scorer, tokenizer: Any, field: str = FIELD) -> None:
+        self.url = url
+        self._scorer = scorer
         self._field = field
         self._tokenizer, self._words = tokenizer, len(tokenizer)
-        self._generate = Endpoint(f"{url}/generate", seconds, connections=CONNECTIONS, largest_answer=LARGEST_ANSWER)
-        self._detokenize = Endpoint(f"{url}/detokenize", seconds)
 
     async def close(self) -> None:
-        await self._generate.close()
-        await self._detokenize.close()
+        await self._scorer.close()
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until it answers, and see that it means the same tokens. TeacherError, ConfigurationError."""
@@ -57,14 +49,16 @@ class Teacher:
         ids = probe(self._words)
         while True:
             try:
-                answer = await self._detokenize.once({"tokens": [[i] for i in ids], "skip_special_tokens": False})
+                theirs = await self._scorer.token_texts(ids)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{self._field}: {error}") from error
             except RewardError as error:  # one without a tokenizer, say; log-probs may be had all the same
                 logs.get().warning("whether the teacher has the student's tokens cannot be checked", error=str(error))
                 return
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 failure = f"{self.url} does not answer: {type(error).__name__} {error}"
             else:
-                self._compare(ids, answer)
+                self._compare(ids, theirs)
                 return
             if time.monotonic() > end:
                 raise TeacherError(f"{self._field}: {failure}; given up after {seconds:.0f} s")
@@ -73,10 +67,7 @@ class Teacher:
                 logs.get().warning("waiting for the teacher", error=failure)
             await asyncio.sleep(0.5)
 
-    def _compare(self, ids: list[int], answer: Any) -> None:
-        theirs = answer.get("text") if isinstance(answer, dict) else None
-        if not isinstance(theirs, list) or len(theirs) != len(ids):
-            raise ConfigurationError(f"{self._field}: {self.url}/detokenize does not answer as SGLang does")
+    def _compare(self, ids: list[int], theirs: list[str]) -> None:
         ours = [self._tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         others = [(i, a, b) for i, a, b in zip(ids, ours, theirs, strict=True) if a != b]
         if others:
@@ -110,15 +101,9 @@ class Teacher:
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
         """Of the last `count` of these tokens. Raises RewardError."""
-        if (highest := max(tokens)) >= self._words:  # SGLang dies of it
+        if (highest := max(tokens)) >= self._words:  # a server may die of it
             raise RewardError(f"token {highest} is none of the tokenizer's {self._words}: nobody can score it")
-        body = {
-            "input_ids": tokens,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": len(tokens) - count - 1,
-        }
-        return read_answer(await self._generate.post(body), tokens[-count:])
+        return await self._scorer.log_probs(tokens, count)
 
 
 class Teachers:
@@ -153,27 +138,17 @@ def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
     distillation = spec.algorithm.distillation
     if distillation is None or distillation.teacher.url is None:
         return None
-    seconds = distillation.teacher.timeout_seconds
+    engine, seconds = engine_of(spec), distillation.teacher.timeout_seconds
+
+    def teacher(url: str, field: str) -> Teacher:
+        url = url.rstrip("/")
+        return Teacher(url, engine.scorer(url, seconds), tokenizer, field)
+
     by_source = {
-        one.data_source: Teacher(one.url, seconds, tokenizer, f"spec.algorithm.distillation.teachers[{number}].url")
+        one.data_source: teacher(one.url, f"spec.algorithm.distillation.teachers[{number}].url")
         for number, one in enumerate(distillation.teachers)
     }
-    return Teachers(Teacher(distillation.teacher.url, seconds, tokenizer), by_source)
-
-
-def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises RewardError."""
-    try:
-        entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
-        found = [(int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RewardError(f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid") from error
-    # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
-    if len(found) != len(tokens) or any(said not in (token, 0) for (said, _), token in zip(found, tokens, strict=True)):
-        raise RewardError(
-            f"log-probs of {len(found)} other tokens than the {len(tokens)} that were asked for", "invalid"
-        )
-    return [value for _, value in found]
+    return Teachers(teacher(distillation.teacher.url, FIELD), by_source)
 
 
 def probe(words: int) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sluice import causes
 from sluice.api import RLJobSpec
+from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
 from sluice.sample import Purpose, SampleGroup, SampleStatus
 from sluice.telemetry import logs
@@ -27,7 +28,6 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import failures, metrics
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.engine import Engine, EngineError, RequestTimeoutError
 from sluice_rollout.filters import Filter, FilterError
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
@@ -49,7 +49,7 @@ class WorkerError(Exception):
 @dataclass(slots=True)
 class Worker:
     spec: RLJobSpec
-    engine: Engine
+    engine: Client
     make: GroupMaker
     keep: Filter
     buffer: BufferClient

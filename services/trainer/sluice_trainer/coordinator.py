@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from sluice.api import RLJobSpec
+from sluice.engines import engine_of
+from sluice.engines.base import Layout, StackName
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs
@@ -89,6 +91,7 @@ class Coordinator:
             (self._env.name, self._env.attempt),
             sync.model_copy(update=resolved),
             self._transport(),
+            engine_of(self._spec),
             colocated=colocated,
         )
 
@@ -97,9 +100,17 @@ class Coordinator:
         return self._spec.transport(one_machine=self._env.advertise in _LOOPBACK)
 
     @property
-    def stacked_experts(self) -> bool:
-        """Whether engines get all experts of a layer as one tensor. Files keep the names of Hugging Face."""
-        return self._spec.weight_sync.engine_plugin and self._transport_kind != "disk"
+    def layout(self) -> Layout:
+        """What the engines want of tensors."""
+        return engine_of(self._spec).layout
+
+    @property
+    def stack_name(self) -> StackName | None:
+        """Engines' names for all experts of a layer as one tensor; None: they get each by its name in Hugging Face's
+        files, as a directory has them.
+        """
+        stacked = self.layout.takes_stacks(self._spec) and self._transport_kind != "disk"
+        return self.layout.stack_name if stacked else None
 
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind

@@ -220,10 +220,11 @@ class Loop:
         self._state("publishing")
         started = time.perf_counter()
         published = publish(
-            self.policy.hf_tensors(stacked=self.coordinator.stacked_experts),
+            self.policy.hf_tensors(self.coordinator.stack_name),
             version,
             self.coordinator,
             self.ranks,
+            self.coordinator.layout,
             bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
             joiners_only=joiners_only and not colocated,
             hand_over=self.turns.hand_over if colocated else None,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import RLJob
+from sluice.engines.base import StackName
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -35,7 +36,7 @@ class Unchanged:
     step: int
     _durable: int | None = None
 
-    def hf_tensors(self, *, stacked: bool) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, stack_name: StackName | None) -> Iterator[tuple[str, Tensor]]:
         """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
         yield "unchanged", torch.zeros(1)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.sglang_plugin.__main__ import PATH
 from tests.integration.engines import call, until, with_us
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice_rollout.engine import Engine
+from sluice.engines.sglang.generate import Client
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "buffer"))
 
@@ -19,8 +19,8 @@ from tests.integration.rollout.pods import House, Pod, job
 
 
 @pytest.fixture
-async def engine(sglang: Sglang) -> AsyncIterator[Engine]:
-    async with Engine(sglang.url) as engine:
+async def engine(sglang: Sglang) -> AsyncIterator[Client]:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         yield engine
 

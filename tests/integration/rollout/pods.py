@@ -16,12 +16,12 @@ from typing import Any
 from buffer_tools import Client, Server, make_job
 
 from sluice.api import RLJob
+from sluice.engines.base import Client as EngineClient
 from sluice.sample import SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
-from sluice_rollout.engine import Engine
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -52,7 +52,7 @@ class House:
         return Client(await asyncio.to_thread(self.buffer.start))
 
     @asynccontextmanager
-    async def worker(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Membership]]:
+    async def worker(self, engine: EngineClient, **changes: Any) -> AsyncIterator[tuple[Worker, Membership]]:
         """A worker that is joined; who asks for it runs it. `changes` as the Worker's fields."""
         spec = self.job.spec
         encoder = PromptEncoder(spec, Path(spec.model.path))
@@ -77,7 +77,7 @@ class House:
             await teacher.close()
 
     @asynccontextmanager
-    async def working(self, engine: Engine, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:
+    async def working(self, engine: EngineClient, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:
         """A worker at work on version 0, and what ends it (answers once it has given everything back)."""
         async with self.worker(engine, **changes) as (worker, membership):
             stop = asyncio.Event()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from sluice.engines.sglang import generate as engine_module
+from sluice.engines.sglang.generate import Client
 from sluice.sample import SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout import engine as engine_module
 from sluice_rollout import metrics
-from sluice_rollout.engine import Engine
 from sluice_rollout.work import Work
 from sluice_rollout.worker import Worker, WorkerError
 from tests.integration.engines import Sglang
@@ -29,8 +29,8 @@ LONG = {"rollout__sampling__maxResponseTokens": 3000}
 
 
 @asynccontextmanager
-async def proxied(sglang: Sglang) -> AsyncIterator[tuple[Proxy, Engine]]:
-    async with Proxy(sglang.url) as proxy, Engine(proxy.url) as engine:
+async def proxied(sglang: Sglang) -> AsyncIterator[tuple[Proxy, Client]]:
+    async with Proxy(sglang.url) as proxy, Client(proxy.url) as engine:
         await engine.wait_ready(10)
         yield proxy, engine
 
@@ -40,7 +40,7 @@ def failed(reason: str) -> float:
 
 
 @asynccontextmanager
-async def running(one: House, engine: Engine) -> AsyncIterator[tuple[Worker, Returns, asyncio.Task[None]]]:
+async def running(one: House, engine: Client) -> AsyncIterator[tuple[Worker, Returns, asyncio.Task[None]]]:
     """A worker at work, what it gives back, and its run."""
     async with one.worker(engine) as (worker, membership):
         returns, stop = Returns(worker), asyncio.Event()
@@ -127,7 +127,7 @@ async def test_an_engine_that_answers_errors_alone_is_the_one_to_blame(
 
 
 async def test_a_filter_that_raises_fails_its_group_alone(
-    house: Callable[..., House], engine: Engine, tmp_path: Path
+    house: Callable[..., House], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.py").write_text("def odd(group):\n    return 1 / group.group_id > 0\n")
     one = house(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
@@ -194,7 +194,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
     monkeypatch.setattr(engine_module, "SLOWEST_TOKENS_A_SECOND", 1e6)
     one = house(**words(tmp_path))
     before = failed("timeout")
-    async with Proxy(sglang.url) as proxy, Engine(proxy.url, request_seconds=5.0) as engine:
+    async with Proxy(sglang.url) as proxy, Client(proxy.url, request_seconds=5.0) as engine:
         await engine.wait_ready(10)
         proxy.rules.append(lambda asked: Delay(1000) if of_row(asked, 2) else None)
         async with await one.start_buffer() as client, running(one, engine) as (_, returns, work):
@@ -210,7 +210,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
 
 
 async def test_a_group_that_cannot_be_read_fails_alone(
-    house: Callable[..., House], engine: Engine, monkeypatch: pytest.MonkeyPatch
+    house: Callable[..., House], engine: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Work.read
 
@@ -247,7 +247,7 @@ def hangs(sample):
     ],
 )
 async def test_a_reward_that_fails_says_why_on_the_first_line(
-    house: Callable[..., House], engine: Engine, tmp_path: Path, name: str, line: str
+    house: Callable[..., House], engine: Client, tmp_path: Path, name: str, line: str
 ) -> None:
     (tmp_path / "mine.py").write_text(JUDGE)
     one = house(reward={"function": f"{tmp_path}/mine.py:{name}", "timeoutSeconds": 2})

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sluice import user_code
+from sluice.engines.sglang.generate import Client
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.engine import Engine
 from sluice_rollout.episode import Episode, together, whole_group
 from sluice_rollout.function import Player
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
@@ -39,7 +39,7 @@ async def talk(episode: Episode) -> None:
     await episode.generate(max_tokens=600)
 
 
-def player(engine: Engine, model: Path) -> Player:
+def player(engine: Client, model: Path) -> Player:
     return Player(talk, "talk", generator(engine, model), None, 60.0)
 
 
@@ -56,7 +56,7 @@ def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | N
 
 
 async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_context(
-    engine: Engine, model: Path
+    engine: Client, model: Path
 ) -> None:
     sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert sample.status is SampleStatus.TRUNCATED, "the last turn had no room to end"
@@ -65,7 +65,7 @@ async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_cont
 
 
 async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_turn(
-    engine: Engine, model: Path, sglang: Sglang
+    engine: Client, model: Path, sglang: Sglang
 ) -> None:
     first = player(engine, model)
     running = asyncio.create_task(first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
@@ -82,7 +82,7 @@ async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_
 
 
 async def test_a_conversation_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Engine, model: Path, other_model: Path, sglang: Sglang
+    engine: Client, model: Path, other_model: Path, sglang: Sglang
 ) -> None:
     running = asyncio.create_task(player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
     await sglang.generated(60)
@@ -105,7 +105,7 @@ def function(tmp_path: Path) -> str:
 
 
 async def test_conversations_travel_from_lease_to_batch(
-    house: Callable[..., House], engine: Engine, model: Path, function: str
+    house: Callable[..., House], engine: Client, model: Path, function: str
 ) -> None:
     one = house(rollout__function=function)
     async with await one.start_buffer() as client, one.working(engine) as (_, end):
@@ -124,7 +124,7 @@ async def test_conversations_travel_from_lease_to_batch(
 
 
 async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_there(
-    engine: Engine, model: Path
+    engine: Client, model: Path
 ) -> None:
     """Session affinity is by construction: a worker has one engine. Its prefix cache has the earlier turns."""
     sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60})
@@ -145,7 +145,7 @@ async def tree(episodes: list[Episode]) -> None:
     first.adopt(branches[1])
 
 
-async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(engine: Engine, model: Path) -> None:
+async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(engine: Client, model: Path) -> None:
     one = Player(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
     await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)

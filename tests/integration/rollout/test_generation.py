@@ -11,8 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from sluice.api import Sampling
+from sluice.engines.base import EngineError, PromptRefusedError
+from sluice.engines.sglang.generate import Client
 from sluice.sample import Sample, SampleStatus, WeightSpan
-from sluice_rollout.engine import Engine, EngineError, PromptRefusedError
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.group import mask_off_policy
 from sluice_rollout.health import EngineHealth
@@ -24,14 +25,14 @@ LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 EXACT = 1e-4
 
 
-def generator(engine: Engine, model: Path, version: int = 0) -> Generator:
+def generator(engine: Client, model: Path, version: int = 0) -> Generator:
     tokenizer = AutoTokenizer.from_pretrained(model)
     decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))  # noqa: E731
     return Generator(engine, decode, asyncio.Semaphore(8), lambda: version, EngineHealth(engine, 60.0))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_log_probs_are_those_of_the_scaled_distribution(engine: Engine, model: Path, temperature: float) -> None:
+async def test_log_probs_are_those_of_the_scaled_distribution(engine: Client, model: Path, temperature: float) -> None:
     made = await engine.generate("one", PROMPT, {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature})
     assert (made.finish, len(made.tokens), made.spans) == ("length", 40, [WeightSpan(0, 0, 40)])
     assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature)) < EXACT
@@ -39,7 +40,7 @@ async def test_log_probs_are_those_of_the_scaled_distribution(engine: Engine, mo
 
 
 async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
-    engine: Engine, sglang: Sglang, model: Path, other_model: Path
+    engine: Client, sglang: Sglang, model: Path, other_model: Path
 ) -> None:
     """An engine that is never idle cannot empty its prefix cache."""
     prompt, sampling = list(range(20, 60)), {"max_new_tokens": 10, "ignore_eos": True, "stop": None}
@@ -54,11 +55,11 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
     assert differences[1] > 100 * EXACT
 
 
-async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(engine: Engine) -> None:
+async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(engine: Client) -> None:
     assert engine.frozen
 
 
-async def test_an_end_token_is_a_stop(engine: Engine) -> None:
+async def test_an_end_token_is_a_stop(engine: Client) -> None:
     greedy = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
     tokens = (await engine.generate("one", PROMPT, greedy)).tokens
     end = tokens[2]
@@ -66,7 +67,7 @@ async def test_an_end_token_is_a_stop(engine: Engine) -> None:
     assert (made.finish, made.tokens, made.matched_stop) == ("stop", tokens[: tokens.index(end) + 1], None)
 
 
-async def test_an_aborted_request_answers_what_it_has(engine: Engine, sglang: Sglang) -> None:
+async def test_an_aborted_request_answers_what_it_has(engine: Client, sglang: Sglang) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
     await sglang.generated(50)
     await engine.abort("long")
@@ -76,7 +77,7 @@ async def test_an_aborted_request_answers_what_it_has(engine: Engine, sglang: Sg
     assert len(made.log_probs) == len(made.tokens) == made.spans[-1].end
 
 
-async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Engine, sglang: Sglang) -> None:
+async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Client, sglang: Sglang) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
     await sglang.generated(50)
     running.cancel()
@@ -90,7 +91,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_
     port = int(sglang.url.rpartition(":")[2])
     async with Proxy("127.0.0.2", lambda *_: "worker") as proxy:
         await proxy.listen(port)
-        async with Engine(f"http://127.0.0.2:{port}") as engine:
+        async with Client(f"http://127.0.0.2:{port}") as engine:
             running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
             await sglang.generated(50)
             proxy.inflict("worker", Harm.HALF_CLOSE)
@@ -99,7 +100,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_
     await sglang.idle(1.5)
 
 
-async def test_a_prompt_beyond_the_context_is_refused(engine: Engine, model: Path) -> None:
+async def test_a_prompt_beyond_the_context_is_refused(engine: Client, model: Path) -> None:
     with pytest.raises(PromptRefusedError, match=f"longer than the model's context length \\({CONTEXT} tokens\\)"):
         await engine.generate("one", [10] * (CONTEXT + 10), {"max_new_tokens": 1})
     sample = await generator(engine, model)([10] * (CONTEXT + 10), Sample(0), {"max_new_tokens": 1})
@@ -108,7 +109,7 @@ async def test_a_prompt_beyond_the_context_is_refused(engine: Engine, model: Pat
 
 
 async def test_an_engine_that_is_not_there() -> None:
-    async with Engine("http://127.0.0.1:9") as nobody:
+    async with Client("http://127.0.0.1:9") as nobody:
         with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
             await nobody.generate("one", PROMPT, LONG)
         with pytest.raises(EngineError, match="abort_request"):
@@ -117,7 +118,7 @@ async def test_an_engine_that_is_not_there() -> None:
             await nobody.wait_ready(0.1)
 
 
-async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Engine, model: Path) -> None:
+async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Client, model: Path) -> None:
     generate = generator(engine, model)
     greedy = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
     words = (await generate(PROMPT, Sample(0), greedy)).response.split()
@@ -130,7 +131,7 @@ async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Engin
     assert sample.response_length == len(kept) + 1
 
 
-async def test_a_drained_sample_is_continued_as_one_sequence(engine: Engine, model: Path, sglang: Sglang) -> None:
+async def test_a_drained_sample_is_continued_as_one_sequence(engine: Client, model: Path, sglang: Sglang) -> None:
     params = {"max_new_tokens": 600, "ignore_eos": True, "temperature": 0.9}
     first = generator(engine, model)
     running = asyncio.create_task(first(PROMPT, Sample(0), params))
@@ -148,7 +149,7 @@ async def test_a_drained_sample_is_continued_as_one_sequence(engine: Engine, mod
     assert distance(sample.rollout_log_probs.tolist(), expected) < EXACT
 
 
-async def test_nothing_is_sent_while_draining(engine: Engine, model: Path) -> None:
+async def test_nothing_is_sent_while_draining(engine: Client, model: Path) -> None:
     drained = generator(engine, model)
     drained.draining.set()
     sample = await drained(PROMPT, Sample(0), LONG)
@@ -156,7 +157,7 @@ async def test_nothing_is_sent_while_draining(engine: Engine, model: Path) -> No
 
 
 async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(model: Path) -> None:
-    async with Engine("http://127.0.0.1:9") as nobody:
+    async with Client("http://127.0.0.1:9") as nobody:
         drained = generator(nobody, model)
         running = asyncio.create_task(drained(PROMPT, Sample(0), LONG))
         await asyncio.sleep(0)  # the request is on its way
@@ -180,7 +181,7 @@ def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Engine, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
+    engine: Client, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
 ) -> None:
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))

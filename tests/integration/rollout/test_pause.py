@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from sluice.engines.sglang import generate as engine_module
+from sluice.engines.sglang.generate import Client
 from sluice.sample import Purpose, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout import engine as engine_module
 from sluice_rollout import health as health_module
-from sluice_rollout.engine import Engine
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
@@ -38,7 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
-    engine: Engine, sglang: Sglang, monkeypatch: pytest.MonkeyPatch, mode: str
+    engine: Client, sglang: Sglang, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(engine_module, "PROBE_SECONDS", 1.0)
     assert await engine.paused_seconds() == 0
@@ -56,7 +56,7 @@ async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
-    house: Callable[..., House], engine: Engine, other_model: Path, publisher: Callable[..., Any]
+    house: Callable[..., House], engine: Client, other_model: Path, publisher: Callable[..., Any]
 ) -> None:
     one = house(**MIDDLE)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
@@ -78,7 +78,7 @@ async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_pause_that_nobody_ends_is_the_engines_end(
-    house: Callable[..., House], engine: Engine, sglang: Sglang
+    house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     one = house(**LONG)
     async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
@@ -98,7 +98,7 @@ async def test_a_pause_that_nobody_ends_is_the_engines_end(
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_engine_that_hangs_and_is_not_paused_is_found_at_once_and_its_groups_go_back(
-    house: Callable[..., House], engine: Engine, sglang: Sglang
+    house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     one = house(**LONG)
     async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
@@ -127,7 +127,7 @@ def error_of(sample: Sample, weights: dict[int, Path]) -> float:
 
 
 async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
-    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path, other_model: Path,
+    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path, other_model: Path,
     publisher: Callable[..., Any],
 ) -> None:  # fmt: skip
     one = house(**(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1})

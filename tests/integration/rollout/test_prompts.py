@@ -138,12 +138,12 @@ def test_responses_that_leave_no_room_for_any_prompt_are_a_configuration_error(
 
 def test_an_engine_with_another_context_is_kept_to(encoder: Make) -> None:
     made = encoder()
-    made.fit({"context_length": None})
-    made.fit({"context_length": 100})
+    made.fit(None)
+    made.fit(100)
     with pytest.raises(PromptTooLongError, match="has 5 tokens, at most 4 fit"):
         made.encode(Prompt(0, "w0001 " * 5, dataset="plain"))
-    with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(/server_info of the engine\)"):
-        made.fit({"context_length": 96})
+    with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(the engine's own word\)"):
+        made.fit(96)
 
 
 def test_the_longer_responses_of_an_evaluation_leave_its_prompts_less_room(encoder: Make) -> None:

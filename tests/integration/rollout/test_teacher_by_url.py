@@ -13,11 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 from transformers import AutoTokenizer
 
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.score import Scorer
 from sluice.environment import ConfigurationError, free_port
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.engine import Engine
 from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, Teachers, probe, teacher_of
 from tests.integration.engines import Sglang, call, distance, log_probs, until
 from tests.integration.house import DEADLINE
@@ -45,7 +46,7 @@ def tokenizer(model: Path) -> Any:
 
 
 async def ask(url: str, tokenizer: Any, asked: Sample, seconds: float = 60.0) -> Sample:
-    teacher = Teacher(url, seconds, tokenizer)
+    teacher = Teacher(url, Scorer(url, seconds), tokenizer)
     try:
         await teacher(asked)
     finally:
@@ -54,7 +55,7 @@ async def ask(url: str, tokenizer: Any, asked: Sample, seconds: float = 60.0) ->
 
 
 async def wait(url: str, tokenizer: Any, seconds: float = 10.0) -> None:
-    teacher = Teacher(url, 60.0, tokenizer)
+    teacher = Teacher(url, Scorer(url, 60.0), tokenizer)
     try:
         await teacher.wait_ready(seconds)
     finally:
@@ -74,7 +75,7 @@ async def test_it_scores_what_the_model_wrote(sglang: Sglang, model: Path, token
 
 
 async def test_a_job_without_a_reward_learns_from_its_teacher(
-    house: Callable[..., House], engine: Engine, sglang: Sglang
+    house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     """The teacher is the student here: they agree about every token."""
     one = house(reward=None, rollout__samplesPerPrompt=1, algorithm__distillation={"teacher": {"url": sglang.url}})
@@ -89,7 +90,7 @@ async def test_a_job_without_a_reward_learns_from_its_teacher(
 
 
 async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
-    house: Callable[..., House], engine: Engine, sglang: Sglang
+    house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     def forward(body: Any) -> Any:
         return call(sglang.url + "/generate", body)[1]
@@ -236,7 +237,7 @@ async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
 
 
 async def test_the_run_goes_on_while_a_teacher_fails(
-    house: Callable[..., House], engine: Engine, sglang: Sglang
+    house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     def forward(body: Any) -> Any:
         return call(sglang.url + "/generate", body)[1]

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from sluice.engines.sglang.generate import Client
 from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import worker as worker_module
 from sluice_rollout.buffer import Outbox
-from sluice_rollout.engine import Engine
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs
 from tests.integration.house import DEADLINE, Rendezvous
@@ -28,7 +28,7 @@ LONG = {"rollout__sampling__maxResponseTokens": 3000}
 
 
 async def test_samples_travel_from_lease_to_batch(
-    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path, rendezvous: Rendezvous
+    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path, rendezvous: Rendezvous
 ) -> None:
     one = house()
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
@@ -53,7 +53,7 @@ async def test_samples_travel_from_lease_to_batch(
 
 
 async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
-    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path
+    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path
 ) -> None:
     one = house(**LONG)
     async with await one.start_buffer() as client:
@@ -75,7 +75,7 @@ async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
 
 
 async def test_a_returned_sample_goes_on_where_it_stopped(
-    house: Callable[..., House], engine: Engine, sglang: Sglang, model: Path
+    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path
 ) -> None:
     one = house(rollout__sampling__maxResponseTokens=400, rollout__batchSize=1)
     async with await one.start_buffer() as client:
@@ -95,7 +95,7 @@ async def test_a_returned_sample_goes_on_where_it_stopped(
         assert distance(after.rollout_log_probs.tolist(), expected) < 1e-4
 
 
-async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House], engine: Engine) -> None:
+async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House], engine: Client) -> None:
     one = house(**LONG)
     async with await one.start_buffer(), one.working(engine) as (worker, end):
         await leases(worker, 4)
@@ -109,7 +109,7 @@ async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House]
 
 
 async def test_work_goes_on_without_a_rendezvous(
-    house: Callable[..., House], engine: Engine, rendezvous: Rendezvous
+    house: Callable[..., House], engine: Client, rendezvous: Rendezvous
 ) -> None:
     one = house(rollout__maxStaleness=2, rollout__mode="async", trainer__steps=3)
     async with await one.start_buffer() as client, one.working(engine):
@@ -120,7 +120,7 @@ async def test_work_goes_on_without_a_rendezvous(
         await rendezvous.start()
 
 
-async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., House], engine: Engine) -> None:
+async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., House], engine: Client) -> None:
     one = house(**LONG)
     async with await one.start_buffer(), one.working(engine, drain_seconds=2.0) as (worker, end):
         await leases(worker, 4)
@@ -128,7 +128,7 @@ async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., H
         await end()
 
 
-async def test_short_leases_are_kept(house: Callable[..., House], engine: Engine) -> None:
+async def test_short_leases_are_kept(house: Callable[..., House], engine: Client) -> None:
     one = house(**LONG, buffer__leaseSeconds=1.5)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
@@ -138,7 +138,7 @@ async def test_short_leases_are_kept(house: Callable[..., House], engine: Engine
         await end()
 
 
-async def test_a_group_that_the_buffer_gave_to_another_ends_here(house: Callable[..., House], engine: Engine) -> None:
+async def test_a_group_that_the_buffer_gave_to_another_ends_here(house: Callable[..., House], engine: Client) -> None:
     one = house(**LONG, buffer__leaseSeconds=1.5)
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         await leases(worker, 4)
@@ -152,7 +152,7 @@ async def test_a_group_that_the_buffer_gave_to_another_ends_here(house: Callable
 
 
 async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
-    house: Callable[..., House], engine: Engine, tmp_path: Path
+    house: Callable[..., House], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "def judge(samples):\n    assert len(samples) == 2\n    return [float(i) for i in range(len(samples))]\n"
@@ -171,7 +171,7 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
 
 
 async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_is_over(
-    house: Callable[..., House], engine: Engine, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    house: Callable[..., House], engine: Client, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "HEARTBEAT_SECONDS", 1000.0)
     (tmp_path / "slow.py").write_text(
@@ -196,7 +196,7 @@ async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_
 
 
 async def test_a_filter_of_the_users_own_drops_groups(
-    house: Callable[..., House], engine: Engine, tmp_path: Path
+    house: Callable[..., House], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.py").write_text("def odd(group):\n    return group.group_id % 2 == 1\n")
     one = house(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
@@ -211,7 +211,7 @@ async def test_an_engine_that_dies_ends_the_worker_at_once(house: Callable[..., 
     open_: list[asyncio.StreamWriter] = []
     proxy = await asyncio.start_server(_relay(sglang.port, open_), "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]
-    async with Engine(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
+    async with Client(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
         await engine.wait_ready(10)
         async with one.worker(engine) as (worker, membership):
             running = asyncio.create_task(worker.run(asyncio.Event()))

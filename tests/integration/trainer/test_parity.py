@@ -12,6 +12,7 @@ import tiny
 import torch
 
 from sluice.api import Parallelism
+from sluice.engines.sglang.layout import Layout
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
@@ -100,7 +101,10 @@ def test_all_of_an_expert_comes_before_the_next(models: dict[str, Path], name: s
 @pytest.mark.parametrize("name", tiny.MIXTURES)
 def test_stacked_experts_are_the_experts_of_the_checkpoint(models: dict[str, Path], name: str) -> None:
     model, shape = megatron_model(models[name])
-    single, stacked = dict(mapping.hf_tensors(model, shape)), dict(mapping.hf_tensors(model, shape, stacked=True))
+    single, stacked = (
+        dict(mapping.hf_tensors(model, shape)),
+        dict(mapping.hf_tensors(model, shape, Layout().stack_name)),
+    )
     mixtures = {name.partition(".experts.")[0] for name in single if ".experts." in name}
     for layer in mixtures:
         for number, up in enumerate(stacked.pop(f"{layer}.experts.w13_weight")):

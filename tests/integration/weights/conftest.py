@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.api import WeightSync
+from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Transport
@@ -90,7 +91,7 @@ async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publi
         settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
         transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
         caller = (name, attempt)
-        made.append(Publisher(rendezvous.stub, caller, settings, transport, colocated=colocated))
+        made.append(Publisher(rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated))
         return made[-1]
 
     yield make

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from sluice.api import WeightSync
+from sluice.engines.sglang import Sglang
+from sluice.engines.sglang.layout import Layout
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
@@ -24,9 +26,9 @@ async def main(rendezvous: str, weights: Path) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    publisher = Publisher(stub, ("trainer-0", 1), sync, transport)
+    publisher = Publisher(stub, ("trainer-0", 1), sync, transport, Sglang())
     await begin(publisher, 1, joiners_only=False)
-    first, second, *_ = buckets(on_device(weights), BUCKET)
+    first, second, *_ = buckets(on_device(weights), BUCKET, Layout())
     await publisher.send(first)
     assert publisher.current
     (peer,) = publisher.current.peers.values()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins import load_plugins
 
-from sluice_rollout.sglang_plugin.__main__ import PATH
+from sluice.engines.sglang.plugin.__main__ import PATH
 
 EXPERTS, HIDDEN, WIDTH = 8, 32, 64
 

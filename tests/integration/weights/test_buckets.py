@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.bool]
@@ -26,7 +27,7 @@ def tensors(draw: st.DrawFn) -> Tensors:
 @settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
 def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> None:
-    made = list(buckets(given_, limit))
+    made = list(buckets(given_, limit, Layout()))
     back = [pair for bucket in made for pair in bucket.tensors()]
     assert [name for name, _ in back] == [name for name, _ in given_]
     for (_, found), (_, expected) in zip(back, given_, strict=True):
@@ -37,7 +38,7 @@ def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> 
 @settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
 def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given_: Tensors, limit: int) -> None:
-    made = list(buckets(given_, limit))
+    made = list(buckets(given_, limit, Layout()))
     assert [bucket.last for bucket in made] == [False] * (len(made) - 1) + [True]
     for bucket in made:
         assert bucket.data.dtype == torch.uint8
@@ -46,12 +47,12 @@ def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given
 
 
 def test_what_the_engine_is_told() -> None:
-    [bucket] = buckets([("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100)
+    [bucket] = buckets([("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100, Layout())
     assert (bucket.names, bucket.dtypes, bucket.shapes) == (("a", "b"), ("bfloat16", "float32"), ((2, 3), ()))
 
 
 def test_a_model_without_tensors_still_ends() -> None:
-    [bucket] = buckets([], 100)
+    [bucket] = buckets([], 100, Layout())
     assert (bucket.names, bucket.data.nbytes, bucket.last) == ((), 0, True)
 
 
@@ -61,5 +62,5 @@ def test_what_sglang_joins_comes_in_one_bucket() -> None:
     attention = [[f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)]
     ends = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(2)]
     given_ = [(name, torch.ones(10)) for layer in range(2) for name in [*attention[layer], ends[layer]]]
-    found = [list(bucket.names) for bucket in buckets(given_, 100)]
+    found = [list(bucket.names) for bucket in buckets(given_, 100, Layout())]
     assert found == [attention[0], [ends[0]], attention[1], [ends[1]]]

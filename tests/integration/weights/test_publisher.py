@@ -15,11 +15,14 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
+from sluice.engines.base import EngineRefusedError
+from sluice.engines.sglang import http
+from sluice.engines.sglang.control import Control
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.layout import Layout
 from sluice.environment import free_port
-from sluice.wire import http, rpc
-from sluice_rollout.engine import Engine
+from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
-from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.publisher import Publisher
 from sluice_trainer.weights.transport import Collective, Disk, Peer
 from tests.integration.engines import (
@@ -88,7 +91,7 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
     sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    async with Engine(sglang.url) as engine:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling, cache="0"))
@@ -111,7 +114,7 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
     await join("rollout-0", sglang.address)
     one = publisher(pauseMode=mode)
     await publish(one, 1, model)
-    async with Engine(sglang.url) as engine:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(engine.generate(f"held-{mode}", [20, 21, 22], sampling))
@@ -139,7 +142,7 @@ async def test_nothing_old_is_found_or_left_after_an_update(
     """Its sender does not know of the update yet, and other requests have kept the cache from being emptied."""
     await join("rollout-0", sglang.address)
     prompt, sampling = list(range(20, 60)), {"max_new_tokens": 12, "ignore_eos": True}
-    async with Engine(sglang.url) as engine:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         await engine.generate(f"before-{mode}", prompt, sampling, cache="0")
         lasting = {**sampling, "max_new_tokens": 2000}
@@ -216,7 +219,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
     sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path, mode: str, left: str
 ) -> None:
     await join("rollout-0", sglang.address)
-    async with Engine(sglang.url) as engine:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 300, "ignore_eos": True}
         running = asyncio.create_task(engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0"))
@@ -231,9 +234,9 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
         else:
             await dead.pause()
         if left == "half way":
-            await dead.send(next(buckets(on_device(model), BUCKET)))
+            await dead.send(next(buckets(on_device(model), BUCKET, Layout())))
         if left == "verified":
-            for bucket in buckets(on_device(model), BUCKET):
+            for bucket in buckets(on_device(model), BUCKET, Layout()):
                 await dead.send(bucket)
             await dead._verify(peer)
         update = await publish(publisher(attempt=2, pauseMode=mode), 2, other_model)
@@ -295,7 +298,7 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
     await join("rollout-1", fake_engine.address)
     one = publisher()
     assert await begin(one, 1, joiners_only=False) == 2
-    first, *rest = buckets(on_device(other_model), BUCKET)
+    first, *rest = buckets(on_device(other_model), BUCKET, Layout())
     await one.send(first)
     fake_engine.kill()
     started = time.monotonic()
@@ -330,7 +333,7 @@ async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(fake_engin
     async with http.session() as session:
 
         def peer(name: str, attempt: int, address: str) -> Peer:
-            return Peer(name, attempt, attempt, 1, EngineControl(address, session, 10 * SLACK, "trainer-0/1"))
+            return Peer(name, attempt, attempt, 1, Control(address, session, 10 * SLACK, "trainer-0/1"))
 
         gone = peer("rollout-0", 1, f"127.0.0.1:{free_port()}")
         async with asyncio.timeout(SLACK):
@@ -368,7 +371,7 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
     assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
     large = [("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))]  # more than the sockets between us hold
-    [bucket] = buckets(large, 128 << 20)
+    [bucket] = buckets(large, 128 << 20, Layout())
     longest = asyncio.create_task(longest_gap())
     await one.send(bucket)
     await one.finish()
@@ -435,10 +438,10 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
     """It has a session and a communicator of its own, and an engine that listens to whoever calls."""
     await join("rollout-0", sglang.address)
     older, newer = publisher(attempt=1), publisher(attempt=2)
-    stale = iter(buckets(on_device(model), BUCKET))
+    stale = iter(buckets(on_device(model), BUCKET, Layout()))
     assert await begin(older, 1, joiners_only=False) == 1
     await older.send(next(stale))
-    fresh = list(buckets(on_device(other_model), BUCKET))
+    fresh = list(buckets(on_device(other_model), BUCKET, Layout()))
     assert await begin(newer, 2, joiners_only=False) == 1
     for bucket in fresh[:-1]:
         await newer.send(bucket)
@@ -470,8 +473,8 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
 )
 async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(sglang: Sglang, call_of: Any) -> None:
     async with http.session() as session:
-        newer = EngineControl(sglang.address, session, SLACK, "trainer-fenced/2")
-        older = EngineControl(sglang.address, session, SLACK, "trainer-fenced/1", has_session=True)
+        newer = Control(sglang.address, session, SLACK, "trainer-fenced/2")
+        older = Control(sglang.address, session, SLACK, "trainer-fenced/1", has_session=True)
         await newer.learn()
         with pytest.raises(EngineRefusedError, match="attempt 1 was replaced by attempt 2"):
             await call_of(older)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
-from sluice_rollout.engine import Engine
 from sluice_trainer.weights.publisher import Publisher
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
@@ -75,7 +75,7 @@ def cores(ranks: int) -> dict[str, str]:
 
 async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
     """The likeliest response to a prompt, and its log-probs."""
-    async with Engine(engine.url) as client:
+    async with Client(engine.url) as client:
         await client.wait_ready(30.0)
         made = await client.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0})
     return list(made.tokens), list(made.log_probs)

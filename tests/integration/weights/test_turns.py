@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sluice.wire.membership import RESTING, WAKING
+from sluice.engines.base import RESTING, WAKING, Generation
+from sluice.engines.sglang.generate import Client
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_rollout.engine import Engine, Generation
 from sluice_trainer.weights.ipc import Ipc, beside
 from sluice_trainer.weights.publisher import Publisher
 from tests.integration.engines import Sglang, call, gpus
@@ -41,7 +41,7 @@ async def rest(publisher: Publisher, rendezvous: Rendezvous) -> None:
     await publisher.rest(0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()])
 
 
-async def generate(engine: Engine, tokens: int) -> Generation:
+async def generate(engine: Client, tokens: int) -> Generation:
     return await engine.generate("a", PROMPT, {"max_new_tokens": tokens, "ignore_eos": True})
 
 
@@ -62,7 +62,7 @@ async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes
     await join("rollout-0", sglang.address)
     one = colocated()
     await publish(one, 1, model)
-    async with Engine(sglang.url) as engine:
+    async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         running = asyncio.create_task(generate(engine, 3000))
         await sglang.generated(20)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership
-from sluice_rollout.engine import Engine
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.publisher import Published, Publisher
-from sluice_trainer.weights.stacks import in_parts
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000
@@ -50,7 +50,7 @@ def on_device(weights: Path) -> Tensors:
 async def send(publisher: Publisher, weights: Path | Tensors) -> Published:
     sent = 0
     tensors = on_device(weights) if isinstance(weights, Path) else weights
-    for bucket in buckets(in_parts(tensors, BUCKET), BUCKET):
+    for bucket in buckets(tensors, BUCKET, Layout()):
         await publisher.send(bucket)
         sent += 1
     assert sent > 2
@@ -59,7 +59,7 @@ async def send(publisher: Publisher, weights: Path | Tensors) -> Published:
 
 async def serves(url: str, weights: Path, version: int) -> bool:
     """True where the engine computes with these weights, to rounding, and says that they have this version."""
-    async with Engine(url) as engine:
+    async with Client(url) as engine:
         await engine.wait_ready(30.0)
         made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
     assert (made.finish, len(made.tokens)) == ("length", 12), made

@@ -3,7 +3,11 @@ from typing import Any
 import pytest
 from world import make_job
 
-from sluice_operator.plan.manifests.engine import engine_args, normalized, render_args
+from sluice.api import RLJob
+from sluice.engines.sglang.launch import normalized, render_args
+from sluice_operator.plan.decide.gangs import desired_gangs
+from sluice_operator.plan.manifests.pods import gang_pods
+from sluice_operator.plan.model import Images
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,13 @@ def test_all_spellings_are_one_argument(name: str) -> None:
 @pytest.mark.parametrize(("name", "known"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")])
 def test_aliases(name: str, known: str) -> None:
     assert normalized({name: 2}) == {known: 2}
+
+
+def engine_args(job: RLJob) -> list[str]:
+    """Of the first pod of the first engine."""
+    gang = next(gang for gang in desired_gangs(job, None) if gang.role == "rollout")
+    containers = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]["containers"]
+    return list(next(each["args"] for each in containers if each["name"] == "engine"))
 
 
 def value(args: list[str], name: str) -> str:
@@ -69,7 +80,7 @@ def test_the_users_arguments_win() -> None:
 
 
 def test_an_engine_of_several_pods_names_its_first() -> None:
-    args = engine_args(make_job(rollout={"gpusPerReplica": 8, "nodesPerReplica": 2}), "demo-rollout-0-1-0")
+    args = engine_args(make_job(rollout={"gpusPerReplica": 8, "nodesPerReplica": 2}))
     assert value(args, "--dist-init-addr") == "demo-rollout-0-1-0.demo-engines:29500"
     assert value(args, "--node-rank") == "$(SLUICE_INDEX)"
     assert value(args, "--nnodes") == "2"

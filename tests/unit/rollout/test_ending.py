@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sluice_rollout.sglang_plugin.__main__ import PATH
+from sluice.engines.sglang.plugin.__main__ import PATH
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice.wire import http
-from sluice_rollout.engine import Engine, EngineError
+from sluice.engines.base import EngineError
+from sluice.engines.sglang import http
+from sluice.engines.sglang.generate import Client
 
 SGLANG_CLOSES_AFTER = 5.0
 
@@ -30,7 +31,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
 
     app = web.Application()
     app.router.add_get("/health", health)
-    async with TestServer(app) as server, Engine(str(server.make_url("/"))) as engine:
+    async with TestServer(app) as server, Client(str(server.make_url("/"))) as engine:
         assert await engine.health(20.0) == (True, "/health answered 200")
         await asyncio.sleep(idle)
         assert await engine.health(20.0) == (True, "/health answered 200")
@@ -54,7 +55,7 @@ async def closing(answers: list[bool]) -> AsyncIterator[str]:
 
 async def test_a_request_that_met_the_closing_of_its_connection_is_sent_again() -> None:
     answers = [True, False, True]
-    async with closing(answers) as url, Engine(url) as engine:
+    async with closing(answers) as url, Client(url) as engine:
         await engine.abort("one")
         await engine.abort("two")
     assert not answers, "three requests for two calls"
@@ -62,7 +63,7 @@ async def test_a_request_that_met_the_closing_of_its_connection_is_sent_again() 
 
 async def test_an_engine_that_closes_every_connection_has_failed() -> None:
     answers = [False, False, True]
-    async with closing(answers) as url, Engine(url) as engine:
+    async with closing(answers) as url, Client(url) as engine:
         with pytest.raises(EngineError, match="ServerDisconnectedError"):
             await engine.abort("one")
     assert answers == [True], "asked twice, not more"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sluice.engines.base import EngineError, Generation, PromptRefusedError
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
-from sluice_rollout.engine import EngineError, Generation, PromptRefusedError
 from sluice_rollout.episode import TURNS, Episode, EpisodeEndError
 from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator

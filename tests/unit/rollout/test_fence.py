@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sluice_rollout.sglang_plugin.__main__ import PATH
-from sluice_trainer.weights.engine import SOURCE_HEADER
+from sluice.engines.sglang.control import SOURCE_HEADER
+from sluice.engines.sglang.plugin.__main__ import PATH
 
 
 @pytest.fixture

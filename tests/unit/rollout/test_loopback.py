@@ -9,8 +9,8 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.sglang_plugin.__main__ import PATH
 
 
 @pytest.fixture

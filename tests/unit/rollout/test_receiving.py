@@ -15,8 +15,9 @@ import torch
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
+from sluice.engines.sglang.layout import Layout
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
-from sluice_rollout.sglang_plugin.__main__ import PATH
 from sluice_trainer.weights.buckets import buckets
 
 STORE = """
@@ -40,7 +41,7 @@ def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
     receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = [("a", torch.randn(3, 5)), ("b", torch.arange(7, dtype=torch.bfloat16)), ("c", torch.randn(2, 2, 3))]
-    [bucket] = buckets(sent, 1 << 20)
+    [bucket] = buckets(sent, 1 << 20, Layout())
     came = []
 
     def broadcast(data: torch.Tensor, **_: object) -> None:

@@ -9,18 +9,11 @@ from typing import Any
 import pytest
 
 from sluice.api import EvaluationSampling, PromptSource, Sampling
+from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
+from sluice.engines.sglang.generate import generation, refusal, version_number
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleGroup, WeightSpan
 from sluice_rollout import filters
-from sluice_rollout.engine import (
-    UNKNOWN_VERSION,
-    EngineError,
-    Generation,
-    PromptRefusedError,
-    generation,
-    refusal,
-    version_number,
-)
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
 

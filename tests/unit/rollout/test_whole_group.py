@@ -12,12 +12,12 @@ from test_episode import PARAMS, PROMPT, Script, drain_after_the_last, player, r
 
 from sluice import user_code
 from sluice.api import RLJobSpec
+from sluice.engines.base import EngineError, Generation
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice_rollout import function
-from sluice_rollout.engine import EngineError, Generation
 from sluice_rollout.episode import TURNS, Episode, EpisodeEndError, together, whole_group
 from sluice_rollout.group import GroupMaker
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
+from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.transport import Disk
 
 
 async def write(disk: Disk, version: int) -> None:
-    for bucket in buckets([("a", torch.ones(4)), ("b", torch.ones(4))], 16):
+    for bucket in buckets([("a", torch.ones(4)), ("b", torch.ones(4))], 16, Layout()):
         await disk.stage(bucket, version)
 
 

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from sluice.wire import http
-from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
+from sluice.engines.base import EngineRefusedError
+from sluice.engines.sglang import http
+from sluice.engines.sglang.control import Control
 
 
 @asynccontextmanager
-async def engine_that_answers(text: str) -> AsyncIterator[EngineControl]:
+async def engine_that_answers(text: str) -> AsyncIterator[Control]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text)
 
@@ -23,7 +24,7 @@ async def engine_that_answers(text: str) -> AsyncIterator[EngineControl]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with http.session() as session:
-        yield EngineControl(f"127.0.0.1:{runner.addresses[0][1]}", session, 10.0, "trainer-0/1")
+        yield Control(f"127.0.0.1:{runner.addresses[0][1]}", session, 10.0, "trainer-0/1")
     await runner.cleanup()
 
 
@@ -45,7 +46,7 @@ async def engine_that_answers(text: str) -> AsyncIterator[EngineControl]:
     ],
 )
 async def test_an_odd_answer_is_the_failure_of_that_engine(
-    question: Callable[[EngineControl], Awaitable[object]], text: str
+    question: Callable[[Control], Awaitable[object]], text: str
 ) -> None:
     async with engine_that_answers(text) as control:
         with pytest.raises(EngineRefusedError, match=r"/openapi.json|/model_info"):

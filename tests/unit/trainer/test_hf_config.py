@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.huggingface.config import ModelShape, UnsupportedModelError, read_shape
+from sluice_trainer.megatron.huggingface.config import ModelShape, UnsupportedModelError, check_tied, read_shape
 from sluice_trainer.megatron.huggingface.rope import Rope
 from sluice_trainer.megatron.model.config import transformer_config
 
@@ -105,12 +105,18 @@ def test_linear_scaling_stretches_all_waves() -> None:
         (MIXTURE | {"n_group": 4, "topk_group": 1}, "num_experts_per_tok / topk_group must be 2"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding-window"),
-        (MIXTURE | {"tie_word_embeddings": True}, "tie_word_embeddings with model_type .* is not supported: SGLang"),
     ],
 )
 def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         shape(tmp_path, **changes)
+
+
+def test_an_engine_that_would_not_tie_the_embedding_is_named(tmp_path: Path) -> None:
+    tied = shape(tmp_path, **MIXTURE | {"tie_word_embeddings": True})
+    check_tied(tied, ["qwen2"], "sglang")
+    with pytest.raises(UnsupportedModelError, match=r"tie_word_embeddings with model_type .* not supported: sglang"):
+        check_tied(tied, [tied.model_type], "sglang")
 
 
 def test_a_directory_without_config(tmp_path: Path) -> None:

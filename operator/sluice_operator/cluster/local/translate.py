@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.plan.manifests.engine import UNDECIDED
+from sluice.engines import UNDECIDED
 from sluice_operator.plan.model import KubeObject
 
 LOOPBACK = "127.0.0.1"

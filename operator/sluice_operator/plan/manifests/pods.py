@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.engines import engine_of
+from sluice.engines.base import Place, Plugin
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
 from sluice_operator.plan.manifests.credentials import with_credentials
-from sluice_operator.plan.manifests.engine import engine_args, engine_command, engine_env
+from sluice_operator.plan.manifests.mounted import model_path
 from sluice_operator.plan.manifests.probes import probes
 from sluice_operator.plan.manifests.resources import of_spec, with_requests
 from sluice_operator.plan.merge import merge
@@ -53,8 +55,8 @@ def pod(
     }
     if gang.role == "buffer" and job.spec.row_sources:
         ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
-    if gang.role == "rollout" and job.spec.weight_sync.engine_plugin:
-        ours["spec"]["initContainers"] = [_plugin(job, images)]
+    if gang.role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
+        ours["spec"]["initContainers"] = [_plugin(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
     for template in (queueing.marks(job, gang, index, group), *_templates(job, gang.role)):
@@ -121,10 +123,9 @@ def _rows(job: RLJob, common: Env, images: Images) -> Container:
     return _container(job, "rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
 
 
-def _plugin(job: RLJob, images: Images) -> Container:
-    """Brings what the engine's image does not have: our plugin for SGLang, out of the worker's image."""
-    command = ["python", "-m", "sluice_rollout.sglang_plugin", names.SGLANG_DIR]
-    return _container(job, "plugin", images.rollout, command, [], {}, [volumes.sglang_mount()])
+def _plugin(job: RLJob, plugin: Plugin, images: Images) -> Container:
+    """Brings what the engine's image does not have: our plugin, out of the worker's image."""
+    return _container(job, "plugin", images.rollout, list(plugin.command), [], {}, [volumes.plugin_mount(plugin)])
 
 
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
@@ -140,13 +141,14 @@ def _rollout(
     job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
 ) -> list[Container]:
     """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not get the token."""
-    head = names.pod_name(job, "rollout", gang.replica, attempt, 0) if gang.size > 1 else None
+    launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
-    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(engine_env(job))
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(launch.env(job.spec))
     mounts = volumes.mounts(job, "rollout")
-    plugin = [volumes.sglang_mount() | {"readOnly": True}] if job.spec.weight_sync.engine_plugin else []
-    engine = _container(job, "engine", images.engine, engine_command(job), env, ports, mounts + plugin)
-    engine["args"] = engine_args(job, head)
+    plugin = launch.plugin(job.spec)
+    theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
+    engine = _container(job, "engine", images.engine, launch.command(job.spec), env, ports, theirs)
+    engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
     engine["resources"] = merge(resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
     if index > 0:
         return [engine]
@@ -155,6 +157,17 @@ def _rollout(
     command = ["python", "-m", "sluice_rollout"]
     worker = _container(job, "worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))
     return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
+
+
+def _place(job: RLJob, gang: Gang, attempt: int) -> Place:
+    head = f"{names.pod_name(job, 'rollout', gang.replica, attempt, 0)}.{names.engines_name(job)}"
+    return Place(
+        model=model_path(job),
+        bind="$(SLUICE_BIND)",
+        port="$(SLUICE_PORT_HTTP)",
+        index="$(SLUICE_INDEX)",
+        head=f"{head}:{names.PORTS['master']}" if gang.size > 1 else None,
+    )
 
 
 def _container(

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.engines import engine_of
 
 Probe = dict[str, Any]
 START_SECONDS = 1800
@@ -37,13 +38,12 @@ def probes(job: RLJob, container: str) -> dict[str, Probe]:
 
 
 def _engine(job: RLJob) -> dict[str, Probe]:
-    """/health of SGLang says that the server lives, also while it is paused (engine.engine_env)."""
-    silence = job.spec.weight_sync.pause_seconds
+    health, silence = engine_of(job.spec).launch.health, job.spec.weight_sync.pause_seconds
     return {
-        "startupProbe": _http("http", "/health", period=5, timeout=5, failures=ENGINE_START_SECONDS // 5),
-        "readinessProbe": _http("http", "/health", period=10, timeout=10, failures=3),
+        "startupProbe": _http("http", health, period=5, timeout=5, failures=ENGINE_START_SECONDS // 5),
+        "readinessProbe": _http("http", health, period=10, timeout=10, failures=3),
         "livenessProbe": _http(
-            "http", "/health", period=ENGINE_PERIOD, timeout=ENGINE_PERIOD, failures=math.ceil(silence / ENGINE_PERIOD)
+            "http", health, period=ENGINE_PERIOD, timeout=ENGINE_PERIOD, failures=math.ceil(silence / ENGINE_PERIOD)
         ),
     }
 

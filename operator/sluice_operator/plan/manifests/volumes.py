@@ -11,6 +11,8 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.data import MADE_ROWS
+from sluice.engines import engine_of
+from sluice.engines.base import Plugin
 from sluice_operator.plan import names
 from sluice_operator.plan.manifests.mounted import DIRECTORIES
 
@@ -20,8 +22,8 @@ _SERVERS = ("buffer", "rendezvous")
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
     found = [{"name": name, **_shared(sources, name)} for name in sources if _holder(sources, name) == name]
-    if role == "rollout" and job.spec.weight_sync.engine_plugin:
-        found.append({"name": "sglang", "emptyDir": {}})
+    if role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
+        found.append({"name": plugin.name, "emptyDir": {}})
     return [*found, _tls(job, role)] if job.spec.tls.enabled else found
 
 
@@ -35,9 +37,9 @@ def rows_mount() -> dict[str, Any]:
     return {"name": "storage", "mountPath": names.ROWS_DIR, "subPath": MADE_ROWS}
 
 
-def sglang_mount() -> dict[str, Any]:
+def plugin_mount(plugin: Plugin) -> dict[str, Any]:
     """Where an init container leaves what the engine adds to its Python path."""
-    return {"name": "sglang", "mountPath": names.SGLANG_DIR}
+    return {"name": plugin.name, "mountPath": plugin.directory}
 
 
 def tls_mount(job: RLJob) -> list[dict[str, Any]]:
@@ -62,7 +64,7 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     if role == "buffer":
         found["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return found
-    # NCCL and SGLang share memory between processes; the default of 64 MB is too small for either.
+    # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
     found["dshm"] = {"emptyDir": {"medium": "Memory"}}
     # Where weights travel over the disk the trainer leaves them there, for engines at the same path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":

@@ -30,6 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
+from sluice.engines import engine_of
+from sluice.engines.base import StackName
 from sluice_trainer import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
@@ -47,7 +49,7 @@ from sluice_trainer.megatron import frozen, parallel
 from sluice_trainer.megatron.checkpoints import checkpoint
 from sluice_trainer.megatron.critic import Critic
 from sluice_trainer.megatron.huggingface import mapping
-from sluice_trainer.megatron.huggingface.config import read_shape
+from sluice_trainer.megatron.huggingface.config import check_tied, read_shape
 from sluice_trainer.megatron.huggingface.files import save_hf
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.offload import Offload
@@ -96,6 +98,7 @@ class Policy:
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = Ranks.here(timeout)
         self.shape = read_shape(model_dir)
+        check_tied(self.shape, engine_of(spec).layout.untied, spec.rollout.engine)
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
         load_initial(chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed)
@@ -208,9 +211,9 @@ class Policy:
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
-    def hf_tensors(self, *, stacked: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all weights as a Hugging Face checkpoint holds them; see `mapping.hf_tensors`."""
-        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape, stacked=stacked)
+        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape, stack_name)
 
     def make_room(self, *, weights: bool) -> None:
         """Move to host memory what `trainer.offload` says, or only what the next steps need but hf_tensors does not."""

@@ -1,4 +1,4 @@
-"""Named tensors -> flat buckets: what SGLang calls `flattened_bucket`, one broadcast for many tensors."""
+"""Named tensors -> flat buckets (SGLang's `flattened_bucket`): one broadcast for many tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from sluice.engines.base import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,11 @@ class Bucket:
             start += size
 
 
-def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[Bucket]:
+def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layout) -> Iterator[Bucket]:
     """Fill buckets of at most `max_bytes`, in order; what is larger has one of its own. The last one is marked."""
     pending: list[tuple[str, Tensor]] = []
     size = 0
-    for together in _inseparable(tensors):
+    for together in layout.inseparable(layout.in_parts(tensors, max_bytes)):
         more = sum(tensor.nbytes for _, tensor in together)
         if pending and size + more > max_bytes:
             yield _flatten(pending, last=False)
@@ -46,22 +48,6 @@ def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[B
         pending += together
         size += more
     yield _flatten(pending, last=True)
-
-
-def _inseparable(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """The tensors of an attention layer together, all others each by itself.
-
-    SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and forgets the one whose other comes in another bucket.
-    """
-    together: list[tuple[str, Tensor]] = []
-    for name, tensor in tensors:
-        layer, attention, _ = name.partition(".self_attn.")
-        if together and not (attention and together[0][0].startswith(layer + attention)):
-            yield together
-            together = []
-        together.append((name, tensor))
-    if together:
-        yield together
 
 
 def _flatten(tensors: list[tuple[str, Tensor]], *, last: bool) -> Bucket:

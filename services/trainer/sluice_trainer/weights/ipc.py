@@ -30,6 +30,8 @@ _DEVICE = 6
 class Ipc:
     """A bucket stays as it is until the engine has answered, and by then the engine has copied it."""
 
+    in_session = True
+
     def __init__(self) -> None:
         # The other strategy passes open files over a socket, to whoever asks in time.
         set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
+from sluice.engines.base import Layout
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.coordinator import Coordinator
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.publisher import Published
-from sluice_trainer.weights.stacks import in_parts
 
 _AHEAD = 2
 """Buckets that are being sent or wait for it, while the next is made: memory for one more than that is needed."""
@@ -23,6 +23,7 @@ def publish(
     version: int,
     coordinator: Coordinator,
     ranks: Ranks,
+    layout: Layout,
     *,
     bucket_bytes: int,
     joiners_only: bool = False,
@@ -30,7 +31,7 @@ def publish(
 ) -> list[Published]:
     """Bring the weights to the engines. Answers what each source's update came to, on every rank. Collective.
 
-    tensors: names and full tensors as a Hugging Face checkpoint has them, or with experts stacked. They are gathered
+    tensors: names and full tensors as the engine's layout wants them. They are gathered
     and laid into buckets by all ranks, each of which sends them to its share of the engines. The first bucket is made
     before the engines are paused, and the others while earlier ones are on their way. hand_over: what every rank does
     once all engines have all weights, before any of them generates.
@@ -44,7 +45,7 @@ def publish(
         return []
     if engines:
         coordinator.prepare_update(version, engines)
-        _send(buckets(in_parts(tensors, bucket_bytes), bucket_bytes), coordinator)
+        _send(buckets(tensors, bucket_bytes, layout), coordinator)
     else:
         deque(tensors, maxlen=0)  # the others need our part of the weights
     if hand_over:

@@ -17,12 +17,12 @@ from typing import Any
 import aiohttp
 
 from sluice.api import WeightSync
+from sluice.engines.base import Control, Engine, EngineRefusedError
 from sluice.telemetry import logs
-from sluice.wire import http, rpc
+from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.engine import EngineControl, EngineRefusedError
 from sluice_trainer.weights.transport import Peer, TransferError, Transport
 
 CALL_SECONDS = 30.0
@@ -70,6 +70,7 @@ class Publisher:
         caller: tuple[str, int],
         sync: WeightSync,
         transport: Transport,
+        engine: Engine,
         *,
         colocated: bool = False,
     ) -> None:
@@ -79,8 +80,9 @@ class Publisher:
         self._name, self._attempt = caller
         self._sync = sync
         self._transport = transport
+        self._engine = engine
         self._http: aiohttp.ClientSession | None = None
-        self._controls: dict[tuple[str, int], EngineControl] = {}
+        self._controls: dict[tuple[str, int], Control] = {}
         self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
         self.current: Update | None = None
@@ -159,11 +161,11 @@ class Publisher:
         await peer.control.pause(self._sync.pause_mode)
         if self._colocated:
             await peer.control.wake()
-        if self._sync.transport != "disk":
+        if self._transport.in_session:
             await peer.control.begin()
 
     async def _verify(self, peer: Peer) -> None:
-        if self._sync.transport != "disk":
+        if self._transport.in_session:
             await peer.control.end()
         flushed = peer.control.may_flush(self._sync.pause_mode)
         async with asyncio.TaskGroup() as group:
@@ -249,11 +251,11 @@ class Publisher:
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
         if self._http is None:
-            self._http = http.session(limit=0)  # aiohttp's 100 would make engines wait for each other
+            self._http = self._engine.session()
         key = (member.address, member.attempt)
         if (control := self._controls.get(key)) is None:
             source = f"{self._name}/{self._attempt}"
-            control = EngineControl(member.address, self._http, self._sync.timeout_seconds, source)
+            control = self._engine.control(member.address, self._http, self._sync.timeout_seconds, source)
             self._controls[key] = control
         return Peer(member.name, member.attempt, engine.generation, member.world_size, control)
 

@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 from torch._C._distributed_c10d import _unregister_process_group
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
+from sluice.engines.base import Control
 from sluice_trainer import store
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.engine import EngineControl
 
 _POLL_SECONDS = 0.0001
 
@@ -45,10 +45,13 @@ class Peer:
     attempt: int
     generation: int
     world_size: int
-    control: EngineControl
+    control: Control
 
 
 class Transport(Protocol):
+    in_session: bool
+    """True where an engine loads bucket after bucket, between `begin` and `end`."""
+
     async def prepare(self, peer: Peer) -> None:
         """Make ready to send to this engine."""
 
@@ -67,6 +70,8 @@ class Collective:
 
     While an engine loads a bucket the request for the next one is already with it: engines take them one by one.
     """
+
+    in_session = True
 
     def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
         """source: name and attempt of the sender. An engine remembers the names of groups whose sender has died."""
@@ -192,6 +197,8 @@ class Collective:
 class Disk:
     """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it by itself."""
 
+    in_session = False
+
     def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
         """attempt: of the trainer. An older one that still runs writes into directories of its own."""
         self._directory = directory
@@ -242,6 +249,8 @@ class Disk:
 
 class Nothing:
     """No weights at all: the engine keeps its own, under the number of the version (`debug.rolloutOnly`)."""
+
+    in_session = False
 
     async def prepare(self, peer: Peer) -> None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.huggingface.rope import Rope, yarn_magnitude
 
 Config = dict[str, Any]
-_UNTIED_IN_SGLANG = ("qwen3_moe", "glm4_moe")
-"""Families whose embedding SGLang does not share with the output layer, whatever the configuration says."""
 
 
 class UnsupportedModelError(ConfigurationError):
@@ -221,6 +219,17 @@ def read_shape(directory: Path) -> ModelShape:
     return shape
 
 
+def check_tied(shape: ModelShape, untied: Sequence[str], engine: str) -> None:
+    """Raise UnsupportedModelError where the model has one tensor for embedding and output layer, and the engine two.
+
+    untied: model types of which the engine has two, whatever the configuration says.
+    """
+    if shape.tied and shape.model_type in untied:
+        raise UnsupportedModelError(
+            f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: {engine} would not tie them"
+        )
+
+
 def _problems(config: Config, shape: ModelShape) -> list[str]:
     """Why this checkpoint cannot be trained."""
     experts, latent = shape.experts, shape.latent
@@ -232,9 +241,6 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
             config.get("attention_bias") and not shape.qkv_bias
         ),
         "quantized weights are not supported: convert the checkpoint to bf16 first": ("quantization_config" in config),
-        f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: SGLang would not tie them": (
-            shape.tied and shape.model_type in _UNTIED_IN_SGLANG
-        ),
         "latent attention without rope_interleave is not supported": latent and not shape.rope_interleaved,
         "yarn with mscale other than mscale_all_dim is not supported with latent attention": (
             latent and abs(shape.rope.attention_factor - 1) > 1e-6

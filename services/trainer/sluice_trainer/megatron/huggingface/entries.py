@@ -30,8 +30,8 @@ class Entry:
     parameter: its name, layers numbered over the whole model, `*` for the number of an expert. hf: its Hugging Face
     tensors; those of experts expert by expert. full: shape of their arrangement. split: the dimension of it that the
     ranks of `group` share; None: every rank holds all of it. arrange: tensors -> `full` (of experts: any number of
-    them); take_apart: back again. dtype: where it is not the model's. stacked: SGLang's name for its parameter of all
-    experts.
+    them); take_apart: back again. dtype: where it is not the model's. experts: Hugging Face's name of the module whose
+    experts the parameter is of.
     """
 
     parameter: str
@@ -42,7 +42,7 @@ class Entry:
     take_apart: Callable[[Tensor], list[Tensor]]
     group: Literal["tensor", "expert"] = "tensor"
     dtype: torch.dtype | None = None
-    stacked: str | None = None
+    experts: str | None = None
 
     def sources(self, rank: int, size: int) -> tuple[Source, ...]:
         """What one rank must read: its experts' tensors, else all."""
@@ -209,10 +209,7 @@ def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
 
 
 def _all_experts(parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple[int, ...], count: int) -> Entry:
-    """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts.
-
-    SGLang's parameters of a mixture are called w13 (gate above up) and w2 (down), in every family that we train.
-    """
+    """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts."""
     hf = tuple((f"{prefix}.{expert}.{kind}.weight", one) for expert in range(count) for kind in kinds)
 
     def arrange(tensors: list[Tensor]) -> Tensor:
@@ -226,5 +223,5 @@ def _all_experts(parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple
         arrange,
         lambda full: list(full.flatten(0, 1).unbind(0)),
         "expert",
-        stacked=f"{prefix}.{'w13' if len(kinds) == 2 else 'w2'}_weight",
+        experts=prefix,
     )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from sluice.engines.base import StackName
 from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.huggingface.entries import EMBEDDING, Entry, entries
 
@@ -110,10 +111,12 @@ def _module(name: str) -> str:
 
 
 @torch.no_grad()
-def hf_tensors(chunks: list[Any], shape: ModelShape, *, stacked: bool = False) -> Iterator[tuple[str, Tensor]]:
+def hf_tensors(
+    chunks: list[Any], shape: ModelShape, stack_name: StackName | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the parameters' dtype.
 
-    stacked: all experts of a layer as one tensor, under SGLang's name (`with_stacks`).
+    stack_name: all experts of a layer come as one tensor, under this name (`with_stacks`).
 
     Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end, and all get all tensors.
     One all-gather and one broadcast for each entry: all experts of a layer travel together. Tensors may share memory
@@ -131,14 +134,14 @@ def hf_tensors(chunks: list[Any], shape: ModelShape, *, stacked: bool = False) -
 
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
     arranged = ((entry, whole(entry)) for entry in table)
-    yield from with_stacks(arranged) if stacked else in_order(shape, arranged)
+    yield from with_stacks(arranged, stack_name) if stack_name else in_order(shape, arranged)
 
 
-def with_stacks(arranged: Iterable[tuple[Entry, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face tensors, but experts as SGLang has them: [experts, 2 * width, hidden], [experts, hidden, width]."""
+def with_stacks(arranged: Iterable[tuple[Entry, Tensor]], name: StackName) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face tensors, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden, width]."""
     for entry, full in arranged:
-        if entry.stacked:
-            yield entry.stacked, full.flatten(1, 2)
+        if entry.experts:
+            yield name(entry.experts, gated=entry.full[1] == 2), full.flatten(1, 2)
         else:
             yield from zip((name for name, _ in entry.hf), entry.take_apart(full), strict=True)
 

@@ -1,4 +1,4 @@
-"""`python -m sluice_rollout.sglang_cpu`: let this Python environment serve SGLang on its CPU.
+"""`python -m sluice.engines.sglang.cpu`: let this Python environment serve SGLang on its CPU.
 
 Writes one .pth file, which puts the `path` directory beside this file on every interpreter's path. A GPU environment
 does not need it and must not have it.

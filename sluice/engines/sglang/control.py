@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from sluice.wire import http
-from sluice.wire.membership import RESTING, WAKING
+from sluice.engines.base import RESTING, WAKING, EngineRefusedError
+from sluice.engines.sglang import http
 
 T = TypeVar("T")
 SOURCE_HEADER = "x-sluice-source"
@@ -27,12 +27,8 @@ _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """What SGLang's loader of single experts says to a tensor of all of them."""
 
 
-class EngineRefusedError(Exception):
-    """The engine answered no, or is gone. The message says to which call, and why."""
-
-
 @dataclass(slots=True)
-class EngineControl:
+class Control:
     """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and attempt."""
 
     address: str

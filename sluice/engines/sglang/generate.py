@@ -11,18 +11,26 @@ import contextlib
 import json
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
+from sluice.engines.base import (
+    RESTING,
+    UNKNOWN_VERSION,
+    WAKING,
+    EngineError,
+    Generation,
+    PromptRefusedError,
+    RequestTimeoutError,
+    ServerInfo,
+)
+from sluice.engines.sglang import http
 from sluice.sample import WeightSpan
-from sluice.wire import http
-from sluice.wire.membership import RESTING, WAKING
+from sluice.telemetry import logs
 
-UNKNOWN_VERSION = -1
-"""Weights that are none of ours: what the engine had at its start."""
 _VERSIONS = "sluice_versions"
 """What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before any update."""
 REQUEST_SECONDS = 1800.0
@@ -38,30 +46,7 @@ _ABORTED = re.compile(r"Request \S+ was aborted")
 """What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one that it has."""
 
 
-class EngineError(Exception):
-    """The engine did not do what it was asked. The message says what and why."""
-
-
-class RequestTimeoutError(EngineError):
-    """A request has no answer in time, and is given up."""
-
-
-class PromptRefusedError(EngineError):
-    """The engine will never take this prompt (too long, ...): no retry helps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What one request generated. finish: stop, length or abort. spans: positions count from the first new token."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    spans: list[WeightSpan]
-    finish: str
-    matched_stop: str | None
-
-
-class Engine:
+class Client:
     """One SGLang server."""
 
     def __init__(self, url: str, *, request_seconds: float = REQUEST_SECONDS) -> None:
@@ -72,9 +57,9 @@ class Engine:
         self._probed_since = 0.0
         self._aborts: set[asyncio.Task[None]] = set()
         self.frozen = False
-        self.info: dict[str, Any] = {}
+        self.info = ServerInfo(1, None)
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> Self:
         self._session = http.session(limit=0)
         return self
 
@@ -99,24 +84,26 @@ class Engine:
         return http.request(self.session, method, self.url + path, timeout=timeout, **options)
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until the server answers, learn how it was started, and take its start out of its garbage collection."""
+        """Wait until the server answers, and learn how it was started."""
         end = time.monotonic() + seconds
         reason = "no answer"
         while time.monotonic() < end:
             healthy, reason = await self.health(timeout=10.0)
             if healthy:
-                self.info = await self._get("/server_info")
-                await self._freeze()
+                self.info = server_info(await self._get("/server_info"))
+                self.frozen = await self._freeze()
+                logs.get().info("engine ready", url=self.url, garbage_frozen=self.frozen)
                 return
             await asyncio.sleep(0.25)
         raise EngineError(f"engine {self.url} was not ready after {seconds:.0f} s: {reason}")
 
-    async def _freeze(self) -> None:
-        """Python looks through all that the server has imported, again and again: 0.4 s without a token each time.
+    async def _freeze(self) -> bool:
+        """Take its start out of its garbage collection. False: it refuses.
 
-        SGLang 0.5.21 does so by itself. A server whose user keeps its admin key to themselves refuses.
+        Python looks through all that the server has imported, again and again: 0.4 s without a token each time. SGLang
+        0.5.21 does so by itself. A server whose user keeps its admin key to themselves refuses.
         """
-        self.frozen = await self._post("/freeze_gc") == 200
+        return await self._post("/freeze_gc") == 200
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
         """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
@@ -159,7 +146,7 @@ class Engine:
                 await answer.read()
 
     async def generate(
-        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str = ""
+        self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
     ) -> Generation:
         """Generate from token ids. An aborted request returns what it has.
 
@@ -236,6 +223,12 @@ class Engine:
                 return body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
+
+
+def server_info(body: Mapping[str, Any]) -> ServerInfo:
+    """From /server_info."""
+    context = body.get("context_length")
+    return ServerInfo(int(body.get("tp_size", 1)), int(context) if context else None)
 
 
 def version_number(text: str) -> int:

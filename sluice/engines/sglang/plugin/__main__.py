@@ -1,4 +1,4 @@
-"""`python -m sluice_rollout.sglang_plugin TARGET`: put the plugin, and the script that starts SGLang with it, there."""
+"""`python -m sluice.engines.sglang.plugin TARGET`: put the plugin, and the script that starts SGLang with it, there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(target: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
-        raise SystemExit("usage: python -m sluice_rollout.sglang_plugin TARGET")
+        raise SystemExit("usage: python -m sluice.engines.sglang.plugin TARGET")
     install(Path(arguments[0]))
 
 

@@ -1,0 +1,40 @@
+"""SGLang, unmodified, from its own image; with a plugin of ours in its process where the job does not forbid it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.engines.sglang.launch import Launch
+from sluice.engines.sglang.layout import Layout
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from sluice.engines.base import Client, Control, Scorer
+
+
+class Sglang:
+    """An `Engine`. What speaks HTTP is imported only where it is used: the operator never asks an engine."""
+
+    def __init__(self) -> None:
+        self.launch, self.layout = Launch(), Layout()
+
+    def client(self, url: str) -> Client:
+        from sluice.engines.sglang.generate import Client
+
+        return Client(url)
+
+    def scorer(self, url: str, seconds: float) -> Scorer:
+        from sluice.engines.sglang.score import Scorer
+
+        return Scorer(url, seconds)
+
+    def control(self, address: str, session: aiohttp.ClientSession, timeout: float, source: str) -> Control:
+        from sluice.engines.sglang.control import Control
+
+        return Control(address, session, timeout, source)
+
+    def session(self) -> aiohttp.ClientSession:
+        from sluice.engines.sglang import http
+
+        return http.session(limit=0)  # aiohttp's 100 would make engines wait for each other

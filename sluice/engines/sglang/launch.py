@@ -1,0 +1,109 @@
+"""Command line and environment of the SGLang server, which runs out of its own image beside our worker."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sluice.api import RLJobSpec
+from sluice.engines.base import Place, Plugin
+
+PLUGIN_DIR = "/sluice/sglang"
+_COMMAND = ["python3", "-m", "sglang.launch_server"]
+_COMMAND_WITH_PLUGIN = ["python3", f"{PLUGIN_DIR}/launch_server.py"]
+_PLUGIN = Plugin("sglang", PLUGIN_DIR, ("python", "-m", "sluice.engines.sglang.plugin", PLUGIN_DIR))
+_ENV = {
+    # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
+"""NCCL's own default, in words that SGLang leaves alone: where it finds nothing it writes 0, which also rules out
+NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an update waits for ever; so neither is
+told anything else, unless by a template."""
+_CPU_ENV = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
+}
+_BIND = "SGLANG_CPU_OMP_THREADS_BIND"
+_CPU_ARGS: dict[str, Any] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "dtype": "float32",
+    "max-total-tokens": 16384,
+    "sleep-on-idle": True,  # an idle scheduler would keep a core busy
+    "skip-server-warmup": True,
+}
+_ALIASES = {
+    "model": "model-path",
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "dist-init-address": "dist-init-addr",
+}
+
+
+class Launch:
+    """How SGLang is started."""
+
+    health = "/health"
+    undecided = UNDECIDED
+
+    def plugin(self, spec: RLJobSpec) -> Plugin | None:
+        return _PLUGIN if spec.weight_sync.engine_plugin else None
+
+    def command(self, spec: RLJobSpec) -> list[str]:
+        """SGLang as it is; with our plugin, by a script that adds a directory to its path."""
+        return _COMMAND_WITH_PLUGIN if spec.weight_sync.engine_plugin else _COMMAND
+
+    def env(self, spec: RLJobSpec) -> dict[str, str]:
+        """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants a NUMA node for each."""
+        rollout = spec.rollout
+        if rollout.gpus_per_replica:
+            return _ENV | UNDECIDED
+        several = rollout.nodes_per_replica > 1
+        return _ENV | _CPU_ENV | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
+
+    def args(self, spec: RLJobSpec, place: Place) -> list[str]:
+        """Arguments of the server: ours, with spec.rollout.engineArgs over them.
+
+        Random weights are not loaded from disk: the trainer sends its own before the first request, as it does for a
+        pretrained model whose files are only a faster start.
+        """
+        rollout = spec.rollout
+        args: dict[str, Any] = {
+            "model-path": place.model,
+            "host": place.bind,
+            "port": place.port,
+            "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
+        }
+        if spec.model.init == "random":
+            args["load-format"] = "dummy"
+        if spec.model.trust_remote_code:
+            args["trust-remote-code"] = True
+        if rollout.gpus_per_replica == 0:
+            args |= _CPU_ARGS
+        elif spec.trainer.colocate:
+            args["enable-memory-saver"] = True  # so that it can give its memory away in the trainer's turn
+        if place.head is not None:
+            args |= {"nnodes": rollout.nodes_per_replica, "node-rank": place.index, "dist-init-addr": place.head}
+        return render_args(args | normalized(rollout.engine_args))
+
+
+def normalized(args: dict[str, Any]) -> dict[str, Any]:
+    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is tp-size."""
+    found = {}
+    for name, value in args.items():
+        kebab = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
+        found[_ALIASES.get(kebab, kebab)] = value
+    return found
+
+
+def render_args(args: dict[str, Any]) -> list[str]:
+    """`--name value`; True: the bare flag; False: left out; a list: all its values behind one flag."""
+    words: list[str] = []
+    for name, value in args.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words += [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+    return words

@@ -1,0 +1,64 @@
+"""An SGLang server that somebody runs, as a teacher: log-probs of given tokens.
+
+slime's protocol: a request that generates nothing, and asks for the log-probs of its input. SGLang scores given tokens
+at temperature 1, whatever the request says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sluice.environment import ConfigurationError
+from sluice.rewards import RewardError
+from sluice.rewards.judging.remote import Endpoint
+
+_CONNECTIONS = 256
+_LARGEST_ANSWER = 1 << 27
+"""Some 40 bytes a token, so that no context is too long for it."""
+
+
+class Scorer:
+    """One server. url: without path. seconds: of one request."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url = url
+        self._generate = Endpoint(f"{url}/generate", seconds, connections=_CONNECTIONS, largest_answer=_LARGEST_ANSWER)
+        self._detokenize = Endpoint(f"{url}/detokenize", seconds)
+
+    async def close(self) -> None:
+        await self._generate.close()
+        await self._detokenize.close()
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Raises RewardError where it refuses: it has no tokenizer, say."""
+        answer = await self._detokenize.once({"tokens": [[i] for i in ids], "skip_special_tokens": False})
+        texts = answer.get("text") if isinstance(answer, dict) else None
+        if not isinstance(texts, list) or len(texts) != len(ids):
+            raise ConfigurationError(f"{self._url}/detokenize does not answer as SGLang does")
+        return texts
+
+    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+        body = {
+            "input_ids": tokens,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": len(tokens) - count - 1,
+        }
+        return read_answer(await self._generate.post(body), tokens[-count:])
+
+
+def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
+    """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises RewardError."""
+    try:
+        entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
+        found = [(int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RewardError(f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid") from error
+    # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
+    if len(found) != len(tokens) or any(said not in (token, 0) for (said, _), token in zip(found, tokens, strict=True)):
+        raise RewardError(
+            f"log-probs of {len(found)} other tokens than the {len(tokens)} that were asked for", "invalid"
+        )
+    return [value for _, value in found]
