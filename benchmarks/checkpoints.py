@@ -25,7 +25,7 @@ import numpy as np
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.sequences import TrainSequence
 
 VOCAB = 8192
 ROUNDS = 8

@@ -31,7 +31,8 @@ from shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.huggingface.config import ModelShape
-from sluice_trainer.megatron.policy import Policy, TrainSequence
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.sequences import TrainSequence
 
 GPUS = torch.cuda.device_count()
 PEAK = 989e12

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from sluice import environment
@@ -28,10 +29,11 @@ def main() -> int:
 
     # torch and Megatron take seconds to import: read the manifest first
     from sluice_trainer import custom, rollout_only
+    from sluice_trainer.backend import backend_of
     from sluice_trainer.checkpoint_directory import Author
     from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
-    from sluice_trainer.megatron.policy import Policy
+    from sluice_trainer.preparation import learn
     from sluice_trainer.recorder import Recorder
 
     rank = int(os.environ.get("RANK", 0))
@@ -51,11 +53,13 @@ def main() -> int:
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
         # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
         author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
-        policy = Policy(spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author)
+        policy = backend_of(spec)(
+            spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author
+        )
         policy.load_latest(checkpoints)
         recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
-        own = custom.estimator(spec.algorithm)
-        Loop(spec, policy, coordinator, policy.ranks, checkpoints, total, recorder, stop, own).run()
+        learning = partial(learn, policy, custom.estimator(spec.algorithm))
+        Loop(spec, policy, learning, coordinator, policy.ranks, checkpoints, total, recorder, stop).run()
         if recorder:
             recorder.close()
     except Stopped:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,10 +29,8 @@ from sluice.sample import SampleError, SampleGroup
 from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_trainer.algorithms.estimators import Custom
+from sluice_trainer.backend import Weights
 from sluice_trainer.coordinator import Coordinator, Stopped
-from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.preparation import prepare
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
 from sluice_trainer.stall import Stall
@@ -41,6 +39,10 @@ from sluice_trainer.weights.publish import publish
 
 EVALUATION_STALL_SECONDS = 1800.0
 """The last evaluation is given up when for so long no group was finished and no token generated."""
+
+
+Learn = Callable[[Sequence[pb.Sequence], Sequence[SampleGroup]], dict[str, float]]
+"""(all sequences of a batch, this rank's samples) -> metrics, once the policy has learned from them. Collective."""
 
 
 class Action(enum.IntEnum):
@@ -57,14 +59,14 @@ class Action(enum.IntEnum):
 @dataclass(slots=True)
 class Loop:
     spec: RLJobSpec
-    policy: Policy
+    policy: Weights
+    learn: Learn
     coordinator: Coordinator
     ranks: Ranks
     checkpoints: Path
     total_steps: int
     recorder: Recorder | None
     stop: threading.Event
-    estimator: Custom | None = None
     saved_step: int = -1
     save_seconds: float = 0.0
     evaluated_version: int = -1
@@ -191,17 +193,13 @@ class Loop:
         groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
-        metrics = self._learn(batch, groups)
+        metrics = self.learn(batch, groups)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
         self.turns.note_memory("training")
         if self.recorder:
             self.recorder.samples(step, groups)
             self._dump(step)
         return metrics | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
-
-    def _learn(self, batch: list[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
-        prepared = prepare(self.policy, batch, groups, self.estimator)
-        return prepared.metrics | self.policy.train(prepared.shard, prepared.totals)
 
     def _dump(self, step: int) -> None:
         """`debug.dumpRollouts`: the samples of all ranks, as the buffer hands them out."""

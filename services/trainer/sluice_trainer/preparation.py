@@ -24,9 +24,9 @@ from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.estimators import TOKEN_KL, Custom, Estimate, EstimatorError, Responses, estimate
 from sluice_trainer.algorithms.value_loss import explained_variance
-from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.backend import Backend
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import TrainSequence
 
 SampleKey = tuple[int, int]
 """(group id, index in the group)"""
@@ -41,8 +41,16 @@ class Prepared:
     metrics: dict[str, float]
 
 
+def learn(
+    policy: Backend, custom: Custom | None, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]
+) -> dict[str, float]:
+    """One step of training on a batch; its metrics. custom: the user's own estimator. Collective."""
+    prepared = prepare(policy, batch, groups, custom)
+    return prepared.metrics | policy.train(prepared.shard, prepared.totals)
+
+
 def prepare(
-    policy: Policy, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], custom: Custom | None = None
+    policy: Backend, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], custom: Custom | None = None
 ) -> Prepared:
     """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples. Collective."""
     spec, algorithm = policy.spec, policy.spec.algorithm
@@ -61,7 +69,7 @@ def prepare(
         own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
-        values=policy.critic.values(own) if policy.critic else None,
+        values=policy.values(own),
         baselines=baselines(samples) if algorithm.estimator == "remax" else None,
     )
     found = estimate(responses, algorithm, custom)

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from sluice_trainer.megatron import parallel
-
 T = TypeVar("T")
 
 
@@ -22,13 +20,13 @@ class Ranks:
     _control: Any
 
     @classmethod
-    def here(cls, timeout: timedelta) -> Ranks:
+    def here(cls, timeout: timedelta, *, data_parallel_rank: int, data_parallel_size: int) -> Ranks:
         """This process' place. Decisions travel over gloo, on GPU machines too: they are small and live on the CPU."""
         return cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            data_parallel_rank=parallel.data_parallel_rank(),
-            data_parallel_size=parallel.data_parallel_size(),
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
             _control=dist.new_group(backend="gloo", timeout=timeout) if dist.get_world_size() > 1 else None,
         )
 

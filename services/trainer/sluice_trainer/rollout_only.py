@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from sluice.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.coordinator import Coordinator
 from sluice_trainer.loop import Loop
-from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder
 
@@ -31,16 +29,16 @@ ALONE = Ranks(rank=0, world_size=1, data_parallel_rank=0, data_parallel_size=1, 
 
 @dataclass(slots=True)
 class Unchanged:
-    """Stands where the policy stands in the loop. A checkpoint of it is a number that the buffer is told."""
+    """The Weights of a loop that trains none. A checkpoint of it is a number that the buffer is told."""
 
     step: int
     _durable: int | None = None
 
-    def hf_tensors(self, stack_name: StackName | None) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
         """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
         yield "unchanged", torch.zeros(1)
 
-    def begin_save(self, directory: Path, step: int, *, beside: bool) -> None:
+    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
         self._durable = step
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
@@ -50,18 +48,24 @@ class Unchanged:
     def export_hf(self, directory: Path) -> None:
         return
 
+    def make_room(self, *, weights: bool) -> None:
+        return
 
-class RolloutLoop(Loop):
-    """The loop of training with the learning left out."""
+    def come_back(self, *, weights_only: bool = False) -> None:
+        return
 
-    def _learn(self, batch: list[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
-        return {}
+    def memory_used(self) -> int:
+        return 0
+
+
+def _learn_nothing(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]) -> dict[str, float]:
+    return {}
 
 
 def run(env: Environment, job: RLJob, coordinator: Coordinator, total_steps: int, stop: threading.Event) -> None:
     """Take batches until the last one. A restart goes on behind the last step that was committed."""
     recorder = Recorder.of(env, job)
-    policy = cast("Policy", Unchanged(coordinator.committed_step()))
+    weights = Unchanged(coordinator.committed_step())
     checkpoints = env.directory("checkpoint_dir")
-    RolloutLoop(job.spec, policy, coordinator, ALONE, checkpoints, total_steps, recorder, stop).run()
+    Loop(job.spec, weights, _learn_nothing, coordinator, ALONE, checkpoints, total_steps, recorder, stop).run()
     recorder.close()

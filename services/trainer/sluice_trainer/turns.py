@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from sluice_trainer.backend import Weights
 from sluice_trainer.coordinator import Coordinator
-from sluice_trainer.megatron.offload import memory_used
-from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.ranks import Ranks
 
 
@@ -19,7 +18,7 @@ from sluice_trainer.ranks import Ranks
 class Turns:
     """times: what changing turns took and how much memory was in use, under the names of metrics."""
 
-    policy: Policy
+    policy: Weights
     coordinator: Coordinator
     ranks: Ranks
     times: dict[str, float]
@@ -58,5 +57,5 @@ class Turns:
 
     def note_memory(self, when: str) -> None:
         """How much of rank 0's GPU is taken, by trainer and engine together."""
-        if self.colocated and (used := memory_used()):
+        if self.colocated and (used := self.policy.memory_used()):
             self.times[f"perf/gpu_memory/{when}_gib"] = used / 2**30

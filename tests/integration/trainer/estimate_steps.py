@@ -101,7 +101,7 @@ def train(
         advantages.append({key: value for part in policy.ranks.gather(own) for key, value in part.items()})
         history.append(prepared.metrics | policy.train(prepared.shard, prepared.totals))
         if checkpoints and policy.step == save_at:
-            policy.save(Path(checkpoints), policy.step)
+            tiny.save(policy, Path(checkpoints), policy.step)
     return {
         "history": history,
         "advantages": advantages,

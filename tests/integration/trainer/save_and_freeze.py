@@ -51,7 +51,7 @@ shard = tiny.batch(8, seed=0)
 policy.train([shard], [tiny.totals(shard)])
 Path.rename = freeze_and_rename  # type: ignore[assignment, method-assign]
 try:
-    policy.save(checkpoints, 1)
+    tiny.save(policy, checkpoints, 1)
 except CheckpointError as error:
     print(error, flush=True)
     sys.exit(1)

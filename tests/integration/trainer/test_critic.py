@@ -16,7 +16,7 @@ from test_estimators import elsewhere, same
 
 from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.sequences import TrainSequence
 
 pytestmark = pytest.mark.usefixtures("process_group")
 PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}
@@ -181,6 +181,6 @@ def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_
     plain = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(4, seed=0)
     plain.train([shard], [tiny.totals(shard)])
-    plain.save(tmp_path, 1)
+    tiny.save(plain, tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*iter_0000001/critic"):
         make(qwen3).load_latest(tmp_path)

@@ -65,7 +65,7 @@ def test_training_goes_on_to_the_bit(
             assert all(torch.equal(sent[name], tensor) for name, tensor in weights(shared).items())
             shared.make_room(weights=True)
         shared.come_back()
-    shared.save(tmp_path, 3)
+    tiny.save(shared, tmp_path, 3)
     resumed = make(qwen3, algorithm, precision=precision, colocate=True, offload=what)
     resumed.make_room(weights=True)
     resumed.come_back()

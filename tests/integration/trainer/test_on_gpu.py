@@ -90,7 +90,7 @@ def test_a_checkpoint_resumes(qwen3: Path, tmp_path: Path, precision: str) -> No
     policy = make(qwen3, precision)
     shard = tiny.batch(8, seed=0)
     policy.train([shard], [tiny.totals(shard)])
-    policy.save(tmp_path, 1)
+    tiny.save(policy, tmp_path, 1)
     resumed = make(qwen3, precision)
     assert resumed.load_latest(tmp_path) == 1
     saved, loaded = dict(policy.hf_tensors()), dict(resumed.hf_tensors())

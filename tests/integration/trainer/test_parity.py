@@ -22,7 +22,7 @@ from sluice_trainer.megatron.model.building import build, load_hf, load_random
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.sequences import TrainSequence
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 20, 13, 24, 1, 33, 70, 7]

@@ -14,7 +14,8 @@ import torch
 
 from sluice_trainer.algorithms.covariance import lots
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import MicroBatch, TrainSequence
+from sluice_trainer.megatron.step.packing import MicroBatch
+from sluice_trainer.sequences import TrainSequence
 
 pytestmark = pytest.mark.usefixtures("process_group")
 Token = tuple[int, int, int]

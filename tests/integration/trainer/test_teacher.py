@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step import forward
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.sequences import TrainSequence
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9

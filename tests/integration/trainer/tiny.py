@@ -20,7 +20,8 @@ import torch
 from sluice.api import RLJobSpec
 from sluice.environment import free_port
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron.step.packing import TrainSequence
+from sluice_trainer.backend import Backend
+from sluice_trainer.sequences import TrainSequence
 
 VOCAB = 131
 TIMEOUT = 150
@@ -272,3 +273,9 @@ def plain_loss(model: Any, shard: list[TrainSequence], totals: BatchTotals, froz
         terms = terms - 0.01 * entropy + 0.1 * (gap.exp() - 1 - gap).clamp(-10, 10)
         total = total + (terms * mask).sum() / totals.tokens
     return total
+
+
+def save(policy: Backend, directory: Path, step: int) -> None:
+    """A whole checkpoint, now."""
+    policy.begin_save(directory, step)
+    policy.finish_save(directory, wait=True)

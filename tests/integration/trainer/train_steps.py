@@ -54,7 +54,7 @@ def train(
         mine = [part[:cut] if rank == 0 else part[cut:][rank - 1 :: size - 1] for part, cut in shares]
         history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
-            policy.begin_save(Path(checkpoints), policy.step, beside=beside, user_state={"seen": policy.step})
+            policy.begin_save(Path(checkpoints), policy.step, beside=beside)
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
     tensors = dict(policy.hf_tensors())
     if dump and policy.ranks.rank == 0:
@@ -65,7 +65,6 @@ def train(
         "saved": saved,
         "weights": digest(tensors),
         "rng": torch.rand(1).item(),
-        "user": policy.user_state,
     }
 
 

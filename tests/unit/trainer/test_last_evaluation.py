@@ -44,7 +44,8 @@ def loop_of(coordinator: Coordinator) -> Loop:
     trainer = SimpleNamespace(colocate=False)
     spec = cast("Any", SimpleNamespace(evaluation=object(), trainer=trainer))
     policy = cast("Any", None)
-    return Loop(spec, policy, cast("Any", coordinator), ALONE, Path(), VERSION, None, threading.Event())
+    learn = cast("Any", None)
+    return Loop(spec, policy, learn, cast("Any", coordinator), ALONE, Path(), VERSION, None, threading.Event())
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,8 @@ from sluice.sample import Sample, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
-from sluice_trainer.megatron.step.packing import (
-    Sequence,
-    TrainSequence,
-    equalise,
-    micro_batch,
-    pack,
-    train_micro_batch,
-)
+from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
+from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 
 CPU = torch.device("cpu")
 Lengths = st.lists(st.integers(1, 60), max_size=40)

@@ -11,7 +11,6 @@ from sluice.sample import BASELINE_REWARD, Sample, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
-from sluice_trainer.megatron.step.packing import TrainSequence
 from sluice_trainer.preparation import (
     baselines,
     batch_totals,
@@ -21,6 +20,7 @@ from sluice_trainer.preparation import (
     taught,
     token_sums,
 )
+from sluice_trainer.sequences import TrainSequence
 
 
 def spec(**changes: object) -> RLJobSpec:

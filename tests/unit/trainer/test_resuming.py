@@ -50,7 +50,8 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
     spec = cast("Any", SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)))
     policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
     monkeypatch.setattr(Loop, "_publish", lambda *_, **__: coordinator.stop.set())
-    loop = Loop(spec, policy, cast("Any", coordinator), ALONE, Path(), 9, None, coordinator.stop)
+    learn = cast("Any", None)
+    loop = Loop(spec, policy, learn, cast("Any", coordinator), ALONE, Path(), 9, None, coordinator.stop)
     with pytest.raises(Stopped):
         loop.run()
     assert coordinator.told == told

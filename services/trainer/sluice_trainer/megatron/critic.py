@@ -11,12 +11,12 @@ from torch import Tensor
 from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as Settings
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.algorithms.objective import value_objective
+from sluice_trainer.algorithms.objective import LossInputs, Objective, value_objective
 from sluice_trainer.megatron.huggingface.config import read_shape
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.forward import forward_values
-from sluice_trainer.megatron.step.learner import Learner, model_config, score
-from sluice_trainer.megatron.step.packing import Sequence, TrainSequence
+from sluice_trainer.megatron.step.learner import Learner, means, model_config, score
+from sluice_trainer.sequences import Sequence, TrainSequence
 
 
 class Critic:
@@ -44,8 +44,14 @@ class Critic:
 
     def train(self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         """One training step towards the sequences' returns; metrics under verl's names."""
-        clip = self.settings.clip
-        metrics = self.learner.train(
-            parts, totals, forward_values, lambda output, inputs: value_objective(output[0], inputs, clip=clip)
-        )
+        learner, clip = self.learner, self.settings.clip
+
+        def loss(output: Tensor, inputs: LossInputs) -> Objective:
+            return value_objective(output[0], inputs, clip=clip)
+
+        results = [
+            learner.step(learner.micro_batches(shard, total), forward_values, loss)
+            for shard, total in zip(parts, totals, strict=True)
+        ]
+        metrics = means(results) | {"lr": learner.rate}
         return {f"critic/{name}": value for name, value in metrics.items() if name != "loss"}

@@ -18,7 +18,8 @@ from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.divergence import Teaching
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score
-from sluice_trainer.megatron.step.packing import MicroBatch, Sequence
+from sluice_trainer.megatron.step.packing import MicroBatch
+from sluice_trainer.sequences import Sequence
 
 TEACHER = "spec.algorithm.distillation.teacher.path"
 
@@ -54,15 +55,14 @@ class Frozen:
         return Teaching(partial(head, self.chunks[-1]), distillation.whole, distillation.mixture)
 
 
-def reference(spec: RLJobSpec, model_dir: Path, directory: Path | None) -> Frozen | None:
-    """The reference policy, only where a KL term asks for it: `directory`, else the model at version 0."""
+def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:
+    """The reference policy, only where a KL term asks for it: `model.referencePath`, else the model at version 0."""
     if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
         return None
-    if directory is None and spec.model.reference_path:
+    if spec.model.reference_path:
         directory = Path(spec.model.reference_path)
-    if directory is None:
-        return Frozen(spec, read_shape(model_dir), None if spec.model.init == "random" else model_dir)
-    return Frozen(spec, read_shape(directory), directory)
+        return Frozen(spec, read_shape(directory), directory)
+    return Frozen(spec, read_shape(model_dir), None if spec.model.init == "random" else model_dir)
 
 
 def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | None:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
 from sluice_trainer.megatron.model.layout import Split
+from sluice_trainer.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -86,12 +87,13 @@ def row_split() -> Split:
     )
 
 
-def data_parallel_rank() -> int:
-    return int(parallel_state.get_data_parallel_rank())
-
-
-def data_parallel_size() -> int:
-    return int(parallel_state.get_data_parallel_world_size())
+def ranks(timeout: timedelta) -> Ranks:
+    """This process' place among the trainer's."""
+    return Ranks.here(
+        timeout,
+        data_parallel_rank=int(parallel_state.get_data_parallel_rank()),
+        data_parallel_size=int(parallel_state.get_data_parallel_world_size()),
+    )
 
 
 def reduce_over_data_parallel(values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType) -> dict[str, float]:

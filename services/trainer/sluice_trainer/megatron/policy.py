@@ -1,17 +1,4 @@
-"""The policy: model, optimizer, reference, teacher and critic of one trainer process, behind a handful of calls.
-
-Every data-parallel rank makes the same calls in the same order, each with its own shard:
-
-    policy = Policy(job.spec, model_dir=Path(job.spec.model.path), timeout=timedelta(minutes=10))
-    policy.load_latest(checkpoints)                      # -> step, or None: start at version 0
-    for _ in range(policy.step, steps):
-        batch = ...                                      # the same metadata on every rank, tokens of the own shard
-        prepared = prepare(policy, batch, groups)        # preparation.py: rewards -> advantages
-        metrics = policy.train(prepared.shard, prepared.totals)
-        for name, tensor in policy.hf_tensors(): ...     # to the engines
-        policy.save(checkpoints, policy.step)
-    policy.export_hf(checkpoints / "hf")
-"""
+"""The policy under Megatron: model, optimizer, reference, teacher and critic of one trainer process. A `Backend`."""
 
 from __future__ import annotations
 
@@ -52,17 +39,16 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import check_tied, read_shape
 from sluice_trainer.megatron.huggingface.files import save_hf
 from sluice_trainer.megatron.model.building import build, load_initial
-from sluice_trainer.megatron.offload import Offload
+from sluice_trainer.megatron.offload import Offload, memory_used
 from sluice_trainer.megatron.step.forward import Forward, compute, forward
-from sluice_trainer.megatron.step.learner import Learner, model_config, score
+from sluice_trainer.megatron.step.learner import Learner, means, model_config, score
 from sluice_trainer.megatron.step.optimizer import steps_of_policy
-from sluice_trainer.megatron.step.packing import MicroBatch, Sequence, TrainSequence
+from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.megatron.step.survey import OptimizerStep, survey
-from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import Sequence, TrainSequence
 
 _LARGEST_LOG = 700.0
 """Of a perplexity that is still a number."""
-__all__ = ["BatchTotals", "Policy", "Sequence", "TrainSequence"]
 
 
 class Policy:
@@ -74,29 +60,17 @@ class Policy:
         *,
         model_dir: Path,
         timeout: timedelta,
-        reference_dir: Path | None = None,
         total_steps: int | None = None,
         author: Author | None = None,
     ) -> None:
-        """Build the model on this process's device at version 0.
-
-        model_dir: Hugging Face checkpoint; with `model.init: random` only its config is used. reference_dir: the
-        reference policy's (default: `model.referencePath`, else the model at version 0). timeout: of every collective.
-        total_steps: training steps of the run, for the learning-rate schedules (default: `trainer.steps`). author:
-        this attempt of the trainer, for its checkpoints.
-        """
         self.spec = spec
         self.model_dir = model_dir
         self.step = 0
-        """Version held: training steps done."""
-        self.user_state: dict[str, Any] = {}
-        """What the last loaded checkpoint carried for its owner."""
         self._author = author or Author()
         self._claimed: set[Path] = set()
         self._writing: checkpoint.Writing | None = None
-        self._keep = spec.checkpoint.keep
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
-        self.ranks = Ranks.here(timeout)
+        self.ranks = parallel.ranks(timeout)
         self.shape = read_shape(model_dir)
         check_tied(self.shape, engine_of(spec).layout.untied, spec.rollout.engine)
         config = model_config(spec, self.shape)
@@ -106,7 +80,7 @@ class Policy:
         own_steps = steps_of_policy(total_steps, critic)
         self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, own_steps)
         self._custom_loss = custom.loss(spec.algorithm)
-        self._reference = frozen.reference(spec, model_dir, reference_dir)
+        self._reference = frozen.reference(spec, model_dir)
         self._teacher, distillation = frozen.teacher(spec, self.shape, model_dir), spec.algorithm.distillation
         self._teaching = self._teacher.teaching(distillation) if self._teacher and distillation else None
         self.critic = Critic(spec, critic, model_dir, total_steps) if critic else None
@@ -126,10 +100,6 @@ class Policy:
         return self._reference.log_probs(shard) if self._reference else None
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
-        """The KL of each response token from the reference, per sequence [response]; None where `kl.coef` is 0.
-
-        Also the sequences, with the log-probs that this took, where the step would ask for them once more.
-        """
         kl = self.spec.algorithm.kl
         if not kl.coef > 0:
             return list(shard), None
@@ -145,13 +115,6 @@ class Policy:
         return partial(forward, temperature=self.spec.temperature, vocab=self.shape.vocab, teaching=self._teaching)
 
     def train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
-        """One training step: an optimizer step on each part of this rank's shard. Collective. `step` is then one up.
-
-        shard_by_optimizer_step: `stepsPerBatch` parts, equally many on every rank, empty ones allowed. totals: of each
-        part over all ranks. A critic is trained first, and alone in its `warmupSteps`. Returns metrics under slime's
-        names (a critic's under verl's), equal on all ranks; with several optimizer steps their mean (the largest for
-        `_max`).
-        """
         if len(shard_by_optimizer_step) != len(totals):
             raise ValueError(f"{len(shard_by_optimizer_step)} optimizer steps but {len(totals)} totals")
         metrics = self.critic.train(shard_by_optimizer_step, totals) if self.critic else {}
@@ -162,16 +125,20 @@ class Policy:
 
     def _train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
         parts = self._with_log_probs(shard_by_optimizer_step)
-        metrics = self._learner.train(parts, totals, self._forward, self._objective, self._survey)
+        results = []
+        for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
+            batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
+            results.append(self._learner.step(batches, self._forward, self._objective))
+        metrics = means(results) | {"lr": self._learner.rate}
         if "nll" in metrics:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
         if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
-            total = metrics.pop(DIFFERENCE_ON_POLICY)
-            metrics |= {DIFFERENCE_ON_POLICY: total / metrics[ON_POLICY]} if metrics[ON_POLICY] else {}
+            tokens = metrics.pop(DIFFERENCE_ON_POLICY)
+            metrics |= {DIFFERENCE_ON_POLICY: tokens / metrics[ON_POLICY]} if metrics[ON_POLICY] else {}
         return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
 
-    def _survey(self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]) -> list[MicroBatch]:
-        """With what their losses must know of the whole optimizer step."""
+    def _surveyed(self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]) -> list[MicroBatch]:
+        """The micro-batches with what their losses must know of the whole optimizer step."""
 
         def score(batches: list[MicroBatch]) -> list[Tensor]:
             return [
@@ -212,72 +179,43 @@ class Policy:
         return [[next(remaining) for _ in part] for part in parts]
 
     def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all weights as a Hugging Face checkpoint holds them; see `mapping.hf_tensors`."""
         return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape, stack_name)
 
+    def values(self, shard: Seq[TrainSequence]) -> list[Tensor] | None:
+        return self.critic.values(shard) if self.critic else None
+
     def make_room(self, *, weights: bool) -> None:
-        """Move to host memory what `trainer.offload` says, or only what the next steps need but hf_tensors does not."""
         self._offload.leave(weights=weights)
 
     def come_back(self, *, weights_only: bool = False) -> None:
-        """Undo `make_room`; weights_only: as far as hf_tensors needs it."""
         self._offload.come_back(weights_only=weights_only)
 
-    def save(
-        self, directory: Path, step: int, *, keep: int | None = None, user_state: dict[str, Any] | None = None
-    ) -> None:
-        """Write checkpoint `step` now, then delete all but the newest `keep` (default: `checkpoint.keep`). Collective.
-
-        user_state: anything picklable of the caller's, equal on all ranks; `load_latest` puts it into `user_state`.
-        """
-        self.begin_save(directory, step, keep=keep, user_state=user_state)
-        self.finish_save(directory, wait=True)
-
-    def begin_save(
-        self,
-        directory: Path,
-        step: int,
-        *,
-        beside: bool = False,
-        keep: int | None = None,
-        user_state: dict[str, Any] | None = None,
-    ) -> None:
-        """Begin to write checkpoint `step`, as `save` does; with `beside`, training may go on. Collective.
-
-        It counts once `finish_save` has returned its step. One that is under way is completed first.
-        """
+    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
+        """One that is under way is completed first."""
         self.finish_save(directory, wait=True)
         self._claim(directory)
-        state = {"step": self.step, "user": user_state or {}}
+        state: dict[str, Any] = {"step": self.step}
         state["optimizer_steps"] = {name: learner.optimizer_steps for name, learner in self._learners.items()}
         self._writing = checkpoint.Writing(directory, step, self._parts, state, author=self._author, beside=beside)
-        self._keep = keep or self.spec.checkpoint.keep
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
-        """Complete the checkpoint that is under way once its files are written; with `wait`, wait for that. Collective.
-
-        Returns its step when it is durable; None where there is none, or not yet. All but the newest `keep` then go.
-        """
+        """All but the newest `checkpoint.keep` then go."""
         writing = self._writing
         if writing is None or not (wait or writing.ready()):
             return None
         self._writing = None
         writing.complete()
         if dist.get_rank() == 0:
-            prune(directory, self._keep, self._author)
+            prune(directory, self.spec.checkpoint.keep, self._author)
         return writing.step
 
     def load_latest(self, directory: Path) -> int | None:
-        """Claim the directory for this attempt, and restore its newest checkpoint. Collective.
-
-        Returns its step, or None where there is none.
-        """
         self._claim(directory)
         step: int | None = checkpoint.agreed(latest(directory))
         if step is None:
             return None
         state = checkpoint.load(directory, step, self._parts)
-        self.step, self.user_state = state["step"], state["user"]
+        self.step = state["step"]
         for name, learner in self._learners.items():
             learner.optimizer_steps = state["optimizer_steps"][name]
         return step
@@ -287,6 +225,9 @@ class Policy:
         if dist.get_rank() == 0 and directory not in self._claimed:
             claim(directory, self._author)
         self._claimed.add(directory)
+
+    def memory_used(self) -> int:
+        return memory_used()
 
     @property
     def _learners(self) -> dict[str, Learner]:
@@ -298,10 +239,7 @@ class Policy:
         return {name: (learner.chunks, learner.optimizer) for name, learner in self._learners.items()}
 
     def export_hf(self, directory: Path) -> None:
-        """Write the model as a Hugging Face checkpoint, with config and tokenizer of the one it started from.
-
-        Collective: every rank gathers, rank 0 writes.
-        """
+        """Every rank gathers, rank 0 writes."""
         tensors = self.hf_tensors()
         if dist.get_rank() == 0:
             save_hf(tensors, directory, self.model_dir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -20,18 +19,8 @@ from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.step.forward import Forward, compute
 from sluice_trainer.megatron.step.optimizer import build_optimizer, learning_rate, set_learning_rate
 from sluice_trainer.megatron.step.optimizer_step import Loss, StepResult, train_step
-from sluice_trainer.megatron.step.packing import (
-    MicroBatch,
-    Sequence,
-    TrainSequence,
-    equalise,
-    micro_batch,
-    pack,
-    train_micro_batch,
-)
-
-Survey = Callable[[int, list[MicroBatch], Seq[TrainSequence]], list[MicroBatch]]
-"""(number of the optimizer step in its batch, micro-batches, their sequences) -> the micro-batches. Collective."""
+from sluice_trainer.megatron.step.packing import MicroBatch, micro_batch, train_micro_batch
+from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 
 
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
@@ -82,41 +71,31 @@ class Learner:
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(self.chunks, config, optimizer)
         self.optimizer_steps = 0
+        self.rate = 0.0
+        """Learning rate of the last optimizer step."""
         self._spec = spec
         self._rates = optimizer
         self._total = total_steps and total_steps * spec.trainer.steps_per_batch
 
-    def train(
-        self,
-        parts: Seq[Seq[TrainSequence]],
-        totals: Seq[BatchTotals],
-        forward: Forward,
-        loss: Loss,
-        survey: Survey = lambda number, batches, shard: batches,
-    ) -> dict[str, float]:
-        """An optimizer step on each part of this rank's shard; means over the steps (the largest for `_max`).
-
-        parts: equally many on every rank, empty ones allowed. totals: of each part over all ranks. survey: adds to the
-        micro-batches what their losses must know of the whole optimizer step.
-        """
-        results = []
-        for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
-            rate = learning_rate(self.optimizer_steps, self._rates, self._total)
-            set_learning_rate(self.optimizer, rate)
-            batches = survey(number, self._micro_batches(shard, total), shard)
-            results.append(train_step(self.chunks, self.optimizer, batches, forward, loss))
-            self.optimizer_steps += 1
-        return {**_means(results), "lr": rate}
-
-    def _micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
+    def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
+        """This rank's part of an optimizer step, packed. totals: of the step over all ranks."""
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()
         return [
             train_micro_batch(shard, members, totals, aggregation, DEVICE, split=split)
             for members in _bins(shard, self._spec)
         ]
 
+    def step(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
+        """An optimizer step, at the learning rate that is its turn."""
+        self.rate = learning_rate(self.optimizer_steps, self._rates, self._total)
+        set_learning_rate(self.optimizer, self.rate)
+        result = train_step(self.chunks, self.optimizer, batches, forward, loss)
+        self.optimizer_steps += 1
+        return result
 
-def _means(results: list[StepResult]) -> dict[str, float]:
+
+def means(results: Seq[StepResult]) -> dict[str, float]:
+    """Of several optimizer steps: means, and the largest of what is named `_max`."""
     count = len(results)
     sums = {name: sum(r.sums[name] for r in results) / count for name in results[0].sums}
     maxima = {name: max(r.maxima[name] for r in results) for name in results[0].maxima}

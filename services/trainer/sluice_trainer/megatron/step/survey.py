@@ -22,8 +22,9 @@ from sluice_trainer.algorithms.covariance import Identity, Keys, as_mask, betwee
 from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
 from sluice_trainer.megatron.parallel import reduce_over_data_parallel
-from sluice_trainer.megatron.step.packing import MicroBatch, TrainSequence
+from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
