@@ -210,18 +210,17 @@ def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None
 
 
 def source(options: argparse.Namespace) -> None:
-    from sluice_trainer.coordinator import Coordinator
     from sluice_trainer.megatron import parallel
     from sluice_trainer.megatron.huggingface import mapping
     from sluice_trainer.megatron.huggingface.config import read_shape
     from sluice_trainer.megatron.model import building
     from sluice_trainer.megatron.model.config import transformer_config
-    from sluice_trainer.ranks import Ranks
-    from sluice_trainer.weights.publish import publish
+    from sluice_trainer.peers import connected
+    from sluice_trainer.weights.update import update_engines
 
     spec, env = job(options), environment(options)
     parallel.initialize(spec.trainer.parallelism, seed=1, timeout=timedelta(minutes=5))
-    ranks = Ranks.here(timedelta(minutes=5))
+    ranks = parallel.ranks(timedelta(minutes=5))
     shape = read_shape(options.directory)
     dtype = torch.bfloat16 if GPUS else torch.float32
     net = building.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
@@ -229,7 +228,8 @@ def source(options: argparse.Namespace) -> None:
         parameter.data.normal_(0.0, 0.02)
     import threading
 
-    coordinator = Coordinator(env, spec, threading.Event(), rank=ranks.rank)
+    stack = ExitStack()
+    session = stack.enter_context(connected(env, spec, threading.Event(), rank=ranks.rank)).engines
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         return mapping.hf_tensors(net, shape, None if options.single_experts else Layout().stack_name)
@@ -239,12 +239,12 @@ def source(options: argparse.Namespace) -> None:
             time.sleep(options.between)  # or the engine still computes what it took back in the update before
         synchronise()
         started = time.perf_counter()
-        published = publish(weights(), version, coordinator, ranks, Layout(), bucket_bytes=bucket << 20)
+        outcomes = update_engines(weights(), version, session, ranks, bucket_bytes=bucket << 20)
         seconds = time.perf_counter() - started
-        failed = [reason for one in published for reason in one.failed.values()]
-        if failed or not published:
+        failed = [reason for one in outcomes for reason in one.failed.values()]
+        if failed or not outcomes:
             raise SystemExit(f"error: {failed or 'no engine took part'}")
-        return seconds, {phase: max(one.seconds[phase] for one in published) for phase in PHASES}
+        return seconds, {phase: max(one.seconds[phase] for one in outcomes) for phase in PHASES}
 
     sizes = [int(size) for size in options.buckets.split(",")]
     first, _ = update(1, sizes[0])
@@ -262,7 +262,7 @@ def source(options: argparse.Namespace) -> None:
         (options.directory / "updates.json").write_text(json.dumps(found))
     else:
         conversion(weights, sizes[-1])
-    coordinator.close()
+    stack.close()
 
 
 def conversion(weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int) -> tuple[float, int]:

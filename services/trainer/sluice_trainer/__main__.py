@@ -30,43 +30,42 @@ def main() -> int:
     # torch and Megatron take seconds to import: read the manifest first
     from sluice_trainer import custom, rollout_only
     from sluice_trainer.backend import backend_of
+    from sluice_trainer.background import Stopped
     from sluice_trainer.checkpoint_directory import Author
-    from sluice_trainer.coordinator import Coordinator, Stopped
     from sluice_trainer.loop import Loop
+    from sluice_trainer.peers import connected
     from sluice_trainer.preparation import learn
     from sluice_trainer.recorder import Recorder
 
     rank = int(os.environ.get("RANK", 0))
     if spec.debug.rollout_only and rank > 0:  # nothing to do for more than one
         return 0
-    coordinator = Coordinator(env, spec, stop, rank=rank)
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # for the whole pod
-        endpoints.serve(env, ready=coordinator.unready)
     try:
-        total = spec.trainer.steps or coordinator.total_steps()
-        if spec.debug.rollout_only:
-            rollout_only.run(env, job, coordinator, total, stop)
-            return 0
-        if spec.trainer.colocate and rank == 0:  # the others wait for it before they touch a GPU
-            coordinator.await_engines(spec.replicas or 0)
-            coordinator.rest_engines()
-        timeout = timedelta(minutes=COLLECTIVE_MINUTES)
-        # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
-        author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
-        policy = backend_of(spec)(
-            spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author
-        )
-        policy.load_latest(checkpoints)
-        recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
-        learning = partial(learn, policy, custom.estimator(spec.algorithm))
-        Loop(spec, policy, learning, coordinator, policy.ranks, checkpoints, total, recorder, stop).run()
-        if recorder:
-            recorder.close()
+        with connected(env, spec, stop, rank=rank) as peers:
+            if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # for the whole pod
+                endpoints.serve(env, ready=peers.member.unready)
+            total = spec.trainer.steps or peers.buffer.total_steps()
+            if spec.debug.rollout_only:
+                rollout_only.run(env, job, peers, total, stop)
+                return 0
+            if spec.trainer.colocate and rank == 0:  # the others wait for it before they touch a GPU
+                peers.engines.await_engines(spec.replicas or 0)
+                peers.engines.rest()
+            timeout = timedelta(minutes=COLLECTIVE_MINUTES)
+            # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
+            author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
+            policy = backend_of(spec)(
+                spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author
+            )
+            policy.load_latest(checkpoints)
+            recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
+            learning = partial(learn, policy, custom.estimator(spec.algorithm))
+            Loop(spec, policy, learning, peers, policy.ranks, checkpoints, total, recorder, stop).run()
+            if recorder:
+                recorder.close()
     except Stopped:
         logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM
-    finally:
-        coordinator.close()
     return 0
 
 

@@ -30,12 +30,13 @@ from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.backend import Weights
-from sluice_trainer.coordinator import Coordinator, Stopped
+from sluice_trainer.background import Stopped
+from sluice_trainer.peers import Peers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
 from sluice_trainer.stall import Stall
 from sluice_trainer.turns import Turns
-from sluice_trainer.weights.publish import publish
+from sluice_trainer.weights.update import update_engines
 
 EVALUATION_STALL_SECONDS = 1800.0
 """The last evaluation is given up when for so long no group was finished and no token generated."""
@@ -61,7 +62,7 @@ class Loop:
     spec: RLJobSpec
     policy: Weights
     learn: Learn
-    coordinator: Coordinator
+    peers: Peers
     ranks: Ranks
     checkpoints: Path
     total_steps: int
@@ -78,15 +79,15 @@ class Loop:
     turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.policy, self.coordinator, self.ranks, self.times, self.spec.trainer.colocate)
+        self.turns = Turns(self.policy, self.peers, self.ranks, self.times, self.spec.trainer.colocate)
 
     def run(self) -> None:
         """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
         step = self.saved_step = self.policy.step
         if self.ranks.rank == 0:
-            replay = self.coordinator.rewind(step)
+            replay = self.peers.buffer.rewind(step)
             if step:  # whoever wrote the checkpoint may have died before the buffer was told, or while it had no room
-                self.coordinator.commit_checkpoint(step)
+                self.peers.buffer.commit_checkpoint(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
         self._publish(step)  # to all: a trainer that died may have left engines in the middle of an update, or at rest
         while step < self.total_steps:
@@ -162,10 +163,10 @@ class Loop:
         if self.ranks.rank == 0:
             if self.stop.is_set():
                 action = Action.STOP
-            elif time.monotonic() >= self.joiners_after and self.coordinator.joiners():
+            elif time.monotonic() >= self.joiners_after and self.peers.engines.joiners():
                 action = Action.SYNC
             else:
-                taken = self.coordinator.try_take(step + 1, self.ranks.data_parallel_size)
+                taken = self.peers.buffer.try_take(step + 1, self.ranks.data_parallel_size)
                 if taken.state == pb.TakeBatchResponse.STATE_FAILED:
                     self._record_failures()
                     raise ConfigurationError(taken.waiting_for)
@@ -184,13 +185,13 @@ class Loop:
         """Whether engines still evaluate this version. Waits a moment for the end of it."""
         if self.spec.evaluation is None:
             return False
-        return version in self.coordinator.evaluations(self.evaluated_version, wait_for=version).pending_versions
+        return version in self.peers.buffer.evaluations(self.evaluated_version, wait_for=version).pending_versions
 
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
         """Advantages over the whole batch, then the optimizer steps over this rank's share of it."""
         self._state("training")
         started = time.perf_counter()
-        groups = self.coordinator.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
+        groups = self.peers.buffer.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
         metrics = self.learn(batch, groups)
@@ -205,7 +206,7 @@ class Loop:
         """`debug.dumpRollouts`: the samples of all ranks, as the buffer hands them out."""
         if self.recorder and self.spec.debug.dump_rollouts:
             size = self.ranks.data_parallel_size
-            shards = [self.coordinator.shard(step, rank, size) for rank in range(size)]
+            shards = [self.peers.buffer.shard(step, rank, size) for rank in range(size)]
             self.recorder.dump(step, merged(shards))
 
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
@@ -217,21 +218,20 @@ class Loop:
         self.turns.make_room_for_weights()
         self._state("publishing")
         started = time.perf_counter()
-        published = publish(
-            self.policy.hf_tensors(self.coordinator.stack_name),
+        outcomes = update_engines(
+            self.policy.hf_tensors(self.peers.engines.stack_name),
             version,
-            self.coordinator,
+            self.peers.engines,
             self.ranks,
-            self.coordinator.layout,
             bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
             joiners_only=joiners_only and not colocated,
             hand_over=self.turns.hand_over if colocated else None,
         )
-        if not published:
+        if not outcomes:
             return
-        for phase in published[0].seconds:
-            self.times[f"perf/update_weights/{phase}_time"] = max(source.seconds[phase] for source in published)
-        self._back_off(sum(len(source.failed) for source in published) if joiners_only else 0)
+        for phase in outcomes[0].seconds:
+            self.times[f"perf/update_weights/{phase}_time"] = max(outcome.seconds[phase] for outcome in outcomes)
+        self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         self.times["perf/update_weights_time"] = time.perf_counter() - started
 
     def _back_off(self, failures: int) -> None:
@@ -259,20 +259,20 @@ class Loop:
         """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint covers."""
         durable = self.policy.finish_save(self.checkpoints, wait=wait)
         if durable is not None and self.ranks.rank == 0:
-            self.coordinator.commit_checkpoint(durable)
+            self.peers.buffer.commit_checkpoint(durable)
 
     def _commit(self, step: int, metrics: dict[str, float], seconds: float) -> None:
         """Tell the buffer that the step is trained, and write it down. The save time is the last checkpoint's."""
         if self.ranks.rank != 0 or self.recorder is None:
             return
         tokens = metrics["rollout/tokens"]
-        metrics |= self.times | self.recorder.dropped(self.coordinator.counters())
+        metrics |= self.times | self.recorder.dropped(self.peers.buffer.counters())
         metrics |= {
             "perf/save_model_time": self.save_seconds,
             "perf/step_time": seconds,
             "perf/tokens_per_second": tokens / seconds,
         }
-        self.coordinator.commit_step(step, metrics)
+        self.peers.buffer.commit_step(step, metrics)
         self.recorder.step(step, metrics)
         self._record_failures()
         self._record_evaluations()
@@ -293,7 +293,7 @@ class Loop:
         """Say what became of all groups; warn where some failed, or where the sum is wrong."""
         if self.ranks.rank != 0:
             return
-        totals = self.coordinator.totals()
+        totals = self.peers.buffer.totals()
         if self.recorder:
             self.recorder.totals(totals)
         books = totals.books()
@@ -324,7 +324,8 @@ class Loop:
             return Action.END
         if self.stop.is_set():
             return Action.STOP
-        finished, tokens = self.coordinator.evaluation_progress()
+        finished = self.peers.buffer.counters().get("evaluation_groups", 0)
+        tokens = self.peers.engines.generated_tokens()
         if stall.over((finished, tokens), time.monotonic()):
             logs.get().warning(
                 f"the evaluation of version {step} was given up: for {stall.patience:g} s no group of it was finished "
@@ -332,25 +333,25 @@ class Loop:
                 finished_evaluation_groups=finished,
             )
             return Action.END
-        return Action.SYNC if self.coordinator.joiners() else Action.WAIT
+        return Action.SYNC if self.peers.engines.joiners() else Action.WAIT
 
     def _record_failures(self) -> None:
         """Write down which groups failed for good since the last step, and why."""
-        while self.recorder and (failures := self.coordinator.failures(self.recorder.last_failure)):
+        while self.recorder and (failures := self.peers.buffer.failures(self.recorder.last_failure)):
             self.recorder.failures(failures)
 
     def _record_evaluations(self) -> None:
         """Write down what evaluations came to. An evaluation that cannot be read never ends the training."""
         if self.recorder is None or self.spec.evaluation is None:
             return
-        while evaluations := self.coordinator.evaluations(self.evaluated_version).evaluations:
+        while evaluations := self.peers.buffer.evaluations(self.evaluated_version).evaluations:
             for evaluation in evaluations:
                 self.recorder.evaluation(evaluation, self._examples(evaluation))
                 self.evaluated_version = max(self.evaluated_version, evaluation.version)
 
     def _examples(self, evaluation: pb.Evaluation) -> list[SampleGroup]:
         try:
-            return self.coordinator.examples(evaluation.version, evaluation.dataset)
+            return self.peers.buffer.examples(evaluation.version, evaluation.dataset)
         except (rpc.RefusedError, rpc.DeadlineError, SampleError) as error:
             logs.get().warning(
                 "an evaluation is recorded without examples",
@@ -362,7 +363,7 @@ class Loop:
 
     def _state(self, word: str) -> None:
         if self.ranks.rank == 0:
-            self.coordinator.state(word)
+            self.peers.member.state(word)
 
 
 _ACTIONS = {

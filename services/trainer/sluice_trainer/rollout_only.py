@@ -19,8 +19,8 @@ from sluice.engines.base import StackName
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_trainer.coordinator import Coordinator
 from sluice_trainer.loop import Loop
+from sluice_trainer.peers import Peers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder
 
@@ -62,10 +62,10 @@ def _learn_nothing(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]) 
     return {}
 
 
-def run(env: Environment, job: RLJob, coordinator: Coordinator, total_steps: int, stop: threading.Event) -> None:
+def run(env: Environment, job: RLJob, peers: Peers, total_steps: int, stop: threading.Event) -> None:
     """Take batches until the last one. A restart goes on behind the last step that was committed."""
     recorder = Recorder.of(env, job)
-    weights = Unchanged(coordinator.committed_step())
+    weights = Unchanged(peers.buffer.committed_step())
     checkpoints = env.directory("checkpoint_dir")
-    Loop(job.spec, weights, _learn_nothing, coordinator, ALONE, checkpoints, total_steps, recorder, stop).run()
+    Loop(job.spec, weights, _learn_nothing, peers, ALONE, checkpoints, total_steps, recorder, stop).run()
     recorder.close()

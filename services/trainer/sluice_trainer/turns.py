@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from sluice_trainer.backend import Weights
-from sluice_trainer.coordinator import Coordinator
+from sluice_trainer.peers import Peers
 from sluice_trainer.ranks import Ranks
 
 
@@ -19,7 +19,7 @@ class Turns:
     """times: what changing turns took and how much memory was in use, under the names of metrics."""
 
     policy: Weights
-    coordinator: Coordinator
+    peers: Peers
     ranks: Ranks
     times: dict[str, float]
     colocated: bool
@@ -33,8 +33,8 @@ class Turns:
         if not self.ours:
             self.note_memory("generating")
             if self.ranks.rank == 0:
-                self.coordinator.state("taking_turn")
-                self.coordinator.rest_engines()
+                self.peers.member.state("taking_turn")
+                self.peers.engines.rest()
             self.ranks.gather(None)
             self.note_memory("resting")
             self.ours = True

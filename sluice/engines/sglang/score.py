@@ -23,7 +23,7 @@ class Scorer:
     """One server. url: without path. seconds: of one request."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        self._url = url
+        self._url = url = url.rstrip("/")
         self._generate = Endpoint(f"{url}/generate", seconds, connections=_CONNECTIONS, largest_answer=_LARGEST_ANSWER)
         self._detokenize = Endpoint(f"{url}/detokenize", seconds)
 

@@ -28,9 +28,9 @@ def make(model: Path, **algorithm: Any) -> Policy:
 
 def surveyed(policy: Policy, shard: list[TrainSequence]) -> list[MicroBatch]:
     """The micro-batches of a batch's second optimizer step: the weights have moved on from those at its start."""
-    batches = policy._learner._micro_batches(shard, tiny.totals(shard))
+    batches = policy._learner.micro_batches(shard, tiny.totals(shard))
     assert len(batches) > 2
-    return policy._survey(1, batches, shard)
+    return policy._surveyed(1, batches, shard)
 
 
 def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:

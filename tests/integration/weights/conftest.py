@@ -13,7 +13,7 @@ import pytest
 from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.wire.membership import Membership
-from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.source import Source
 from sluice_trainer.weights.transport import Collective, Transport
 from tests.integration.engines import backend, engine_environment, with_us
 from tests.integration.house import Rendezvous, engine_member
@@ -77,21 +77,21 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
 
 
 @pytest.fixture
-async def publisher(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Publisher]]:
-    """Makes publishers: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields.
+async def source(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Source]]:
+    """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields.
 
     They are attempts of one trainer, which is another one in each test: engines that tests share remember attempts.
     """
-    made: list[Publisher] = []
+    made: list[Source] = []
     name = f"trainer-{next(_trainers)}"
 
     def make(
         transport: Transport | None = None, /, attempt: int = 1, colocated: bool = False, **sync: object
-    ) -> Publisher:
+    ) -> Source:
         settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
         transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
         caller = (name, attempt)
-        made.append(Publisher(rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated))
+        made.append(Source(rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated))
         return made[-1]
 
     yield make

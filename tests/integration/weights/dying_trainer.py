@@ -16,7 +16,7 @@ from sluice.engines.sglang.layout import Layout
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.source import Source
 from sluice_trainer.weights.transport import Collective
 from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
@@ -26,12 +26,12 @@ async def main(rendezvous: str, weights: Path) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    publisher = Publisher(stub, ("trainer-0", 1), sync, transport, Sglang())
-    await begin(publisher, 1, joiners_only=False)
+    source = Source(stub, ("trainer-0", 1), sync, transport, Sglang())
+    await begin(source, 1, joiners_only=False)
     first, second, *_ = buckets(on_device(weights), BUCKET, Layout())
-    await publisher.send(first)
-    assert publisher.current
-    (peer,) = publisher.current.peers.values()
+    await source.send(first)
+    assert source.current
+    (peer,) = source.current.peers.values()
     _, group, _ = transport._groups[peer.name]
     telling = asyncio.create_task(
         peer.control.receive(group, second.names, second.dtypes, second.shapes, version=None, flush=False)

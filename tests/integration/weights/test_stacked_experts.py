@@ -16,12 +16,12 @@ import torch
 
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
-from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.source import Source
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
 from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
 
-Make = Callable[..., Publisher]
+Make = Callable[..., Source]
 Join = Callable[..., Any]
 EXPERTS = 8
 SHAPE = {
@@ -85,12 +85,12 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=one_gpu)])
 async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
-    mixture: Path, other_mixture: Path, join: Join, publisher: Make, tmp_path: Path, ranks: int
+    mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path, ranks: int
 ) -> None:
     """Ranks that divide the experts are tested with layers alone (below): on a CPU SGLang cannot generate with them."""
     with serving(mixture, tmp_path / "log", "--tp-size", str(ranks), **cores(ranks)) as engine:
         await join("rollout-0", engine.address, ranks)
-        one = publisher(timeoutSeconds=60)
+        one = source(timeoutSeconds=60)
         await publish(one, 1, other_mixture)
         expected = await answer(engine)
         await publish(one, 2, mixture)
@@ -107,11 +107,11 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
-    mixture: Path, other_mixture: Path, join: Join, publisher: Make, tmp_path: Path
+    mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path
 ) -> None:
     with serving(mixture, tmp_path / "log", SGLANG_PLUGINS="none-of-ours") as engine:
         await join("rollout-0", engine.address)
-        one = publisher(timeoutSeconds=60)
+        one = source(timeoutSeconds=60)
         update = await publish(one, 1, stacked(other_mixture))
         assert update.engines == ()
         assert "Set weightSync.enginePlugin: false" in update.failed["rollout-0"]

@@ -13,21 +13,21 @@ from sluice.engines.base import RESTING, WAKING, Generation
 from sluice.engines.sglang.generate import Client
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.ipc import Ipc, beside
-from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.source import Source
 from tests.integration.engines import Sglang, call, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import FakeEngine
 from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
 
 pytestmark = pytest.mark.skipif(gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one")
-Make = Callable[..., Publisher]
+Make = Callable[..., Source]
 Join = Callable[..., Any]
 
 
 @pytest.fixture
-def colocated(publisher: Make) -> Callable[..., Publisher]:
-    def make(attempt: int = 1) -> Publisher:
-        return publisher(Ipc(), attempt=attempt, colocated=True, transport="ipc", pauseMode="abort", timeoutSeconds=20)
+def colocated(source: Make) -> Callable[..., Source]:
+    def make(attempt: int = 1) -> Source:
+        return source(Ipc(), attempt=attempt, colocated=True, transport="ipc", pauseMode="abort", timeoutSeconds=20)
 
     return make
 
@@ -36,9 +36,9 @@ def name_of_weights(engine: Sglang) -> str:
     return str(call(engine.url + "/model_info")[1]["weight_version"])
 
 
-async def rest(publisher: Publisher, rendezvous: Rendezvous) -> None:
+async def rest(source: Source, rendezvous: Rendezvous) -> None:
     ledger = await rendezvous.ledger()
-    await publisher.rest(0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()])
+    await source.rest(0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()])
 
 
 async def generate(engine: Client, tokens: int) -> Generation:

@@ -11,7 +11,7 @@ from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.publisher import Published, Publisher
+from sluice_trainer.weights.source import Outcome, Source
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000
@@ -25,21 +25,19 @@ class Joined:
     membership: Membership
 
 
-async def begin(publisher: Publisher, version: int, *, joiners_only: bool) -> int:
+async def begin(source: Source, version: int, *, joiners_only: bool) -> int:
     """Prepare and pause all engines that take part; how many they are."""
-    plan = await publisher.plan(version, joiners_only=joiners_only)
-    await publisher.prepare(version, plan.engines)
-    await publisher.pause()
-    assert publisher.current
-    return len(publisher.current.peers)
+    plan = await source.plan(version, joiners_only=joiners_only)
+    await source.prepare(version, plan.engines)
+    await source.pause()
+    assert source.current
+    return len(source.current.peers)
 
 
-async def publish(
-    publisher: Publisher, version: int, weights: Path | Tensors, *, joiners_only: bool = False
-) -> Published:
+async def publish(source: Source, version: int, weights: Path | Tensors, *, joiners_only: bool = False) -> Outcome:
     """What the training loop does after a step."""
-    await begin(publisher, version, joiners_only=joiners_only)
-    return await send(publisher, weights)
+    await begin(source, version, joiners_only=joiners_only)
+    return await send(source, weights)
 
 
 def on_device(weights: Path) -> Tensors:
@@ -47,14 +45,14 @@ def on_device(weights: Path) -> Tensors:
     return [(name, tensor.to(device())) for name, tensor in tensors(weights)]
 
 
-async def send(publisher: Publisher, weights: Path | Tensors) -> Published:
+async def send(source: Source, weights: Path | Tensors) -> Outcome:
     sent = 0
     tensors = on_device(weights) if isinstance(weights, Path) else weights
     for bucket in buckets(tensors, BUCKET, Layout()):
-        await publisher.send(bucket)
+        await source.send(bucket)
         sent += 1
     assert sent > 2
-    return await publisher.finish()
+    return await source.finish()
 
 
 async def serves(url: str, weights: Path, version: int) -> bool:

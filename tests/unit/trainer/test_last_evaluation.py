@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from sluice_trainer import loop as loop_module
-from sluice_trainer.coordinator import Stopped
+from sluice_trainer.background import Stopped
 from sluice_trainer.loop import EVALUATION_STALL_SECONDS, Loop
 from sluice_trainer.rollout_only import ALONE
 from sluice_trainer.stall import Stall
@@ -19,8 +19,8 @@ from sluice_trainer.stall import Stall
 VERSION = 7
 
 
-class Coordinator:
-    """Of an evaluation whose progress is told in advance. progress: of each look at it; the last one stays."""
+class Peer:
+    """Buffer and engines of an evaluation. progress: of each look at it, told in advance; the last one stays."""
 
     def __init__(self, progress: list[tuple[int, float]], *, ends: bool) -> None:
         self.progress, self.ends, self.looks = progress, ends, 0
@@ -29,8 +29,15 @@ class Coordinator:
         over = self.ends and self.looks >= len(self.progress)
         return SimpleNamespace(pending_versions=[] if over else [VERSION], evaluations=[])
 
-    def evaluation_progress(self) -> tuple[int, float]:
+    def counters(self) -> dict[str, int]:
         self.looks += 1
+        return {"evaluation_groups": self._now[0]}
+
+    def generated_tokens(self) -> float:
+        return self._now[1]
+
+    @property
+    def _now(self) -> tuple[int, float]:
         return self.progress[min(self.looks, len(self.progress)) - 1]
 
     def joiners(self) -> bool:
@@ -40,12 +47,13 @@ class Coordinator:
         return
 
 
-def loop_of(coordinator: Coordinator) -> Loop:
+def loop_of(peer: Peer) -> Loop:
     trainer = SimpleNamespace(colocate=False)
     spec = cast("Any", SimpleNamespace(evaluation=object(), trainer=trainer))
     policy = cast("Any", None)
     learn = cast("Any", None)
-    return Loop(spec, policy, learn, cast("Any", coordinator), ALONE, Path(), VERSION, None, threading.Event())
+    peers = cast("Any", SimpleNamespace(buffer=peer, engines=peer, member=peer))
+    return Loop(spec, policy, learn, peers, ALONE, Path(), VERSION, None, threading.Event())
 
 
 @pytest.fixture(autouse=True)
@@ -60,25 +68,25 @@ def each_look_takes_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_goes_on_is_waited_for_however_long_it_takes() -> None:
-    coordinator = Coordinator([(groups, 0.0) for groups in range(100)], ends=True)
-    loop_of(coordinator)._last_evaluation(VERSION)
-    assert coordinator.looks == 100
+    peer = Peer([(groups, 0.0) for groups in range(100)], ends=True)
+    loop_of(peer)._last_evaluation(VERSION)
+    assert peer.looks == 100
 
 
 def test_long_responses_are_progress_before_their_group_is_finished() -> None:
-    coordinator = Coordinator([(3, 1000.0 * look) for look in range(100)], ends=True)
-    loop_of(coordinator)._last_evaluation(VERSION)
-    assert coordinator.looks == 100
+    peer = Peer([(3, 1000.0 * look) for look in range(100)], ends=True)
+    loop_of(peer)._last_evaluation(VERSION)
+    assert peer.looks == 100
 
 
 def test_one_that_stands_still_is_given_up_and_the_job_ends_well() -> None:
-    coordinator = Coordinator([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
-    loop_of(coordinator)._last_evaluation(VERSION)
-    assert coordinator.looks == 2 + EVALUATION_STALL_SECONDS // 600 + 1
+    peer = Peer([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
+    loop_of(peer)._last_evaluation(VERSION)
+    assert peer.looks == 2 + EVALUATION_STALL_SECONDS // 600 + 1
 
 
 def test_a_trainer_that_is_told_to_stop_does() -> None:
-    loop = loop_of(Coordinator([(1, 0.0)], ends=False))
+    loop = loop_of(Peer([(1, 0.0)], ends=False))
     loop.stop.set()
     with pytest.raises(Stopped):
         loop._last_evaluation(VERSION)

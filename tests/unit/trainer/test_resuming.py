@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from sluice_trainer.coordinator import Stopped
+from sluice_trainer.background import Stopped
 from sluice_trainer.loop import Loop
 from sluice_trainer.rollout_only import ALONE
 
 
-class Coordinator:
+class Peer:
     """Writes down what it is told; the trainer is stopped when it asks for a batch."""
 
     def __init__(self) -> None:
@@ -45,13 +45,14 @@ class Coordinator:
 def test_the_buffer_is_told_which_checkpoint_was_loaded(
     monkeypatch: pytest.MonkeyPatch, step: int, told: list[tuple[str, int]]
 ) -> None:
-    coordinator = Coordinator()
+    peer = Peer()
     trainer = SimpleNamespace(colocate=False)
     spec = cast("Any", SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)))
     policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
-    monkeypatch.setattr(Loop, "_publish", lambda *_, **__: coordinator.stop.set())
+    monkeypatch.setattr(Loop, "_publish", lambda *_, **__: peer.stop.set())
     learn = cast("Any", None)
-    loop = Loop(spec, policy, learn, cast("Any", coordinator), ALONE, Path(), 9, None, coordinator.stop)
+    peers = cast("Any", SimpleNamespace(buffer=peer, engines=peer, member=peer))
+    loop = Loop(spec, policy, learn, peers, ALONE, Path(), 9, None, peer.stop)
     with pytest.raises(Stopped):
         loop.run()
-    assert coordinator.told == told
+    assert peer.told == told

@@ -1,4 +1,4 @@
-"""How a bucket's bytes reach an engine. The update protocol is the same for all of them (publisher.py).
+"""How a bucket's bytes reach an engine. The update protocol is the same for all of them (source.py).
 
 `Collective` holds one communicator per engine replica (this rank is rank 0, the engine's ranks follow), over gloo or
 NCCL, so that an engine that dies or hangs concerns nobody else: its communicator is aborted, the others do not notice.

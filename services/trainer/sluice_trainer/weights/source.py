@@ -42,7 +42,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Outcome:
     """What an update came to: engines that serve it, why others do not, and the seconds of each phase.
 
     `paused` spans the phases from the first engine's pause to the last one's resume.
@@ -61,8 +61,8 @@ def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> lis
     return [engine for i, engine in enumerate(engines) if i * world_size // count == rank]
 
 
-class Publisher:
-    """One rank's side of weight updates. Runs on the coordinator's event loop."""
+class Source:
+    """One rank's side of weight updates. Runs on the background's event loop."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Publisher:
             await self._transport.stage(bucket, update.version)
             await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
 
-    async def finish(self) -> Published:
+    async def finish(self) -> Outcome:
         """Verify and resume; only then the rendezvous hears that an engine serves the new weights."""
         await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
         await self._phase(pb.UPDATE_PHASE_RESUME, self._resume)
@@ -151,7 +151,7 @@ class Publisher:
         update.seconds["paused"] = time.monotonic() - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
-        return Published(tuple(update.peers), update.failed, update.seconds)
+        return Outcome(tuple(update.peers), update.failed, update.seconds)
 
     async def _prepare(self, peer: Peer) -> None:
         await peer.control.learn()

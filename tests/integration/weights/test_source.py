@@ -23,7 +23,7 @@ from sluice.engines.sglang.layout import Layout
 from sluice.environment import free_port
 from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
-from sluice_trainer.weights.publisher import Publisher
+from sluice_trainer.weights.source import Source
 from sluice_trainer.weights.transport import Collective, Disk, Peer
 from tests.integration.engines import (
     Sglang,
@@ -42,16 +42,16 @@ from tests.integration.house import Rendezvous, eventually
 from tests.integration.weights.conftest import ROOT, SLACK, TIMEOUT, FakeEngine
 from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
 
-Make = Callable[..., Publisher]
+Make = Callable[..., Source]
 Join = Callable[..., Any]
 
 
 async def test_new_weights_arrive_and_the_engine_may_work(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
     engine = await join("rollout-0", sglang.address)
     assert await serves(sglang.url, model, 0)
-    update = await publish(publisher(), 5, other_model)
+    update = await publish(source(), 5, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume", "paused"}
     assert await serves(sglang.url, other_model, 5)
@@ -63,10 +63,10 @@ async def test_new_weights_arrive_and_the_engine_may_work(
 
 
 async def test_the_second_update_uses_the_same_communicator(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    one, groups = publisher(), set(_world.pg_names)
+    one, groups = source(), set(_world.pg_names)
     await publish(one, 1, other_model)
     first = set(_world.pg_names) - groups
     generation = (await rendezvous.ledger())["rollout-0"].generation
@@ -78,17 +78,15 @@ async def test_the_second_update_uses_the_same_communicator(
 
 
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
-async def test_the_other_ways_to_pause(
-    sglang: Sglang, join: Join, publisher: Make, other_model: Path, mode: str
-) -> None:
+async def test_the_other_ways_to_pause(sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str) -> None:
     await join("rollout-0", sglang.address)
-    update = await publish(publisher(pauseMode=mode), 3, other_model)
+    update = await publish(source(pauseMode=mode), 3, other_model)
     assert update.failed == {}
     assert await serves(sglang.url, other_model, 3)
 
 
 async def test_a_running_request_computes_its_cache_anew_after_a_retract(
-    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path
+    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     async with Client(sglang.url) as engine:
@@ -96,7 +94,7 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling, cache="0"))
         await sglang.generated(40)
-        update = await publish(publisher(pauseMode="retract"), 1, other_model)
+        update = await publish(source(pauseMode="retract"), 1, other_model)
         assert update.failed == {}
         made = await running
     assert [span.version for span in made.spans] == [0, 1]
@@ -108,11 +106,11 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weights(
-    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path, mode: str
+    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path, mode: str
 ) -> None:
     """They pass a process that a busy engine waits for; the word that the weights are new does not."""
     await join("rollout-0", sglang.address)
-    one = publisher(pauseMode=mode)
+    one = source(pauseMode=mode)
     await publish(one, 1, model)
     async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
@@ -137,7 +135,7 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_nothing_old_is_found_or_left_after_an_update(
-    sglang: Sglang, join: Join, publisher: Make, other_model: Path, mode: str
+    sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str
 ) -> None:
     """Its sender does not know of the update yet, and other requests have kept the cache from being emptied."""
     await join("rollout-0", sglang.address)
@@ -149,7 +147,7 @@ async def test_nothing_old_is_found_or_left_after_an_update(
         running = asyncio.create_task(engine.generate(f"lasting-{mode}", [70], lasting, cache="0"))
         await sglang.generated(40)
         await asyncio.to_thread(until, lambda: sglang.metric("kv_evictable_tokens"), 20.0, "something in the cache")
-        update = await publish(publisher(pauseMode=mode), 1, other_model)
+        update = await publish(source(pauseMode=mode), 1, other_model)
         assert update.failed == {}
         empty = lambda: sglang.metric("kv_evictable_tokens") == 0  # noqa: E731
         await asyncio.to_thread(until, empty, 20.0, "nothing in the cache but what is in use")
@@ -161,10 +159,10 @@ async def test_nothing_old_is_found_or_left_after_an_update(
 
 
 async def test_joiners_alone_get_the_weights_that_others_have(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, model: Path
 ) -> None:
     await join("rollout-1", fake_engine.address)
-    one = publisher()
+    one = source()
     await publish(one, 1, model)
     before = call(fake_engine.url + "/received")[1]
     assert await begin(one, 1, joiners_only=True) == 0
@@ -179,11 +177,11 @@ async def test_joiners_alone_get_the_weights_that_others_have(
 
 @pytest.mark.skipif(gpus() > 0, reason="SGLang 0.5.17, the release for GPUs, has no sessions to end")
 async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_communicator(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
 ) -> None:
     engine = await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = publisher(timeoutSeconds=120)
+    one = source(timeoutSeconds=120)
     assert await begin(one, 1, joiners_only=False) == 2
     generation = (await rendezvous.ledger())["rollout-0"].generation
     assert call(sglang.url + "/end_weight_update", {})[0] == 200  # so that it refuses the first bucket, with HTTP 400
@@ -204,11 +202,11 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
 
 
 async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
-    sglang: Sglang, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, join: Join, source: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    assert await begin(publisher(attempt=1), 1, joiners_only=False) == 1
-    update = await publish(publisher(attempt=2), 1, other_model)
+    assert await begin(source(attempt=1), 1, joiners_only=False) == 1
+    update = await publish(source(attempt=2), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
 
@@ -216,7 +214,7 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
 @pytest.mark.parametrize("left", ["paused", "in a session", "half way", "verified"])
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
 async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_by_the_next(
-    sglang: Sglang, join: Join, publisher: Make, model: Path, other_model: Path, mode: str, left: str
+    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path, mode: str, left: str
 ) -> None:
     await join("rollout-0", sglang.address)
     async with Client(sglang.url) as engine:
@@ -224,7 +222,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
         sampling = {"max_new_tokens": 300, "ignore_eos": True}
         running = asyncio.create_task(engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0"))
         await sglang.generated(40)
-        dead = publisher(attempt=1, pauseMode=mode)
+        dead = source(attempt=1, pauseMode=mode)
         plan = await dead.plan(1, joiners_only=False)
         await dead.prepare(1, plan.engines)
         assert dead.current
@@ -239,7 +237,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
             for bucket in buckets(on_device(model), BUCKET, Layout()):
                 await dead.send(bucket)
             await dead._verify(peer)
-        update = await publish(publisher(attempt=2, pauseMode=mode), 2, other_model)
+        update = await publish(source(attempt=2, pauseMode=mode), 2, other_model)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         made = await running
         assert made.finish == ("abort" if mode == "abort" else "length")
@@ -247,7 +245,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
 
 
 async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     arguments = [sys.executable, "-m", "tests.integration.weights.dying_trainer", rendezvous.address, str(model)]
@@ -257,17 +255,17 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
     assert await asyncio.wait_for(dying.stdout.readline(), 60) == b"half-way\n"
     dying.kill()
     await dying.wait()
-    update = await publish(publisher(attempt=2, timeoutSeconds=30), 1, other_model)
+    update = await publish(source(attempt=2, timeoutSeconds=30), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
 
 
 async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = publisher()
+    one = source()
     assert await begin(one, 1, joiners_only=False) == 2
     sglang.signal(signal.SIGSTOP)
     try:
@@ -292,11 +290,11 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
 
 
 async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = publisher()
+    one = source()
     assert await begin(one, 1, joiners_only=False) == 2
     first, *rest = buckets(on_device(other_model), BUCKET, Layout())
     await one.send(first)
@@ -312,13 +310,13 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
 
 
 async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
-    sglang: Sglang, fake_engine: FakeEngine, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, fake_engine: FakeEngine, join: Join, source: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
     fake_engine.signal(signal.SIGSTOP)
     started = time.monotonic()
-    one, groups = publisher(), set(_world.pg_names)
+    one, groups = source(), set(_world.pg_names)
     update = await publish(one, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + SLACK
     assert list(update.engines) == ["rollout-0"]
@@ -347,12 +345,12 @@ async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(fake_engin
 
 @pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")
 async def test_an_engine_with_other_nccl_settings_is_left_in_time(
-    sglang: Sglang, mismatched_engine: FakeEngine, join: Join, publisher: Make, other_model: Path
+    sglang: Sglang, mismatched_engine: FakeEngine, join: Join, source: Make, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", mismatched_engine.address)
     started = time.monotonic()
-    one = publisher()
+    one = source()
     update = await publish(one, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + SLACK
     assert (list(update.engines), list(update.failed)) == (["rollout-0"], ["rollout-1"])
@@ -362,12 +360,12 @@ async def test_an_engine_with_other_nccl_settings_is_left_in_time(
 
 
 async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
-    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make
+    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make
 ) -> None:
     """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat, must not."""
     await join("rollout-0", fake_engine.address)
     transport = Collective(backend(), "127.0.0.1", TIMEOUT, "trainer-0-1")
-    one, groups = publisher(transport), set(_world.pg_names)
+    one, groups = source(transport), set(_world.pg_names)
     assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
     large = [("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))]  # more than the sockets between us hold
@@ -395,11 +393,11 @@ async def longest_gap() -> float:
 
 
 async def test_communicators_of_engines_that_were_scaled_away_are_released(
-    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, publisher: Make
+    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make
 ) -> None:
     leaving = await join("rollout-0", fake_engine.address)
     await join("rollout-1", fake_engine.address)
-    one, groups = publisher(), set(_world.pg_names)
+    one, groups = source(), set(_world.pg_names)
     plan = await one.plan(1, joiners_only=False)
     await one.keep(plan.engines)
     await one.prepare(1, plan.engines)
@@ -413,10 +411,10 @@ async def test_communicators_of_engines_that_were_scaled_away_are_released(
 
 
 async def test_a_directory_brings_the_weights_too(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path, tmp_path: Path
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path, tmp_path: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    one = publisher(Disk(tmp_path, model, 1), transport="disk")
+    one = source(Disk(tmp_path, model, 1), transport="disk")
     update = await publish(one, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
@@ -426,18 +424,18 @@ async def test_a_directory_brings_the_weights_too(
     assert (await rendezvous.ledger())["rollout-0"].member.version == 2
 
 
-async def send_all(publisher: Publisher, buckets: Iterable[Bucket]) -> None:
+async def send_all(source: Source, buckets: Iterable[Bucket]) -> None:
     for bucket in buckets:
-        await publisher.send(bucket)
+        await source.send(bucket)
 
 
 @pytest.mark.parametrize("wakes_up", ["while its successor sends", "after its successor has resumed"])
 async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_any_more(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, publisher: Make, model: Path, other_model: Path, wakes_up: str
+    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path, wakes_up: str
 ) -> None:
     """It has a session and a communicator of its own, and an engine that listens to whoever calls."""
     await join("rollout-0", sglang.address)
-    older, newer = publisher(attempt=1), publisher(attempt=2)
+    older, newer = source(attempt=1), source(attempt=2)
     stale = iter(buckets(on_device(model), BUCKET, Layout()))
     assert await begin(older, 1, joiners_only=False) == 1
     await older.send(next(stale))
@@ -480,9 +478,9 @@ async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(sglan
             await call_of(older)
 
 
-async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, publisher: Make, other_model: Path) -> None:
+async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, source: Make, other_model: Path) -> None:
 
     await join("rollout-0", sglang.address)
-    await publish(publisher(attempt=2), 1, other_model)
+    await publish(source(attempt=2), 1, other_model)
     with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
-        await begin(publisher(attempt=1), 2, joiners_only=False)
+        await begin(source(attempt=1), 2, joiners_only=False)

@@ -1,0 +1,37 @@
+"""Everybody whom a rank of the trainer talks to: the rendezvous, the buffer, the engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from sluice.api import RLJobSpec
+from sluice.environment import Environment
+from sluice_trainer.background import Background
+from sluice_trainer.buffer_client import BufferClient
+from sluice_trainer.member import Member
+from sluice_trainer.weights.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    member: Member
+    buffer: BufferClient
+    engines: Session
+
+
+@contextmanager
+def connected(env: Environment, spec: RLJobSpec, stop: threading.Event, *, rank: int = 0) -> Iterator[Peers]:
+    """The peers of this rank, none of which need be there yet. stop: set by SIGTERM."""
+    with ExitStack() as stack:
+        background = Background(stop)
+        stack.callback(background.close)
+        buffer = BufferClient(env, background)
+        stack.callback(buffer.close)
+        member = Member(env, rank, background)
+        engines = Session(env, spec, member, rank, background)
+        stack.callback(engines.close)
+        stack.callback(member.close)
+        yield Peers(member, buffer, engines)

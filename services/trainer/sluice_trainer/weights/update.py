@@ -1,0 +1,66 @@
+"""One weight update as all ranks of the trainer make it together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import Tensor
+
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.weights.buckets import Bucket, buckets
+from sluice_trainer.weights.session import Session
+from sluice_trainer.weights.source import Outcome
+
+_AHEAD = 2
+"""Buckets that are being sent or wait for it, while the next is made: memory for one more than that is needed."""
+
+
+def update_engines(
+    tensors: Iterable[tuple[str, Tensor]],
+    version: int,
+    session: Session,
+    ranks: Ranks,
+    *,
+    bucket_bytes: int,
+    joiners_only: bool = False,
+    hand_over: Callable[[], None] | None = None,
+) -> list[Outcome]:
+    """Bring the weights to the engines. Answers what each rank's share of the update came to, everywhere. Collective.
+
+    tensors: names and full tensors as the engines' layout wants them. They are gathered and laid into buckets by all
+    ranks, each of which sends them to its share of the engines. The first bucket is made before the engines are paused,
+    and the others while earlier ones are on their way. hand_over: what every rank does once all engines have all
+    weights, before any of them generates.
+    """
+    plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
+    plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
+    engines = session.share(plan.engines, ranks.world_size)
+    if not joiners_only:
+        session.keep(engines)
+    if not plan.engines:
+        return []
+    if engines:
+        session.prepare(version, engines)
+        _send(buckets(tensors, bucket_bytes, session.layout), session)
+    else:
+        deque(tensors, maxlen=0)  # the others need our part of the weights
+    if hand_over:
+        ranks.gather(None)  # all engines have their weights
+        hand_over()
+        ranks.gather(None)  # all ranks have made room
+    outcomes = ranks.gather(session.finish() if engines else None)
+    return [outcome for outcome in outcomes if outcome]
+
+
+def _send(filled: Iterator[Bucket], session: Session) -> None:
+    first = next(filled)
+    session.pause()
+    sending = deque([session.send(first)])
+    for bucket in filled:
+        sending.append(session.send(bucket))
+        if len(sending) > _AHEAD:
+            sending.popleft().result()
+    for sent in sending:
+        sent.result()

@@ -1,0 +1,42 @@
+"""How long the trainer waits for peers that are away, once it was told to end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice import environment
+from sluice.environment import free_port
+from sluice_trainer import background as background_module
+from sluice_trainer.background import Stopped
+from sluice_trainer.peers import Peers, connected
+from tests.unit.buffer.buffer_tools import make_job
+
+
+@pytest.fixture
+def told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+    """Peers whose rendezvous is away, after SIGTERM."""
+    monkeypatch.setattr(background_module, "STOP_SECONDS", 0.1)
+    env = environment.read("trainer", {"SLUICE_RENDEZVOUS": f"127.0.0.1:{free_port()}"})
+    stop = threading.Event()
+    stop.set()
+    with connected(env, make_job(tmp_path).spec, stop) as peers:
+        yield peers
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda peers: peers.engines.plan(1, joiners_only=False), id="begin an update"),
+        pytest.param(lambda peers: peers.engines.rest(), id="take a turn"),
+        pytest.param(lambda peers: peers.engines.joiners(), id="look for joiners"),
+    ],
+)
+def test_a_rendezvous_that_is_away_is_not_waited_for_after_sigterm(
+    told_to_end: Peers, call: Callable[[Peers], object]
+) -> None:
+    with pytest.raises(Stopped):
+        call(told_to_end)
