@@ -16,32 +16,12 @@ from sluice.api.base import (
 )
 from sluice.api.cel import differs, listed
 from sluice.api.distillation import Distillation
+from sluice.api.estimators import ESTIMATORS, Aggregation, Estimator, EstimatorKind, estimators
 from sluice.api.losses import BY_COVARIANCE, DUAL_CLIPPED, Clip, ClipCov, Gate, KLCov
 from sluice.api.losses import PolicyLoss as PolicyLoss
 from sluice.api.off_policy import OffPolicy
 from sluice.api.paths import LossFunction, ModelPath, UserFunction
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
-
-Estimator = Literal[
-    "grpo",
-    "dr_grpo",
-    "gspo",
-    "cispo",
-    "rloo",
-    "opo",
-    "gpg",
-    "grpo_passk",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "ppo",
-    "custom",
-]
-Aggregation = Literal["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
-WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-"""Estimators whose advantages are whitened by definition."""
-DISCOUNTED = ("ppo", "reinforce_plus_plus", "custom")
-"""Estimators that look at single tokens' returns, and so at gamma."""
 
 
 class KL(Model):
@@ -85,8 +65,8 @@ class Critic(Model):
     warmup_steps: NonNegativeInt = Field(0, description="First steps in which only the critic is trained.")
 
 
-def _is(estimators: tuple[str, ...]) -> str:
-    return f"self.estimator in {listed(estimators)}"
+def _is(names: tuple[str, ...]) -> str:
+    return f"self.estimator in {listed(names)}"
 
 
 class Algorithm(Model):
@@ -141,27 +121,27 @@ class Algorithm(Model):
             "function",
         ),
         Rule(
-            "!has(self.critic) || self.estimator == 'ppo'",
-            lambda a: a.critic is None or a.estimator == "ppo",
+            f"!has(self.critic) || {_is(estimators(lambda kind: kind.critic))}",
+            lambda a: a.critic is None or a.kind.critic,
             "only estimator: ppo has a critic",
             "critic",
             reason="FieldValueForbidden",
         ),
         Rule(
-            f"self.?normalizeAdvantages.orValue(true) || !({_is(WHITENED)})",
-            lambda a: a.normalize_advantages is not False or a.estimator not in WHITENED,
+            f"self.?normalizeAdvantages.orValue(true) || !({_is(estimators(lambda kind: kind.whitened))})",
+            lambda a: a.normalize_advantages is not False or not a.kind.whitened,
             "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; leave it out",
             "normalizeAdvantages",
         ),
         Rule(
-            f"self.gamma == 1.0 || {_is(DISCOUNTED)}",
-            lambda a: a.gamma == 1 or a.estimator in DISCOUNTED,
+            f"self.gamma == 1.0 || {_is(estimators(lambda kind: kind.discounts))}",
+            lambda a: a.gamma == 1 or a.kind.discounts,
             "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the same",
             "gamma",
         ),
         Rule(
-            f"self.lambda == 1.0 || {_is(('ppo', 'custom'))}",
-            lambda a: a.lambda_ == 1 or a.estimator in ("ppo", "custom"),
+            f"self.lambda == 1.0 || {_is(estimators(lambda kind: kind.smooths))}",
+            lambda a: a.lambda_ == 1 or a.kind.smooths,
             "only ppo has a lambda: it weighs the critic's values",
             "lambda",
         ),
@@ -192,25 +172,27 @@ class Algorithm(Model):
     )
 
     @property
+    def kind(self) -> EstimatorKind:
+        return ESTIMATORS[self.estimator]
+
+    @property
     def sft(self) -> bool:
         """Whether the job learns from given answers, and so has no rewards and no advantages."""
         return self.loss_function == SFT
 
     @property
     def whitens(self) -> bool:
-        return self.estimator in WHITENED or bool(self.normalize_advantages)
+        return self.kind.whitened or bool(self.normalize_advantages)
 
     @property
     def loss_aggregation(self) -> Aggregation:
         if self.sft:
             return self.aggregation or "token_mean"
-        return self.aggregation or ("token_sum_norm" if self.estimator == "dr_grpo" else "sequence_mean")
+        return self.aggregation or self.kind.aggregation
 
     @property
     def policy_loss(self) -> PolicyLoss:
-        if self.loss is not None:
-            return self.loss
-        return self.estimator if self.estimator in ("gspo", "cispo") else "clip"
+        return self.loss or self.kind.loss
 
     @property
     def by_covariance(self) -> bool:
@@ -219,31 +201,27 @@ class Algorithm(Model):
 
     @property
     def value_model(self) -> Critic | None:
-        """The critic of ppo, with its defaults where it is not described."""
-        return (self.critic or Critic()) if self.estimator == "ppo" else None
+        """The critic, with its defaults where it is not described; None: this estimator has none."""
+        return (self.critic or Critic()) if self.kind.critic else None
 
 
 _HAS_OLD_POLICY = "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
-UNGROUPED = ("reinforce_plus_plus", "remax", "ppo", "custom")
-"""Estimators that need not compare responses to the same prompt."""
 
 ACROSS_GROUPS = (
     Rule(
         f"self.rollout.samplesPerPrompt > 1 || !has(self.reward) || {IS_SFT} || "
-        f"self.algorithm.estimator in {listed(UNGROUPED)}",
+        f"self.algorithm.estimator in {listed(estimators(lambda kind: not kind.grouped))}",
         lambda s: (
-            s.rollout.samples_per_prompt > 1
-            or s.reward is None
-            or s.algorithm.sft
-            or s.algorithm.estimator in UNGROUPED
+            s.rollout.samples_per_prompt > 1 or s.reward is None or s.algorithm.sft or not s.algorithm.kind.grouped
         ),
         "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: nothing would be "
         "learned; use reinforce_plus_plus, remax or ppo, or more samples",
         "algorithm.estimator",
     ),
     Rule(
-        "self.algorithm.estimator != 'remax' || !self.?reward.group.orValue(false)",
-        lambda s: s.algorithm.estimator != "remax" or not (s.reward and s.reward.group),
+        f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy))}) || "
+        "!self.?reward.group.orValue(false)",
+        lambda s: not s.algorithm.kind.greedy or not (s.reward and s.reward.group),
         "remax scores its greedy response alone; a reward that needs the whole group cannot do that",
         "reward.group",
     ),

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.base import Model, Once, PositiveFloat, Rule
+from sluice.api.cel import listed
+from sluice.api.estimators import estimators
 from sluice.api.paths import ModelPath
 
 WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
@@ -117,8 +119,9 @@ DISTILLATION_ACROSS_GROUPS = (
         "algorithm.distillation.teacher.url",
     ),
     Rule(
-        "has(self.reward) || !(self.algorithm.estimator in ['remax', 'ppo'])",
-        lambda s: s.reward is not None or s.algorithm.estimator not in ("remax", "ppo"),
+        "has(self.reward) || "
+        f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy or kind.critic))})",
+        lambda s: s.reward is not None or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
         "without spec.reward there is nothing that this estimator's baseline or critic could predict; leave it out: "
         "the teacher alone gives the advantage",
         "algorithm.estimator",

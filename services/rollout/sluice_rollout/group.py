@@ -116,8 +116,8 @@ class GroupMaker:
         return self.players.get((prompt.purpose, prompt.dataset), self.player)
 
     async def _greedy(self, ids: list[int], params: dict[str, Any], prompt: Prompt) -> Sample | None:
-        """The greedy response that remax compares a prompt's samples with: scored, but none of the group's samples."""
-        if self.spec.algorithm.estimator != "remax" or prompt.purpose is not Purpose.TRAIN:
+        """The greedy response with which a prompt's samples are compared: scored, but none of the group's own."""
+        if not self.spec.algorithm.kind.greedy or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
         await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)

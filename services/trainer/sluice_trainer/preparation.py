@@ -22,7 +22,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.algorithms.estimators import TOKEN_KL, Custom, Estimate, EstimatorError, Responses, estimate
+from sluice_trainer.algorithms.estimators import Custom, Estimate, EstimatorError, Responses, estimate
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
 from sluice_trainer.ranks import Ranks
@@ -70,7 +70,7 @@ def prepare(
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
         values=policy.values(own),
-        baselines=baselines(samples) if algorithm.estimator == "remax" else None,
+        baselines=baselines(samples) if algorithm.kind.greedy else None,
     )
     found = estimate(responses, algorithm, custom)
     sums = over_data_parallel(policy.ranks, token_sums(responses, found))
@@ -93,7 +93,7 @@ def _penalties(
     It comes off the reward *before* group advantages are formed, which for an outcome reward equals verl's
     `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
     """
-    if kl is None or algorithm.estimator in TOKEN_KL:
+    if kl is None or algorithm.kind.token_kl:
         return {}
     found = {
         (s.group_id, s.index): algorithm.kl.coef * float((values * torch.tensor(s.loss_mask)).sum())

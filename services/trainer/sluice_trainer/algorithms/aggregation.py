@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sluice.api.algorithm import Aggregation as Aggregation
+from sluice.api.estimators import Aggregation as Aggregation
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,6 @@ from sluice_trainer.algorithms.advantages import (
 )
 from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
 
-TOKEN_KL = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "ppo")
-"""Estimators that take `kl.coef` off token by token. For the others it comes off the response's reward beforehand."""
-
 
 class EstimatorError(ValueError):
     """An estimator cannot work with what it got. The message is for people."""
