@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 
 from sluice.telemetry import run_directory, steady
-from sluice.wire import rpc
+from sluice.wire import ask, rpc
 from sluice.wire.tls import PLAIN, Tls
-from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 
 CALL_SECONDS = 3.0
 
@@ -44,17 +44,11 @@ class Monitor:
 
     async def ask(self, rendezvous: str, token: str, secured: Tls = PLAIN) -> Snapshot:
         """A new snapshot. Raises nothing: a service that is away is part of the picture."""
-        metadata = rpc.metadata(token)
         snapshot = Snapshot()
         try:
-            stub = rendezvous_pb2_grpc.RendezvousStub(self._channel(rendezvous, secured))
-            request = rendezvous_pb2.GetLedgerRequest()
-            snapshot.ledger = await stub.GetLedger(request, metadata=metadata, timeout=CALL_SECONDS)
-            address = next((e.member.address for e in snapshot.ledger.entries if e.member.role == "buffer"), None)
-            if address:
-                buffer = buffer_pb2_grpc.BufferStub(self._channel(address, secured))
-                asked = buffer_pb2.StatsRequest()
-                snapshot.stats = await buffer.Stats(asked, metadata=metadata, timeout=CALL_SECONDS)
+            snapshot.ledger = await ask.ledger(self._channel(rendezvous, secured), token, CALL_SECONDS)
+            if address := ask.buffer_address(snapshot.ledger):
+                snapshot.stats = await ask.stats(self._channel(address, secured), token, CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise

@@ -29,7 +29,7 @@ from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.plan.manifests.render import render_all
-from sluice_operator.probe import progress_of
+from sluice_operator.progress import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
 JOB = "job.json"

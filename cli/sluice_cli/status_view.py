@@ -18,7 +18,7 @@ from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
 from sluice.api.resources import memory_field
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
-from sluice_operator.accept import parse
+from sluice_operator.admit import parse
 from sluice_operator.cluster.view import Happened, Picture
 from sluice_operator.plan import KubeObject, clock, podstate
 

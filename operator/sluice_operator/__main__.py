@@ -10,11 +10,12 @@ import contextlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import structlog
 
-from sluice.telemetry import logs
+from sluice.telemetry import endpoints, logs
 from sluice_operator import handlers, settings
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect, operatorkey
@@ -22,9 +23,8 @@ from sluice_operator.cluster.kube.lease import Timing
 from sluice_operator.cluster.kube.paths import RLJOBS
 from sluice_operator.cluster.kube.territory import ALWAYS, Territory
 from sluice_operator.controller import Controller
-from sluice_operator.endpoints import serving
 from sluice_operator.metrics import OperatorMetrics
-from sluice_operator.probing import Prober
+from sluice_operator.progress import Prober
 from sluice_operator.settings import Settings
 
 AGAIN_SECONDS = 2.0
@@ -44,13 +44,20 @@ async def main() -> int:
         territory: Territory | None = None
         ready = asyncio.Event()
 
+        pulse = endpoints.Pulse()
+
         def is_stuck() -> str:
-            return controller.stuck() if controller else ""
+            return pulse.check() or (controller.stuck() if controller else "")
 
         def is_ready() -> str:
             return "not watching yet" if territory is None or not ready.is_set() else territory.refusal
 
-        async with serving(found.bind, found.http_port, metrics.registry, alive=is_stuck, ready=is_ready):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(pulse.beating())
+            _, close = endpoints.listen(
+                found.http_port, found.bind, ready=is_ready, alive=is_stuck, registry=metrics.registry
+            )
+            stack.callback(close)
             cluster = await _until_either(_open(api, found), stop)
             if cluster is None:
                 return 0

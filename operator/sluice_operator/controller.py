@@ -16,16 +16,15 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
-from sluice_operator import verdicts
-from sluice_operator.accept import accept, parse
+from sluice_operator import admit
+from sluice_operator.admit import accept, parse
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.store import Key, uid
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
-from sluice_operator.noted import Noted, lacks, with_note
 from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
 from sluice_operator.plan.decide.drain import drain
-from sluice_operator.probing import Prober, key_of
+from sluice_operator.progress import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import Settings
@@ -233,19 +232,15 @@ class Controller:
         except ManifestError as error:
             await self.teller.invalid(stored, str(error))
             return None
-        if verdicts.is_mended(accepted.job.status):
+        if admit.is_mended(accepted.job.status):
             await self.cluster.store_status(stored, RLJobStatus())
             return 0.0
         await self.teller.refused(stored, accepted.refused)
         return await self._apply(key, stored, accepted.job, self.teller.told(stored))
 
     async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: Told) -> float | None:
-        note = told.note
-        if job.status is not None and lacks(job.status, note):
-            await self.cluster.store_status(stored, with_note(job.status, note))
-            return await self.reconcile(key)
         progress = await self.prober.latest(self.cluster, stored)
-        found = await reconcile(Noted(self.cluster, note), job, datetime.now(UTC), progress, self.settings.images)
+        found = await reconcile(self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note)
         self._measure(key, job, found, told)
         cured = told.cured()
         if not (found.create or found.delete or cured):
@@ -257,7 +252,7 @@ class Controller:
     def _measure(self, key: Key, job: RLJob, found: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, found.status)
-        if verdicts.runs_first(job.status, found.status) and found.status.start_time and not told.has_run:
+        if admit.runs_first(job.status, found.status) and found.status.start_time and not told.has_run:
             told.has_run = True
             start = datetime.fromisoformat(found.status.start_time)
             self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())

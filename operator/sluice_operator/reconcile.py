@@ -33,10 +33,16 @@ log = structlog.get_logger(__name__)
 
 
 async def reconcile(
-    cluster: Cluster, job: RLJob, now: datetime, progress: Progress | None = None, images: Images = DEFAULT_IMAGES
+    cluster: Cluster,
+    job: RLJob,
+    now: datetime,
+    progress: Progress | None = None,
+    images: Images = DEFAULT_IMAGES,
+    note: str = "",
 ) -> Plan:
     """One pass. Level-triggered: what an interrupted pass has not done, the next one does."""
-    return await _settle(cluster, job, replace(await cluster.observe(job), progress=progress), now, images)
+    observed = replace(await cluster.observe(job), progress=progress, note=note)
+    return await _settle(cluster, job, observed, now, images)
 
 
 async def _settle(cluster: Cluster, job: RLJob, observed: Observed, now: datetime, images: Images) -> Plan:

@@ -13,7 +13,7 @@ import structlog
 
 from sluice import causes
 from sluice.api import RLJobStatus
-from sluice_operator import verdicts
+from sluice_operator import admit
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.store import uid
 from sluice_operator.plan import Event, KubeObject
@@ -66,7 +66,7 @@ class Teller:
     async def invalid(self, stored: KubeObject, message: str) -> None:
         """The spec breaks a rule, and nothing was started: the job fails."""
         before = stored.get("status") or {}
-        status, event = verdicts.invalid(stored, message, datetime.now(UTC))
+        status, event = admit.invalid(stored, message, datetime.now(UTC))
         await self.cluster.store_status(stored, status)
         if before.get("state") != status.state:
             log.warning("invalid spec", message=message)
@@ -77,7 +77,7 @@ class Teller:
         told = self.told(stored)
         if refused and refused != told.refused:
             log.warning("spec change refused", message=refused)
-            await self.cluster.tell(stored, [Event("Warning", verdicts.REFUSED, refused)])
+            await self.cluster.tell(stored, [Event("Warning", admit.REFUSED, refused)])
         told.refused = refused
 
     async def not_applied(self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError) -> None:
@@ -85,7 +85,7 @@ class Teller:
         told, text = self.told(stored), cures.with_cure(str(error), cures.OF_REFUSALS)
         if told.trouble != text:
             told.trouble = text
-            await self.cluster.tell(stored, [Event("Warning", verdicts.NOT_APPLIED, text)])
+            await self.cluster.tell(stored, [Event("Warning", admit.NOT_APPLIED, text)])
 
     async def of_ours(self, stored: KubeObject, error: Exception) -> None:
         """An error of ours in one job must not stop all others, nor must its user wait without a word."""
@@ -94,7 +94,7 @@ class Teller:
             return
         text = RECONCILE_FAILED.text(cause=f"{causes.named(error)} ({_line_of_ours(error)})")
         try:
-            status = verdicts.hampered(stored, text, told.trouble, datetime.now(UTC))
+            status = admit.hampered(stored, text, told.trouble, datetime.now(UTC))
             if status is not None:
                 await self.cluster.store_status(stored, status)
             await self.cluster.tell(stored, [Event("Warning", RECONCILE_FAILED.name, text)])

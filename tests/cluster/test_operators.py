@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from sluice_operator.accept import accept
+from sluice_operator.admit import accept
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys, new_key
 from sluice_operator.cluster.kube.cluster import KubeCluster

@@ -36,10 +36,6 @@ class Cluster(Protocol):
         """Tell people what happened."""
         ...
 
-    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
-        """The last lines of a container's log."""
-        ...
-
 
 class Host(Cluster, Protocol):
     """A cluster inside this process, which wakes its reconciler itself."""

@@ -28,8 +28,3 @@ def later(now: datetime, delay: float) -> str:
     if delay and moment.microsecond:
         moment += timedelta(seconds=1)
     return text(moment)
-
-
-def seconds_since(value: str | None, now: datetime) -> float:
-    """Seconds since a time of status; 0 where it is not set."""
-    return (now - parse(value)).total_seconds() if value else 0.0

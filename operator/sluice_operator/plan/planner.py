@@ -45,13 +45,18 @@ from sluice_operator.plan.names import checkpoint_name, pod_name
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import blocked, failed_to_start
 from sluice_operator.plan.report.conditions import Finding
-from sluice_operator.plan.report.status import assembled, last_failure, roles, with_progress
+from sluice_operator.plan.report.status import assembled, last_failure, roles, with_note, with_progress
 
 DEFAULT_IMAGES = Images()
 
 
 def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT_IMAGES) -> Plan:
     """Decide what to do for one job now."""
+    decided = _decided(job, observed, now, images)
+    return replace(decided, status=with_note(decided.status, observed.note))
+
+
+def _decided(job: RLJob, observed: Observed, now: datetime, images: Images) -> Plan:
     status = observed.status or RLJobStatus()
     if job.spec.managed_by not in (None, MANAGER):
         return Plan(status)
@@ -208,9 +213,8 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
         Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="is suspended")),
     ]
     retired = _retired(status, [], observed.pods, now)
-    new = assembled(
-        job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=_replicas(job, status)
-    )
+    replicas = rollout_replicas(job, status)
+    new = assembled(job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=replicas)
     delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
     found = events.of_change(observed.status, new) + events.of_deletions(delete)
     return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
@@ -251,7 +255,7 @@ def _running_status(
         findings,
         now,
         last_failure=last_failure(status, steps),
-        rollout_replicas=_replicas(job, status),
+        rollout_replicas=rollout_replicas(job, status),
         checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
     )
 
@@ -272,10 +276,6 @@ def _stopped_status(
     }
     role_list = [role.model_copy(update={"desired": 0, "ready": running[role.name]}) for role in status.roles]
     return assembled(job, status, role_list, findings, now, last_failure=failure, **update)
-
-
-def _replicas(job: RLJob, status: RLJobStatus) -> int:
-    return rollout_replicas(job, status)
 
 
 def _retries(steps: Sequence[Step]) -> list[datetime]:

@@ -54,6 +54,11 @@ def make_job(
     return RLJob.model_validate({"metadata": {"name": name}, "spec": document | spec})
 
 
+def log(run_dir: Path, container: str) -> str:
+    """What a container wrote, as `<pod>.<container>`."""
+    return (run_dir / f"logs/{container}.log").read_text().strip()
+
+
 def write(path: str, text: str) -> str:
     """Python source that writes `text` (an expression) to a file next to the trainer's metrics."""
     return f"open(os.environ['SLUICE_RUN_DIR'] + '/{path}', 'a').write({text} + '\\n')"

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from local_jobs import SLEEP, alive, make_job
+from local_jobs import SLEEP, alive, log, make_job
 
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
@@ -60,7 +60,7 @@ async def test_the_worker_finds_its_engine(tmp_path: Path) -> None:
     worker = "import os, sys, time; time.sleep(0.3); sys.exit('error: I ask ' + os.environ['SLUICE_ENGINE_URL'])"
     async with LocalCluster(tmp_path) as cluster:
         await run_job(cluster, make_job("import time; time.sleep(1)", engine=engine, worker=worker))
-        port = (await cluster.logs_tail("demo-rollout-0-1-0", "engine")).split()[-1]
+        port = log(tmp_path, "demo-rollout-0-1-0.engine").split()[-1]
     assert 20000 <= int(port) < 32000
 
 
@@ -103,7 +103,7 @@ async def test_trainer_and_engines_share_the_gpus_that_they_claim_together(tmp_p
     )
     async with LocalCluster(tmp_path, gpus=["2", "3", "5", "7", "8"]) as cluster:
         status = await run_job(cluster, job)
-        seen = [await cluster.logs_tail(f"demo-rollout-{replica}-1-0", "engine") for replica in (0, 1)]
+        seen = [log(tmp_path, f"demo-rollout-{replica}-1-0.engine") for replica in (0, 1)]
     assert status.is_true("Succeeded")
     assert seen == ["GPUs 2,3", "GPUs 5,7"]
     env = json.loads((tmp_path / "volumes/run/env.json").read_text())

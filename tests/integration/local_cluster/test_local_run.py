@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from local_jobs import alive, make_job, until, write
+from local_jobs import alive, log, make_job, until, write
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster import LocalCluster
@@ -34,7 +34,7 @@ async def test_a_trainer_that_ends_well_ends_the_job(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path) as cluster:
         job = make_job("print('trained')")
         status = await run_job(cluster, job, on_plan=plans.append)
-        assert await cluster.logs_tail("demo-trainer-0-1-0", "trainer") == "trained"
+        assert log(tmp_path, "demo-trainer-0-1-0.trainer") == "trained"
     assert status.state == "Succeeded"
     assert [event.reason for plan in plans for event in plan.events] == ["TrainerSucceeded"]
     assert alive(tmp_path) == []

@@ -16,7 +16,7 @@ from sluice_cli.run import tls_of
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Progress, names
 from sluice_operator.plan.manifests.objects import rendezvous_address
-from sluice_operator.probe import Target, ask
+from sluice_operator.progress import Target, ask
 from sluice_operator.reconcile import run_job
 
 TRAINER = """

@@ -8,7 +8,7 @@ import pytest
 from world import make_job
 
 from sluice.api import ManifestError, RLJob, manifest
-from sluice_operator.accept import accept
+from sluice_operator.admit import accept
 from sluice_operator.plan.manifests.objects import config_map
 
 

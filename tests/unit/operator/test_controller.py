@@ -16,7 +16,7 @@ from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed
-from sluice_operator.probing import Prober
+from sluice_operator.progress import Prober
 
 KEY = ("default", "demo")
 
@@ -83,9 +83,6 @@ class Jobs:
 
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
         self.told += events
-
-    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
-        return ""
 
 
 @pytest.fixture

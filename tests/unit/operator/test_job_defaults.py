@@ -11,7 +11,7 @@ from world import START, World, make_job
 
 from sluice.environment import ConfigurationError
 from sluice_operator import settings
-from sluice_operator.accept import accept
+from sluice_operator.admit import accept
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.defaults import JobDefaults, filled_in, with_defaults
 from sluice_operator.plan.manifests.objects import config_map

@@ -224,6 +224,25 @@ def test_one_rollout_down_does_not_stop_the_job() -> None:
     assert world.status.state == "Running"
 
 
+def test_a_note_stands_once_at_the_end_of_what_running_says() -> None:
+    """However often the plan is made; and it goes with its cause."""
+    world = settled()
+    world.progress = Progress(1, engines=1, engines_in_sync=1)
+    world.settle()
+    plain = running_message(world.status)
+    for note, expected in [("a change is refused", f"{plain}; a change is refused"), ("", plain)]:
+        for _ in range(2):
+            world.note = note
+            world.settle()
+            assert running_message(world.status) == expected
+
+
+def running_message(status: RLJobStatus) -> str:
+    condition = status.condition("Running")
+    assert condition is not None
+    return condition.message
+
+
 def test_scaling() -> None:
     world = settled(rollout={"replicas": 3})
     world.job = make_job(rollout={"replicas": 1})

@@ -17,8 +17,7 @@ from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.plan import Progress
-from sluice_operator.probe import Target, ask
-from sluice_operator.probing import Prober, target_of
+from sluice_operator.progress import Prober, Target, ask, target_of
 
 KEYS = JobKeys(bytes(32))
 TOKEN = KEYS.token("u")

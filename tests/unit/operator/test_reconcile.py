@@ -44,9 +44,6 @@ class Recorder:
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
         self.note("emit")
 
-    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
-        return ""
-
 
 @pytest.fixture
 def recorder() -> Recorder:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from world import START, make_pod
 
-from sluice_operator.cluster.kube.store import GRAVES_SECONDS, Store, compact, last_words, lean_pod
+from sluice_operator.cluster.kube.store import GRAVES_SECONDS, Store, compact, lean_pod
 from sluice_operator.plan import KubeObject, podstate
 from sluice_operator.plan.report.blocked import blocked
 
@@ -100,7 +100,7 @@ READERS: tuple[Callable[[KubeObject], Any], ...] = (
     podstate.group, podstate.is_kept, podstate.has_left, podstate.ends_group, podstate.is_succeeded,
     podstate.is_starting, podstate.is_running, podstate.started, podstate.disruption, podstate.succeeded,
     lambda pod: podstate.failures(pod, START), lambda pod: podstate.config_error(pod, START),
-    lambda pod: blocked([pod], {}), lambda pod: last_words(pod, "trainer"),
+    lambda pod: blocked([pod], {}),
 )  # fmt: skip
 
 

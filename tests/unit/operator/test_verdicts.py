@@ -8,8 +8,8 @@ import pytest
 from world import START
 
 from sluice.api import Condition, RLJobStatus
+from sluice_operator.admit import runs_first
 from sluice_operator.plan import clock
-from sluice_operator.verdicts import runs_first
 
 NOW = clock.text(START)
 

@@ -79,6 +79,7 @@ class World:
         self.objects: dict[tuple[str, str], KubeObject] = {}
         self.stored: dict[str, Any] | None = None
         self.progress: Progress | None = None
+        self.note = ""
         self.events: list[Event] = []
         self.job_deleted = False
         self.seen: set[str] = set()
@@ -92,7 +93,7 @@ class World:
     def observed(self) -> Observed:
         status = RLJobStatus.model_validate(self.stored) if self.stored is not None else None
         pods = tuple(deepcopy(list(self.pods.values())))
-        return Observed(pods, self.objects, status, self.progress, warned=self.warned)
+        return Observed(pods, self.objects, status, self.progress, warned=self.warned, note=self.note)
 
     def plan(self) -> Plan:
         return plan(self.job, self.observed(), self.now)

@@ -29,7 +29,7 @@ from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.cluster.kube.store import Key, Store, last_words, lean_job, lean_pod, owner_uid, uid, version
+from sluice_operator.cluster.kube.store import Key, Store, lean_job, lean_pod, owner_uid, uid, version
 from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.decide.missing import lacks_pods
@@ -108,14 +108,6 @@ class KubeCluster:
         stored = self.stored(_key(job))
         if stored is not None:
             await self.tell(stored, events)
-
-    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
-        """The end of the log as the kubelet put it into the container's status: no right to read logs is needed."""
-        for key in self.pods.all_keys():
-            for found in self.pods.of(key):
-                if found["metadata"]["name"] == pod:
-                    return "\n".join(last_words(found, container).splitlines()[-lines:])
-        return ""
 
     # -- jobs as they are stored --------------------------------------------------------------------------------------
 

@@ -154,12 +154,3 @@ def owner_uid(found: KubeObject) -> str:
     """Uid of the object's controller; empty: it has none."""
     owners = found["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
-
-
-def last_words(pod: KubeObject, container: str) -> str:
-    """The end of a container's log, as the kubelet puts it into the pod's status."""
-    for status in (pod.get("status") or {}).get("containerStatuses") or []:
-        for state in (status.get("state") or {}, status.get("lastState") or {}):
-            if status["name"] == container and state.get("terminated"):
-                return str(state["terminated"].get("message") or "")
-    return ""

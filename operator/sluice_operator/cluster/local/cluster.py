@@ -25,7 +25,7 @@ from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.local import gpus, processes, readiness, run_state, services, volumes
 from sluice_operator.cluster.local.inherited import inherited_env
-from sluice_operator.cluster.local.pod import Container, LocalPod, log_tail, lost_pod, new_pod, now_text
+from sluice_operator.cluster.local.pod import Container, LocalPod, lost_pod, new_pod, now_text
 from sluice_operator.cluster.local.supervisor import become_subreaper
 from sluice_operator.cluster.local.translate import LOOPBACK, Command, Place, PodError, commands
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
@@ -149,9 +149,6 @@ class LocalCluster:
             for event in events:
                 line = {"time": now_text(), "type": event.type, "reason": event.reason, "message": event.message}
                 file.write(json.dumps(line) + "\n")
-
-    async def logs_tail(self, pod: str, container: str, lines: int = 20) -> str:
-        return log_tail(self.logs_dir / f"{pod}.{container}.log", lines)
 
     # -- Host ---------------------------------------------------------------------------------------------------------
 

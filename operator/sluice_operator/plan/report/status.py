@@ -16,6 +16,8 @@ from sluice_operator.plan.names import leaders, selector_text
 from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.report.conditions import Finding, summary, updated
 
+_LONGEST_NOTE = 2048
+
 
 def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
     """What the buffer says; what it does not say stays as it was, so that a restarting buffer hides nothing."""
@@ -35,6 +37,16 @@ def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime)
     if progress.lag is not None:
         update["policy_lag"] = f"{progress.lag:.2f}"
     return status.model_copy(update=update)
+
+
+def with_note(status: RLJobStatus, note: str) -> RLJobStatus:
+    """The note at the end of what the condition Running says, once."""
+    running, end = status.condition("Running"), f"; {note[:_LONGEST_NOTE]}"
+    if not note or running is None or running.message.endswith(end):
+        return status
+    told = running.model_copy(update={"message": f"{running.message}{end}"})
+    conditions = [told if condition is running else condition for condition in status.conditions]
+    return status.model_copy(update={"conditions": conditions})
 
 
 def roles(status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()) -> list[RoleStatus]:
