@@ -13,7 +13,15 @@ from types import FrameType
 LONGEST = 300
 """Characters of an exception's message that are shown."""
 _OURS = frozenset(
-    {"sluice", "sluice_operator", "sluice_buffer", "sluice_rendezvous", "sluice_rollout", "sluice_trainer"}
+    {
+        "sluice",
+        "sluice_cli",
+        "sluice_operator",
+        "sluice_buffer",
+        "sluice_rendezvous",
+        "sluice_rollout",
+        "sluice_trainer",
+    }
 )
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
@@ -48,3 +56,20 @@ def full(error: BaseException) -> str:
 def _is_users(frame: FrameType) -> bool:
     file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
     return not (file.startswith(("<", *_LIBRARIES)) or module.partition(".")[0] in _OURS)
+
+
+_LOST_PEER = (
+    "Connection closed by peer",  # gloo, and torch's store
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",  # NCCL: ncclRemoteError
+    "Socket closed",
+)
+
+
+def lost_peer(text: str) -> str:
+    """What a collective of torch.distributed says of another rank that is gone; empty: it says no such thing.
+
+    Whoever was killed has the reason; the others only notice.
+    """
+    return next((sign for sign in _LOST_PEER if sign in text), "")

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 EXIT_CONFIG_ERROR = 2
 """A container's exit code for a configuration error that no restart cures (docs/contracts.md)."""
 
+EXIT_PEER_LOST = 3
+"""A container's exit code where another pod of its gang was lost, which has the reason (docs/contracts.md)."""
+
+PEER_GRACE = 15
+"""Seconds for which such an end waits for the other pod's own: a kubelet tells of it some seconds later."""
+
 SERVICE_BACKOFF = (1, 60)
 """Base and maximum back-off in seconds of all roles but rollout, which has spec.failurePolicy.rolloutBackoff."""
 

@@ -100,6 +100,7 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     found = events.of_steps(steps, new) + events.of_change(observed.status, new) + events.of_deletions(delete)
     found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
+    moments += [step.due for step in steps if step.due]
     if give_back := podgroup.give_back_time(new):
         moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
     return Plan(new, create, delete, found, _requeue(moments, now))

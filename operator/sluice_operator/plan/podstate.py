@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from sluice import causes
 from sluice.api import LastFailure, RoleName
 from sluice.api.resources import memory_field
 from sluice_operator.plan import clock
-from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, UNEXPECTED_END
+from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, EXIT_PEER_LOST, UNEXPECTED_END
 from sluice_operator.plan.lastwords import last_exception
 from sluice_operator.plan.model import KubeObject
 from sluice_operator.plan.names import (
@@ -177,8 +178,16 @@ def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
     return sorted(found, key=root_cause_order)
 
 
-def root_cause_order(failure: LastFailure) -> tuple[datetime, bool]:
-    return clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
+def root_cause_order(failure: LastFailure) -> tuple[bool, datetime, bool]:
+    """Whoever lost another pod comes last, though it may have noticed before that pod's end was told."""
+    return lost_peer(failure), clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
+
+
+def lost_peer(failure: LastFailure) -> bool:
+    """True where a container ended because another pod of its gang did. Ours say so; an engine's exception tells."""
+    if failure.container != "engine":
+        return failure.exit_code == EXIT_PEER_LOST
+    return bool(causes.lost_peer(last_exception(failure.message)))
 
 
 def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:

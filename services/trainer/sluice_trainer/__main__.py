@@ -28,7 +28,7 @@ def main() -> int:
     checkpoints = env.directory("checkpoint_dir")
 
     # torch and Megatron take seconds to import: read the manifest first
-    from sluice_trainer import custom, rollout_only
+    from sluice_trainer import custom, lost_peer, rollout_only
     from sluice_trainer.backend import backend_of
     from sluice_trainer.background import Stopped
     from sluice_trainer.checkpoint_directory import Author
@@ -66,6 +66,11 @@ def main() -> int:
     except Stopped:
         logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM
+    except RuntimeError as error:
+        if not (words := lost_peer.words(error)):
+            raise
+        logs.get().exception("another rank is gone", role="trainer")
+        logs.fail(words, lost_peer.EXIT_PEER_LOST)
     return 0
 
 

@@ -22,6 +22,7 @@ from torch.distributed.run import main
 
 from sluice.telemetry import logs
 from sluice_trainer import store
+from sluice_trainer.lost_peer import EXIT_PEER_LOST
 
 BACKEND = "sluice"
 CONFIGURATION_ERROR = 2
@@ -49,10 +50,10 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def run() -> None:
-    """torchrun, which ends with 1 whatever its ranks say: a configuration error stays one (docs/contracts.md).
+    """torchrun, which ends with 1 whatever its ranks say: exit codes that mean something stay (docs/contracts.md).
 
     A rank that ends by an error has said so in its last line, and torch's traceback of itself would only bury that; of
-    one that was killed we speak.
+    one that was killed we speak. Ranks that only miss another one are no reason where there is a better one.
     """
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
@@ -60,7 +61,10 @@ def run() -> None:
     except ChildFailedError as error:
         if any(failure.exitcode == CONFIGURATION_ERROR for failure in error.failures.values()):
             sys.exit(CONFIGURATION_ERROR)
-        rank, first = error.get_first_failure()
+        causes = {rank: end for rank, end in error.failures.items() if end.exitcode != EXIT_PEER_LOST}
+        if not causes:
+            sys.exit(EXIT_PEER_LOST)
+        rank, first = min(causes.items(), key=lambda cause: cause[1].timestamp)
         if first.exitcode < 0:
             logs.fail(f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}", 1)
         sys.exit(1)

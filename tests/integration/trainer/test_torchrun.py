@@ -19,7 +19,7 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
-print(f"rank {rank} of {size}: {total.item()}", flush=True)
+print(f"rank {rank} of {size}: {total.item()}\\n", end="", flush=True)  # one write: ranks share the pipe
 dist.destroy_process_group()
 """
 
@@ -40,6 +40,42 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
     assert [each.returncode for each in pods] == [0, 0], outputs
     ranks = sorted(line for output in outputs for line in output.splitlines() if line.startswith("rank "))
     assert ranks == [f"rank {rank} of 4: 10" for rank in range(4)]
+
+
+WAITING = """
+import os, sys
+import torch, torch.distributed as dist
+
+from sluice_trainer.lost_peer import EXIT_PEER_LOST, words
+
+address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+dist.all_reduce(torch.zeros(1))
+if rank == 1:
+    os.kill(os.getpid(), 9)
+try:
+    dist.all_reduce(torch.zeros(1))
+except RuntimeError as error:
+    sys.exit(EXIT_PEER_LOST if words(error) else 1)
+"""
+
+
+def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_reason(tmp_path: Path) -> None:
+    script, port = tmp_path / "rank.py", free_port()
+    script.write_text(WAITING)
+
+    def pod(index: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "sluice_trainer.torchrun", "--nnodes", "2", "--nproc-per-node", "1"]
+        command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        command += ["--rdzv-conf", f"rank={index}", str(script)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, **pipes)
+
+    pods = [pod(0), pod(1)]
+    outputs = [each.communicate(timeout=200)[0] for each in pods]
+    assert [each.returncode for each in pods] == [3, 1], outputs
+    assert outputs[1].splitlines()[-1] == "error: rank 1 was killed by SIGKILL"
 
 
 def run_one_rank(code: str, directory: Path) -> tuple[int, list[str]]:

@@ -7,6 +7,7 @@ from world import START, World, make_job, settled
 
 from sluice.api import RLJobStatus, manifest
 from sluice_operator.plan import KubeObject, Progress, clock, plan
+from sluice_operator.plan.constants import EXIT_PEER_LOST, PEER_GRACE
 from sluice_operator.plan.decide.reopen import reopened
 
 ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo-trainer-0-1-0"]
@@ -213,6 +214,52 @@ def test_disruptions_do_not_count(how: str) -> None:
     assert world.names("trainer") == ["demo-trainer-0-2-0"]
     assert (world.status.restarts, world.status.last_failure) == (0, None)
     assert [event.reason for event in world.events] == ["GangDisrupted"]
+
+
+def two_pods_of_which_one_lost_the_other() -> World:
+    world = settled(trainer={"nodes": 2})
+    world.end("demo-trainer-0-1-0", EXIT_PEER_LOST, message="error: another rank of the trainer is gone")
+    return world
+
+
+def trainer_attempt(world: World) -> int:
+    gang = world.status.gang("trainer", 0)
+    assert gang is not None
+    return gang.attempt
+
+
+def test_a_pod_that_lost_its_peer_waits_for_the_peers_own_word() -> None:
+    """Rank 0's connection breaks before the kubelet has told that the other pod was killed."""
+    world = two_pods_of_which_one_lost_the_other()
+    world.settle()
+    assert trainer_attempt(world) == 1
+    world.advance(2)
+    world.end("demo-trainer-0-1-1", 137)
+    world.settle()
+    failure = world.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.exit_code) == ("demo-trainer-0-1-1", 137)
+    assert (trainer_attempt(world), world.status.restarts) == (2, 1)
+
+
+def test_a_pod_that_lost_a_disrupted_peer_costs_no_restart() -> None:
+    world = two_pods_of_which_one_lost_the_other()
+    world.settle()
+    world.advance(2)
+    world.disrupt("demo-trainer-0-1-1")
+    world.settle()
+    assert (trainer_attempt(world), world.status.restarts, world.status.last_failure) == (2, 0, None)
+
+
+def test_a_peer_that_never_says_a_word_is_not_waited_for_long() -> None:
+    world = two_pods_of_which_one_lost_the_other()
+    world.settle()
+    again = world.plan().requeue_after
+    assert again is not None
+    assert again <= PEER_GRACE
+    world.advance(PEER_GRACE)
+    world.settle()
+    assert (trainer_attempt(world), world.status.restarts) == (2, 1)
 
 
 def test_one_rollout_down_does_not_stop_the_job() -> None:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE
+from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE, PEER_GRACE
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
@@ -23,7 +23,10 @@ from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass does for one gang. create: indices of the pods to create, all of `status.attempt`."""
+    """What one pass does for one gang. create: indices of the pods to create, all of `status.attempt`.
+
+    due: when the gang must be looked at again, though nothing else happens.
+    """
 
     gang: Gang
     status: GangStatus
@@ -31,6 +34,7 @@ class Step:
     create: tuple[int, ...] = ()
     delete: tuple[Deletion, ...] = ()
     decision: Restart | GiveUp | None = None
+    due: datetime | None = None
 
 
 def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
@@ -94,7 +98,11 @@ def advance(
     elif status.retry_time and pods:
         there = {podstate.index(pod) for pod in pods}.union(status.seen)
         status = status.model_copy(update={"seen": sorted(there)})
-    decision = restart(gang, _judged(facts, status, hung), status, policy, now)
+    judged = _judged(facts, status, hung)
+    cause_due = _cause_due(judged, pods)
+    if cause_due is not None and now < cause_due:
+        return Step(gang, status, facts, due=cause_due)
+    decision = restart(gang, judged, status, policy, now)
     if isinstance(decision, Restart):
         broken = gang.role == "trainer" and decision.failure is not None
         delete = deletions(pods, now, BROKEN_GRACE if broken else None)
@@ -114,6 +122,16 @@ def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> G
         disruption=facts.disruption or ("a pod vanished" if lost else ""),
         started=facts.started,
     )
+
+
+def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
+    """Until when to wait for the reason of a pod that was lost, where only those have ended that miss it."""
+    failure = facts.failure
+    if failure is None or not podstate.lost_peer(failure) or facts.disruption or facts.config_error:
+        return None
+    if all(podstate.is_finished(pod) for pod in pods):
+        return None
+    return clock.parse(failure.time) + timedelta(seconds=PEER_GRACE)
 
 
 def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
