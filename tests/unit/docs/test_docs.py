@@ -19,7 +19,12 @@ from sluice.api.load import parse_documents, parse_job
 from sluice_cli.main import app
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "charts/sluice/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "charts/sluice/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 SKELETON = """\
 apiVersion: sluice.dev/v1alpha1
@@ -74,7 +79,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
-    rooms = "benchmarks|charts|crds|docker|docs|examples|operator|protos|services|sluice|tests"
+    rooms = "benchmarks|charts|cli|crds|docker|docs|examples|operator|protos|services|sluice|tests"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
