@@ -185,7 +185,7 @@ async def test_an_error_of_the_operators_own_is_told_and_got_over(start: StartOp
     await world.until(is_told)
     message = (await world.condition("Running"))["message"]
     assert "JSONDecodeError: Expecting property name" in message
-    assert "(accept.py:" in message
+    assert "(admit.py:" in message
     assert "ReconcileFailed" in await world.reasons()
     assert (await world.status())["roles"] == before["roles"]
     assert len(await world.names()) == 5
@@ -214,7 +214,7 @@ async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, wo
     condition = await world.condition("Running")
     assert (condition["status"], (await world.status())["state"]) == ("Unknown", "Pending")
     assert "nothing was started; " in condition["message"]
-    assert "KeyError: 'spec' (accept.py:" in condition["message"]
+    assert "KeyError: 'spec' (admit.py:" in condition["message"]
     await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
     await world.until_pods(5)
 

@@ -195,14 +195,14 @@ def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:
 
 
 def headline(failure: LastFailure) -> str:
-    """The one line for people: a process's last `error: ...` line, else what killed it, else its last line."""
+    """The one line for people: a process's last `error: ...`, else what killed it, else its last exception, or line."""
     where = f"{failure.container}: " if failure.container else ""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if _signal_of(failure) and not (lines and lines[-1].startswith("error: ")):
         return where + _killed(failure)
     if errors or lines:
-        return where + (errors or lines)[-1]
+        return where + (errors or [last_exception(failure.message) or lines[-1]])[-1]
     return f"{where}{failure.reason or 'Error'}, exit code {failure.exit_code}"
 
 

@@ -22,6 +22,7 @@ NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an 
 told anything else, unless by a template."""
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # it would need a C++ compiler in the image, and costs more than it saves
     "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
 }
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"

@@ -119,6 +119,13 @@ def test_a_process_that_was_killed_died_of_the_last_exception_in_its_log(message
     assert podstate.headline(podstate.failures(pod, START)[0]) == expected
 
 
+def test_so_did_one_that_ended_by_itself() -> None:
+    pod = make_pod("rollout", ends={"engine": 1}, message=SCHEDULER)
+    assert podstate.headline(podstate.failures(pod, START)[0]) == (
+        "engine: RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+    )
+
+
 def test_headline_of_a_process_that_used_too_much_memory() -> None:
     end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-31T12:00:00Z", "message": "step 3"}
     pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])

@@ -1,12 +1,17 @@
 """`python -m sglang.launch_server`, with this directory at the end of the path, where SGLang finds plugins.
 
 Not PYTHONPATH: an image, or the user, may have one already, and a pod's variable would stand in its place.
+
+Where a process of SGLang's own dies, SGLang ends, and as the first process of a container with 0. Then the container's
+log is lost to the pod's status. So a server that was not told to end ends with 1 here.
 """
 
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
+from typing import Any
 
 sys.path[0] = os.getcwd()  # as `python -m` has it
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -17,5 +22,30 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = lambda *_, **__: None
 
+told: list[int] = []
+install = signal.signal
+
+
+def noting(number: int, handler: Any) -> Any:
+    """signal.signal, which writes down that SIGTERM has come, whoever handles it."""
+
+    def noted(*arguments: Any) -> Any:
+        told.append(number)
+        return handler(*arguments)
+
+    return install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
+
+
+def serve() -> int:
+    """SGLang's server; its exit code."""
+    try:
+        runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            return end.code if isinstance(end.code, int) else 1
+    return 0 if told else 1
+
+
 if __name__ == "__main__":
-    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+    signal.signal = noting  # type: ignore[assignment]
+    sys.exit(serve())

@@ -1,0 +1,55 @@
+"""How an engine ends: with 0 only where it was told to, whatever SGLang says of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.engines.sglang.plugin.__main__ import PATH
+
+FAILS = "import sys; print('a scheduler has died', flush=True); sys.exit({code})"
+TOLD = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("serving", flush=True)
+time.sleep(60)
+"""
+TOLD_ON_A_LOOP = """
+import asyncio, signal
+async def main():
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    print("serving", flush=True)
+    await told.wait()
+asyncio.run(main())
+"""
+
+
+def started(directory: Path, server: str) -> subprocess.Popen[str]:
+    """The launch script over a server of our own in SGLang's place."""
+    package = directory / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text(server)
+    command = [sys.executable, str(PATH / "launch_server.py")]
+    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 1), (3, 3)], ids=["as if all were well", "with a code of its own"])
+def test_a_server_that_ends_by_itself_has_failed(tmp_path: Path, code: int, expected: int) -> None:
+    """As the first process of a container SGLang cannot kill itself, and ends with 0 where its scheduler has died."""
+    process = started(tmp_path, FAILS.format(code=code))
+    assert process.wait(60) == expected
+
+
+@pytest.mark.parametrize("server", [TOLD, TOLD_ON_A_LOOP], ids=["a handler", "an event loop's"])
+def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> None:
+    process = started(tmp_path, server)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
