@@ -68,7 +68,7 @@ _LOST_PEER = (
 
 
 def lost_peer(text: str) -> str:
-    """What a collective of torch.distributed says of another rank that is gone; empty: it says no such thing.
+    """The words by which a collective of torch.distributed tells that another rank is gone; empty: it does not.
 
     Whoever was killed has the reason; the others only notice.
     """

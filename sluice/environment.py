@@ -21,7 +21,7 @@ class ConfigurationError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Who this process is, where it listens, and whom it asks."""
+    """The place of this process: who it is, where it listens, and whom it asks."""
 
     role: str
     name: str

@@ -1,4 +1,4 @@
-"""What `sluice data inspect` prints, and how it measures prompts."""
+"""The printout of `sluice data inspect`, and the measuring of prompts."""
 
 from __future__ import annotations
 

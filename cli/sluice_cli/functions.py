@@ -10,7 +10,7 @@ from sluice.api.words import meant
 
 
 def problem_of(dotted: str) -> str | None:
-    """What is wrong with `path/to/file.py:name`; None: nothing, or a function of a package, which only a pod has."""
+    """The fault of `path/to/file.py:name`; None: there is none, or it is of a package, which only a pod has."""
     name_of_file, _, name = dotted.rpartition(":")
     if not name_of_file:
         return f"{dotted} names no function; expected {dotted}:name" if dotted.endswith(".py") else None
@@ -29,7 +29,7 @@ def problem_of(dotted: str) -> str | None:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """What a module binds at its top level; `*` where only running it can tell."""
+    """Names that a module binds at its top level; `*` where only running it can tell."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield "*" if child.name == "__getattr__" else child.name

@@ -90,7 +90,7 @@ class Printer:
         self._told: set[str] = set()
 
     async def once(self) -> None:
-        """What there is now. One log that cannot be read does not hide the others; ReadError: none can be."""
+        """Show the logs as they are now. One that cannot be read does not hide the others; ReadError: none can be."""
         found, _ = await self._streams()
         if not found:
             raise ReadError(f"there are no logs{self._wanted}: no such pod exists (any more)")

@@ -18,7 +18,7 @@ CALL_SECONDS = 3.0
 
 @dataclass(slots=True)
 class Snapshot:
-    """What is known now; None where nobody answers."""
+    """The last answers of a job; None where nobody answers."""
 
     stats: buffer_pb2.BufferStats | None = None
     ledger: rendezvous_pb2.Ledger | None = None

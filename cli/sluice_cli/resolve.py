@@ -42,7 +42,7 @@ def check_files(job: RLJob) -> None:
 
 
 def _problems(path: MarkedPath, job: RLJob) -> list[str]:
-    """What is wrong with the files that a path leads to, each with the field's name."""
+    """Faults of the files that a path leads to, each with the field's name."""
     if path.kind == "model":
         return _check_checkpoint(path, job)
     check = {"tokenizer": _tokenizer, "data": _prompts, "rollouts": _rollouts, "function": problem_of}[path.kind]
@@ -51,7 +51,7 @@ def _problems(path: MarkedPath, job: RLJob) -> list[str]:
 
 
 def _check_checkpoint(path: MarkedPath, job: RLJob) -> list[str]:
-    """What a Hugging Face checkpoint lacks. Only the trained model may be drawn, and only it needs a tokenizer."""
+    """Say what a Hugging Face checkpoint lacks. Only the trained model may be drawn, and only it needs a tokenizer."""
     directory, trained = Path(path.value), path.field == "spec.model.path"
     if not directory.is_dir():
         return [f"{path.field}: there is no directory {directory}; expected a Hugging Face checkpoint"]

@@ -157,7 +157,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class Warnings:
-    """What makes a run look sick, told once."""
+    """Signs that a run is sick, each told once."""
 
     steps: health.Watch
     harvest: health.Harvest

@@ -1,4 +1,4 @@
-"""What time alone will do to a job next, by the planner's own rules."""
+"""The next thing that time alone does to a job, by the planner's own rules."""
 
 from __future__ import annotations
 

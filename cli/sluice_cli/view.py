@@ -1,4 +1,4 @@
-"""What `sluice run` shows: a live view on a terminal, plain lines elsewhere."""
+"""The views of `sluice run`: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class LiveView:
 
 
 def waiting(status: RLJobStatus) -> str:
-    """What a job waits for that does not run yet, or not any more."""
+    """Words for what a job waits for that does not run yet, or not any more."""
     running = status.condition("Running")
     return running.message if running and status.state in ("Pending", "Queued", "Starting", "Restarting") else ""
 

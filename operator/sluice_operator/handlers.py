@@ -27,7 +27,7 @@ WATCH_SECONDS = 270
 
 
 class Watches:
-    """What the handlers share, as kopf's memo. Kopf copies it for each object: it must hold no state of its own."""
+    """The handlers' kopf memo. Kopf copies it for each object: it must hold no state of its own."""
 
     def __init__(self, controller: Controller, cluster: KubeCluster) -> None:
         self.controller, self.cluster = controller, cluster

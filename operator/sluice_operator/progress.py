@@ -73,7 +73,7 @@ async def _ask(target: Target) -> Progress | None:
 
 
 def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) -> Progress:
-    """What the planner wants to know of both answers."""
+    """The two answers as the planner wants them."""
     engines = [entry for entry in ledger.entries if entry.member.role == "rollout" and entry.member.index == 0]
     return Progress(
         step=stats.step,
@@ -91,7 +91,7 @@ Ask = Callable[[Target, float], Awaitable[Progress | None]]
 
 
 class Seen(Protocol):
-    """What the cluster knows of a job."""
+    """The cluster's knowledge of a job."""
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...
@@ -136,7 +136,7 @@ class Prober:
 
 
 def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
-    """Whom to ask; None: the job does not run, or what can be asked does not."""
+    """The address to ask; None: the job does not run, or what can be asked does not."""
     status = stored.get("status") or {}
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
         return None

@@ -24,7 +24,7 @@ PATIENCE = 4
 
 
 class FailedError(Exception):
-    """What is not as it should be, and what to do."""
+    """Something is not as it should be. The message says what, and what to do."""
 
 
 async def main() -> int:

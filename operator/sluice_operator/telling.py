@@ -32,7 +32,7 @@ class Storage(Protocol):
 
 @dataclass
 class Told:
-    """What a job's user has been told of already, so that nothing is told twice."""
+    """The things that a job's user has been told already, so that nothing is told twice."""
 
     refused: str = ""
     trouble: str = ""
@@ -42,7 +42,7 @@ class Told:
 
     @property
     def note(self) -> str:
-        """What the message of Running says besides."""
+        """The note that stands behind the message of Running."""
         refused = f"spec change refused: {self.refused}" if self.refused else ""
         return "; ".join(filter(None, (refused, self.trouble)))
 
@@ -73,7 +73,7 @@ class Teller:
             await self.cluster.tell(stored, [event])
 
     async def refused(self, stored: KubeObject, refused: str) -> None:
-        """What of the spec is not followed; empty: all of it is."""
+        """Tell which part of the spec is not followed; empty: all of it is."""
         told = self.told(stored)
         if refused and refused != told.refused:
             log.warning("spec change refused", message=refused)

@@ -177,7 +177,7 @@ class Algorithm(Model):
 
     @property
     def sft(self) -> bool:
-        """Whether the job learns from given answers, and so has no rewards and no advantages."""
+        """True where the job learns from given answers, and so has no rewards and no advantages."""
         return self.loss_function == SFT
 
     @property
@@ -196,7 +196,7 @@ class Algorithm(Model):
 
     @property
     def by_covariance(self) -> bool:
-        """Whether the loss picks tokens out of all of an optimizer step."""
+        """True where the loss picks tokens out of all of an optimizer step."""
         return self.loss_function is None and self.policy_loss in ("clip_cov", "kl_cov")
 
     @property

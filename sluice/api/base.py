@@ -1,4 +1,4 @@
-"""What all API models share: camelCase in YAML, unknown fields refused, rules that are also CEL."""
+"""The base of all API models: camelCase in YAML, unknown fields refused, rules that are also CEL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change while a job lives: for the operator, and as rules of the API server.
+"""Fields that may change while a job lives: for the operator, and as rules of the API server.
 
 A job has started once its status names an attempt of a gang: the operator writes that before it makes the first pod.
 Until then a spec may be mended.

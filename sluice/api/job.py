@@ -44,7 +44,7 @@ _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
 
 class RLJobSpec(Model):
-    """What is wanted."""
+    """The job as its user wants it."""
 
     model: ModelSource
     data: Data
@@ -170,12 +170,12 @@ class RLJobSpec(Model):
 
     @property
     def temperature(self) -> float:
-        """What the trainer's logits are divided by: what they were sampled at. Given answers were not sampled."""
+        """The divisor of the trainer's logits: the temperature of sampling. Given answers were not sampled."""
         return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
 
     @property
     def judged(self) -> bool:
-        """Whether the samples that are trained on have rewards."""
+        """True where the samples that are trained on have rewards."""
         return self.reward is not None and not self.algorithm.sft
 
     @property

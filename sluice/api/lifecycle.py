@@ -27,7 +27,7 @@ class RolloutBackoff(Model):
 
 
 class FailurePolicy(Model):
-    """What failures of pods lead to."""
+    """The consequences of pods' failures."""
 
     max_restarts: NonNegativeInt = Field(3, description="Restarts of the trainer gang before the job fails.")
     rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
@@ -90,7 +90,7 @@ class Topology(Model):
 
 
 class NetworkPolicy(Model):
-    """Who may connect to the job's pods."""
+    """The connections to the job's pods that are allowed."""
 
     enabled: bool = Field(
         True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
@@ -101,7 +101,7 @@ class NetworkPolicy(Model):
 
 
 class PodDisruptionBudget(Model):
-    """What a drain of nodes may take."""
+    """The pods that a drain of nodes may take."""
 
     enabled: bool = Field(True, description="A drain of nodes never takes the last engine before another is ready.")
 

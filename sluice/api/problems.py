@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, in words: file, line, field, what was expected, what was found, what may be meant."""
+"""Faults of a manifest, in words: file, line, field, what was expected, what was found, what may be meant."""
 
 from __future__ import annotations
 

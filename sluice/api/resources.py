@@ -1,4 +1,4 @@
-"""What a container asks of its node."""
+"""Resources that a container asks of its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the longest responses that a job allows fit where they must: a batch on the buffer's disk, a group in its
+"""Room for the longest responses that a job allows, where they must fit: a batch on the buffer's disk, a group in its
 memory. What cannot be worked off must not be begun.
 """
 

@@ -77,7 +77,7 @@ class PodGroupStatus(Model):
 
 
 class RLJobStatus(Model):
-    """What the operator has seen. Nobody else writes it."""
+    """The job as the operator has seen it. Nobody else writes it."""
 
     observed_generation: int | None = Field(
         None, description="Newest generation of the object that this status takes account of."

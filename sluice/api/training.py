@@ -35,7 +35,7 @@ class Sampling(Model):
 
 
 class Partial(Model):
-    """What becomes of responses that an interruption cut off."""
+    """The treatment of responses that an interruption cut off."""
 
     enabled: bool = Field(
         False, description="Continue responses that an interruption cut off, instead of dropping them."
@@ -236,7 +236,7 @@ class Trainer(Model):
 
     @property
     def offloaded(self) -> Literal["none", "optimizer", "all"]:
-        """What lies in host memory while the engines generate."""
+        """The parts of the trainer that lie in host memory while the engines generate."""
         return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
 
     @property
@@ -309,7 +309,7 @@ class Buffer(Model):
 
 
 class Checkpoint(Model):
-    """What is kept of the training, and where."""
+    """The part of the training that is kept, and where."""
 
     volume: VolumeSource | None = Field(
         None, description="Kubernetes volume source for checkpoints, in place of the operator's claim."

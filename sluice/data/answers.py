@@ -228,7 +228,7 @@ def _end(render: Callable[..., str], text: str, messages: list[dict[str, Any]], 
 
 
 def _left_out(message: dict[str, Any], span: str) -> bool:
-    """Whether part of what the message says is not in its text; white space does not count."""
+    """True where part of what the message says is not in its text; white space does not count."""
     content = message.get("content")
     parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
     said = ["".join(part.split()) for part in (*parts, message.get("reasoning_content")) if isinstance(part, str)]

@@ -1,4 +1,4 @@
-"""What a prompt file holds, in one pass: formats, keys, labels, duplicates, rewards, lengths, unusable rows."""
+"""Inspection of a prompt file, in one pass: formats, keys, labels, duplicates, rewards, lengths, unusable rows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _count(found: Inspection, located: Located, row: PromptRow) -> None:
 
 
 def reward_of(row: PromptRow) -> str:
-    """What judges the row under `reward.type: data_source`: its rm_type, its data_source; or what the job must name."""
+    """The row's reward under `reward.type: data_source`: its rm_type, its data_source; or what the job must name."""
     if not row.metadata.get("rm_type") and not row.metadata.get("data_source"):
         return "the job's own"
     try:

@@ -42,7 +42,7 @@ def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]
 
 
 class _Text:
-    """What of a file was read and not yet taken, and where in the file that begins."""
+    """Text that was read of a file and not yet taken, and where in the file it begins."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file, self._name = file, name

@@ -29,7 +29,8 @@ SECONDS = 540
 
 
 def made_rows(function: str, args: Mapping[str, Any], rows: int | None) -> Iterator[Row]:
-    """What a user's function yields, at most `rows`. Raises ConfigurationError where it is no row, or nothing to call.
+    """Rows that a user's function yields, at most `rows`. Raises ConfigurationError where it is no row, or nothing to
+    call.
 
     What the function itself raises passes through.
     """

@@ -31,7 +31,7 @@ class PromptRow:
 
 
 class RowError(ValueError):
-    """What is wrong with a row; the reader knows where it is."""
+    """A row is wrong. The message says how; the reader knows where it is."""
 
 
 def is_verl(row: Row) -> bool:
@@ -54,7 +54,7 @@ Read = Callable[[Row, PromptSource], PromptRow]
 
 
 def problem(row: Row, source: PromptSource, read: Read = parse_row) -> str | None:
-    """What is wrong with a row, or None."""
+    """The fault of a row, or None."""
     try:
         read(row, source)
     except RowError as error:
@@ -87,7 +87,7 @@ def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
 
 
 def _message_problem(message: Any) -> str | None:
-    """What is wrong with a chat message, or None. A call of a tool needs no content."""
+    """The fault of a chat message, or None. A call of a tool needs no content."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return f"expected a chat message with role and content, found {shown(message)}"
     content = message.get("content")
@@ -110,7 +110,7 @@ def _check_no_pictures(row: Row) -> None:
 
 
 def missing(row: Row, keys: Iterable[str], field: str) -> str:
-    """What a row lacks and has, and which of its columns may be meant."""
+    """Words for what a row lacks and has, and which of its columns may be meant."""
     keys = list(keys)
     names = [str(name) for name in row]
     wanted = " or ".join(map(repr, keys))

@@ -1,4 +1,4 @@
-"""What every inference engine has: a launch, a client, a control of its weights, a layout of its tensors.
+"""The parts of every inference engine: a launch, a client, a control of its weights, a layout of its tensors.
 
 The operator knows the launch, the rollout worker the client, the trainer control and layout; none of them knows which
 engine it is. `sluice.engines.engine_of` has the one that a job names.
@@ -98,7 +98,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one request generated. finish: stop, length or abort. spans: positions count from the first new token."""
+    """The answer to one request. finish: stop, length or abort. spans: positions count from the first new token."""
 
     tokens: list[int]
     log_probs: list[float]

@@ -1,4 +1,4 @@
-"""What goes into a reward function and what comes out of it."""
+"""The input and the output of a reward function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RewardError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """What a reward function sees of a sample. The names are those of slime's Sample."""
+    """A sample, as a reward function sees it. The names are those of slime's Sample."""
 
     prompt: str | Messages
     response: str
@@ -85,7 +85,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def late(seconds: float) -> str:
-    """What is said of a reward that hangs."""
+    """The error of a reward that hangs."""
     return f"no reward after {seconds:g} s (reward.timeoutSeconds)"
 
 

@@ -55,7 +55,7 @@ class Books:
         )
 
     def warnings(self) -> Iterator[str]:
-        """What is wrong with the books, in words."""
+        """Faults of the books, in words."""
         if self.lost or self.twice:
             yield (
                 f"the books do not balance: {self.text()}; {self.lost} groups are lost and {self.twice} were trained "

@@ -33,7 +33,9 @@ def well() -> str:
 
 
 class Pulse:
-    """Whether an event loop still turns: a process whose loop is stuck listens, and answers nobody."""
+    """The pulse of an event loop, which stops where the loop does: a process whose loop is stuck listens, and answers
+    nobody.
+    """
 
     def __init__(self, patience: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience, self._clock = patience, clock

@@ -47,7 +47,7 @@ class Watch:
             self.see(record)
 
     def see(self, record: Record) -> list[Finding]:
-        """What this step shows that was not told before."""
+        """Faults that this step shows and that were not told before."""
         self._history.append(record)
         fresh = [finding for finding in look(self._history) if finding.kind not in self._told]
         self._told |= {finding.kind for finding in fresh}
@@ -84,13 +84,13 @@ class Harvest:
 
 
 def findings(records: Iterable[Record]) -> list[Finding]:
-    """What is wrong with a run, each kind where it was first seen. records: of its steps, in their order."""
+    """Faults of a run, each kind where it was first seen. records: of its steps, in their order."""
     watch = Watch()
     return [finding for record in records for finding in watch.see(record)]
 
 
 def look(history: Sequence[Record]) -> Iterator[Finding]:
-    """What is wrong at the newest of the last WINDOW steps."""
+    """Faults at the newest of the last WINDOW steps."""
     for kind, rule in _RULES.items():
         text = rule(history)
         if text:

@@ -38,7 +38,7 @@ def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogge
 
 
 def _of_libraries(last: list[Any]) -> logging.Handler:
-    """What is not logged with structlog, in the same form, with the name of its logger."""
+    """Lines that are not logged with structlog, in the same form, with the name of their logger."""
     handler = logging.StreamHandler(sys.stderr)
     first: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -197,7 +197,7 @@ def _summary(directory: Path) -> str:
 
 
 def _warnings(steps: Records) -> str:
-    """What looked sick, each kind once."""
+    """Signs of sickness, each kind once."""
     found = [f"<li>step {each.step}: {html.escape(each.text)}</li>" for each in findings(steps.values())]
     return f"<h2>Warnings</h2><ul>{''.join(found)}</ul>" if found else ""
 

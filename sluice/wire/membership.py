@@ -129,7 +129,7 @@ class Membership:
 def _refusal(
     error: grpc.aio.AioRpcError | MixedReleasesError,
 ) -> rpc.RefusedError | MixedReleasesError | None:
-    """What to tell of a stream that broke, where no other one would be better; None: it may."""
+    """The refusal in a stream that broke, where no other one would be better; None: it may."""
     if isinstance(error, MixedReleasesError):
         return error
     foreign = tls.refusal(error.details())

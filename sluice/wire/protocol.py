@@ -35,7 +35,7 @@ def release() -> str:
 
 
 def carried() -> Metadata:
-    """What a call tells of its caller."""
+    """The word of a call about its caller."""
     return ((KEY, str(PROTOCOL)), (RELEASE_KEY, release()))
 
 

@@ -129,7 +129,7 @@ def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
 
 
 def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
-    """What every call carries."""
+    """The metadata that every call carries."""
     token = job_token() if token is None else token
     authorization = (("authorization", f"Bearer {token}"),) if token else ()
     return authorization + protocol.carried()
@@ -142,7 +142,7 @@ def _hint(details: str | None) -> str:
 
 
 def refused(what: str, error: grpc.aio.AioRpcError) -> RefusedError | MixedReleasesError:
-    """What to raise for an answer that no retry changes."""
+    """The error to raise for an answer that no retry changes."""
     if protocol.is_refusal(error.trailing_metadata()):
         return MixedReleasesError(f"{what}: {error.details()}")
     return RefusedError(f"{what}: {error.code().name}: {error.details()}")

@@ -52,7 +52,7 @@ PLAIN = Tls()
 
 
 def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
-    """What this process's pod was given; PLAIN where it was given nothing."""
+    """The TLS material of this process's pod; PLAIN where it has none."""
     found = os.environ if variables is None else variables
     directory, name = found.get(DIRECTORY_ENV, ""), found.get(NAME_ENV, "")
     if not directory:

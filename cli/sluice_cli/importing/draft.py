@@ -107,7 +107,7 @@ class Settings(dict[str, Setting]):
         return super().get(name)
 
     def on(self, name: str) -> bool:
-        """Whether a flag is given, or a key is true."""
+        """True where a flag is given, or a key is true."""
         found = self.take(name)
         return found is not None and found.value not in (False, None, "False", "false")
 
@@ -199,7 +199,7 @@ def put(
 
 
 def needs(missing: tuple[str, ...]) -> str:
-    """What would tell a value, in words: variables of the environment, or what only a shell can work out."""
+    """Words for the source of a value: variables of the environment, or what only a shell can work out."""
     variables = names(tuple(name for name in missing if name.isidentifier()))
     others = names(tuple(name for name in missing if not name.isidentifier()))
     parts = [f"--var gives {variables}"] if variables else []

@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(slots=True)
 class Script:
-    """What a script says. sourced: files that it would read, and that are not read here."""
+    """The settings that a script makes. sourced: files that it would read, and that are not read here."""
 
     variables: dict[str, Argument] = field(default_factory=dict)
     arrays: dict[str, list[Argument]] = field(default_factory=dict)

@@ -193,7 +193,7 @@ class _Parser:
         word.parts.append(Part(Kind.TEXT, text, quoted=True))
 
     def _expansion(self, *, quoted: bool) -> Part:
-        """What follows a `$`."""
+        """The word that follows a `$`."""
         if self.peek(2) == "((":
             inner = self._balanced("(")
             return Part(Kind.ARITHMETIC, inner[1:-1], quoted)

@@ -1,4 +1,4 @@
-"""What becomes of each of slime's arguments. Names and defaults of slime 0.3 and Megatron-LM."""
+"""The translation of each of slime's arguments. Names and defaults of slime 0.3 and Megatron-LM."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _SWITCHED = (None, False, "disabled", "", 0)
 
 
 def _off(why: str) -> Lost:
-    """What is only a loss where it is switched on."""
+    """An entry that is a loss only where it is switched on."""
     return Lost(why, unless=_SWITCHED)
 
 

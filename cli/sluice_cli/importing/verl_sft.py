@@ -106,7 +106,7 @@ def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 
 def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
-    """Whether a command, or a configuration without one, is of an SFT trainer."""
+    """True for a command, or a configuration without one, of an SFT trainer."""
     return bool(ENTRY.search(entry)) or (not entry and any(name.startswith("optim.") for name in settings))
 
 

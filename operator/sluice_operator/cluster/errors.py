@@ -1,4 +1,4 @@
-"""What an API server may answer instead of doing what it was asked, as types. Made in cluster/kube/api.py only."""
+"""Refusals of an API server, as types. Made in cluster/kube/api.py only."""
 
 from __future__ import annotations
 

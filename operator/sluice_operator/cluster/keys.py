@@ -1,4 +1,4 @@
-"""What the processes of a job prove themselves with: its token and, with spec.tls, its certificates.
+"""The proofs of identity of a job's processes: its token and, with spec.tls, its certificates.
 
 All of it is derived (HKDF, RFC 5869) from one key of the operator and the job's identity, so that nothing has to be
 read back: the operator may create Secrets beside jobs, and needs no right to read any. Two replicas of it, or one that

@@ -1,4 +1,4 @@
-"""What the reconciler needs of a cluster. Kubernetes and a laptop answer the same questions with the same objects."""
+"""A cluster, as the reconciler needs it. Kubernetes and a laptop answer the same questions with the same objects."""
 
 from __future__ import annotations
 

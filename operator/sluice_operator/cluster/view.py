@@ -62,7 +62,7 @@ class Stream:
 
 class Reader(Protocol):
     async def picture(self) -> Picture:
-        """What `sluice status` shows. ReadError."""
+        """The picture that `sluice status` shows. Raises ReadError."""
         ...
 
     async def streams(self) -> tuple[list[Stream], bool]:

@@ -1,4 +1,4 @@
-"""What an administrator gives to all jobs of a cluster, where a job says nothing itself.
+"""Defaults that an administrator gives to all jobs of a cluster, where a job says nothing itself.
 
 They are no part of a job's spec: a job's pods and claims are made as if its spec said them, and what it was started
 with stays what its user wrote. Like images, they hold from the next attempt on where they change.
@@ -78,7 +78,7 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
 
 
 def filled_in(job: RLJob, defaults: JobDefaults) -> list[str]:
-    """What the defaults say for this job: `spec.buffer.storage.storageClassName: fast`."""
+    """The fields that the defaults fill in for this job: `spec.buffer.storage.storageClassName: fast`."""
     before, after = (_plain(each) for each in (job, with_defaults(job, defaults)))
     return [_new(each) for each in differences(before, after)]
 
@@ -112,7 +112,9 @@ def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
 
 
 def _resources(default: Resources, own: Resources) -> Resources:
-    """What the job names, as a request or a limit, it alone decides: a default request may be above its limit."""
+    """Default resources, without those that the job names as a request or a limit: a default request may be above its
+    limit.
+    """
     named = own.requests.keys() | own.limits.keys()
 
     def under(of_default: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the planner sees and what it answers: plain frozen values, so that every decision can be tested in a table."""
+"""The planner's input and output: plain frozen values, so that every decision can be tested in a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KubeObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the buffer's Stats and the rendezvous ledger say.
+    """The job's progress, by the buffer's Stats and the rendezvous' ledger.
 
     step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of them that hold the
     newest weights.
@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """What a kubelet last warned of a pod that does not start. times: how often it has."""
+    """The last warning of a kubelet about a pod that does not start. times: how often it has."""
 
     reason: str
     message: str
@@ -80,7 +80,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. The order is fixed: status, deletions, creations, events.
+    """The work of one pass. The order is fixed: status, deletions, creations, events.
 
     requeue_after: seconds until time alone changes the plan; None: only a change of the world does.
     """

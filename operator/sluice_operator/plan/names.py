@@ -67,7 +67,7 @@ def tls_server_name(job: RLJob) -> str:
 
 
 def server_name(job: str, namespace: str) -> str:
-    """What the certificate of a job's servers says. It is no name in DNS: addresses in a cluster come and go."""
+    """The name in the certificate of a job's servers. It is no name in DNS: addresses in a cluster come and go."""
     return f"{job}.{namespace}.sluice"
 
 
@@ -103,7 +103,9 @@ def engines_name(job: RLJob) -> str:
 
 
 def group_name(job: RLJob, number: int) -> str:
-    """What queues and schedulers of gangs admit as one. Pods of a deleted job of the same name are in another."""
+    """The name of a group that queues and schedulers of gangs admit as one. Pods of a deleted job of the same name are
+    in another.
+    """
     return f"{_own_name(job, 'group')}-{number}"
 
 

@@ -119,7 +119,7 @@ def _clocked(job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: O
 def _newest_failure(
     status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
 ) -> LastFailure | None:
-    """What a kubelet refuses to start counts, once: it may be refused under changing names."""
+    """The newest failure; what a kubelet refuses to start is one, once: it may be refused under changing names."""
     found, before = last_failure(status, steps), status.last_failure
     refused = failed_to_start(observed.pods, observed.warned)
     known = before is not None and refused is not None and (before.pod, before.container) == refused.place

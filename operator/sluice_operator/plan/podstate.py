@@ -1,4 +1,4 @@
-"""What one pod's status says, the same for Kubernetes and for a laptop.
+"""Reading one pod's status, the same for Kubernetes and for a laptop.
 
 Everything is read from container statuses, not from the pod's phase: with restartPolicy Never a pod with two containers
 is `Failed` only when both have ended, and an engine whose worker has died would idle for ever.
@@ -76,7 +76,7 @@ def index(pod: KubeObject) -> int:
 
 
 def group(pod: KubeObject) -> str:
-    """What a queue admits as one with it; empty: it does not queue."""
+    """The group that a queue admits it with; empty: it does not queue."""
     return labels(pod).get(LABEL_GROUP, "")
 
 
@@ -143,7 +143,7 @@ def started(pod: KubeObject) -> datetime | None:
 
 
 def disruption(pod: KubeObject) -> str:
-    """What the cluster, or somebody else, did to the pod; empty: nothing."""
+    """The cause, in words, where the cluster or somebody else ended the pod; empty: nobody did."""
     for kind in _DISRUPTED:
         if _condition(pod, kind) == "True":
             return f"{name(pod)}: {_condition(pod, kind, 'reason') or kind}"

@@ -143,7 +143,7 @@ class Buffer:
     # -- transitions
 
     def flush(self) -> WriteBatch:
-        """What is to be written for all transitions since the last flush."""
+        """The writes of all transitions since the last flush."""
         self.batches.settle()
         return self.memory.flush()
 
@@ -191,7 +191,7 @@ class Buffer:
         return self.batches.rewind(step, attempt)
 
     def ahead(self, step: int) -> Future[None] | None:
-        """What should be done, beside everything else, before batch `step` is taken; None: nothing."""
+        """Work to be done beside everything else before batch `step` is taken; None: there is none."""
         wanted = self.filler is not None and step not in self.memory.batches
         return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
 
@@ -281,7 +281,7 @@ class Buffer:
         return self.batches.over
 
     def waiting_for(self) -> str:
-        """What the trainer waits for, in words; empty: for nothing."""
+        """Words for what the trainer waits for; empty: for nothing."""
         memory, step = self.memory, self.memory.progress.step
         if memory.verdict:
             return memory.verdict

@@ -1,4 +1,4 @@
-"""What the buffer knows about one prompt group, and how that is written down.
+"""One prompt group in the buffer's memory, and its form on the disk.
 
 Every group that was ever leased has exactly one record, so that "which state is group 17 in" has one answer, on disk
 and in memory. The record is packed by hand: at 40 bytes a trained group costs next to nothing for the job's life.
@@ -97,7 +97,7 @@ class Group:
 
 
 class SampleFacts(NamedTuple):
-    """What batches, advantages and evaluation metrics need to know of a sample without reading its tokens."""
+    """The facts of a sample that batches, advantages and evaluation metrics need, without its tokens."""
 
     length: int
     response_length: int

@@ -84,7 +84,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
     async def _messages(
         self, entry: Entry, news: asyncio.Event, reader: asyncio.Task[None]
     ) -> AsyncIterator[pb.ServerMessage]:
-        """What this member should know, whenever it changes, until it goes or is replaced."""
+        """Messages to this member, whenever there is news, until it goes or is replaced."""
         sent: pb.ServerMessage | None = None
         while not reader.done() and self.registry.entries.get(entry.key) is entry:
             news.clear()

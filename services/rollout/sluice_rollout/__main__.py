@@ -30,7 +30,7 @@ START_SECONDS = 1800.0
 
 
 class Readiness:
-    """What /readyz answers: the engine's start first, then the teacher's, then the worker's word."""
+    """The answer of /readyz: the engine's start first, then the teacher's, then the worker's word."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None

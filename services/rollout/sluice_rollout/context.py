@@ -23,7 +23,7 @@ class Context:
 
 
 def of_model(spec: RLJobSpec, directory: Path) -> Context:
-    """What the model's config.json says, or the job, where it gives the engine another one."""
+    """The context of the model's config.json, or the job's, where it gives the engine another one."""
     for name, value in spec.rollout.engine_args.items():
         if _plain(name) == "contextlength" and isinstance(value, int):
             return Context(value, "rollout.engineArgs")

@@ -1,4 +1,4 @@
-"""What a user's generate function (`rollout.function`) plays on: one sample, its model and its tokens.
+"""An episode: one sample, its model and its tokens, on which a user's generate function plays (`rollout.function`).
 
     async def play(episode: Episode) -> None:
         turn = await episode.generate()           # the model speaks: tokens that are trained
@@ -55,7 +55,7 @@ class InterruptedEpisodeError(EpisodeEndError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model said. finish: `stop` or `length` (of the turn). stop: the stop string at its end, not in text."""
+    """A turn of the model. finish: `stop` or `length` (of the turn). stop: the stop string at its end, not in text."""
 
     text: str
     tokens: list[int]
@@ -222,7 +222,7 @@ class Episode:
         return self._turns[self._next - 1]
 
     def _diverge(self) -> None:
-        """What an earlier play had from here on belongs to another course of events."""
+        """Drop what an earlier play had from here on: it belongs to another course of events."""
         self.sample.cut(self._at)
         del self._turns[self._next :]
 

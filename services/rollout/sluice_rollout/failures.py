@@ -38,7 +38,7 @@ class FailureLog:
 
 
 def _exception(text: str) -> dict[str, str]:
-    """What a log line shows below itself."""
+    """The text that a log line shows below itself."""
     return {"exception": text} if text else {}
 
 

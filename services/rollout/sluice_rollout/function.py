@@ -101,7 +101,9 @@ class Player:
         self._conclude_all(episodes, raised, clock)
 
     async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
-        """What the function raised. A drain ends it: at once while it is outside of the engine, else with its turn."""
+        """The exception of the function. A drain ends it: at once while it is outside of the engine, else with its
+        turn.
+        """
         running = asyncio.create_task(self._timed(episodes, clock))
         draining = asyncio.create_task(self.generator.draining.wait())
         try:

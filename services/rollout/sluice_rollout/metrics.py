@@ -1,4 +1,4 @@
-"""What Prometheus scrapes of failures, of user code, and of a teacher, in a worker."""
+"""A worker's Prometheus metrics of failures, of user code, and of a teacher."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Threads:
         self._places = asyncio.Semaphore(self.size)
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float) -> Any:
-        """What the function returns: in a thread, or here if it is async.
+        """Call the function: in a thread, or here if it is async.
 
         seconds: that it may take, not counting the wait for a thread. Raises LateError,
         NoThreadError, and what the function raises.

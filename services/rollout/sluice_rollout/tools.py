@@ -41,7 +41,7 @@ class ToolUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the model asked for. error: why it cannot be understood, in words for the model."""
+    """A tool call that the model asked for. error: why it cannot be understood, in words for the model."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def _call(text: str) -> ToolCall:
 def turn_tokens(
     tokenizer: Any, messages: list[dict[str, Any]], last_token: int, arguments: dict[str, Any] | None = None
 ) -> list[int]:
-    """What the chat template writes between a turn of the model and its next one, where `messages` come between.
+    """Tokens that the chat template writes between two turns of the model, where `messages` come between.
 
     Taken from a conversation of marks, so that what the model said is never rendered again (templates drop thoughts and
     trim texts). last_token: the last that the model made; where that is the end of its turn it is not written twice.
@@ -140,7 +140,7 @@ class ToolLoop:
             episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
 
     async def _answer(self, call: ToolCall) -> str:
-        """What the model is told: also of a mistake of its own, and of a tool that fails or hangs.
+        """The answer that the model gets: also to a mistake of its own, and of a tool that fails or hangs.
 
         Raises ToolUnavailableError where the call could not be made.
         """

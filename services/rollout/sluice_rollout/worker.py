@@ -286,7 +286,7 @@ class Worker:
 
 
 def _line(error: Exception) -> str:
-    """What went wrong, on one line that is the same for the same cause."""
+    """The failure on one line, which is the same for the same cause."""
     if isinstance(error, FilterError):
         return str(error)
     return causes.named(error) if isinstance(error, EngineError) else causes.cause(error)
@@ -304,7 +304,7 @@ def _ending(error: Exception) -> WorkerError | ConfigurationError:
 
 
 def _reason(errors: ExceptionGroup[Any]) -> WorkerError | ConfigurationError | None:
-    """What ended the worker, where it is something that a person need only be told."""
+    """The end of the worker in words, where a person need only be told."""
     for error in errors.exceptions:
         told = WorkerError | ConfigurationError | EngineError | rpc.RefusedError | rpc.DeadlineError
         if isinstance(error, told):

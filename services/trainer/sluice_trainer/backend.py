@@ -1,4 +1,4 @@
-"""What a trainer backend is: a model that learns in one process of many, behind a dozen calls.
+"""A trainer backend: a model that learns in one process of many, behind a dozen calls.
 
 The loop, its turns with the engines and the preparation of batches know this and no more. Every rank makes the same
 calls in the same order, each with its own share of a batch:
@@ -113,7 +113,7 @@ class MakeBackend(Protocol):
 
 
 def backend_of(spec: RLJobSpec) -> MakeBackend:
-    """What `trainer.backend` names. Imported here, because each takes seconds and libraries of its own."""
+    """The backend that `trainer.backend` names. Imported here, because each takes seconds and libraries of its own."""
     match spec.trainer.backend:
         case "megatron":
             from sluice_trainer.megatron.policy import Policy

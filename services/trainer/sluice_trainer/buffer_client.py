@@ -70,11 +70,11 @@ class BufferClient:
         return int(self._stats().step)
 
     def counters(self) -> dict[str, int]:
-        """What the buffer has counted since the job began."""
+        """The buffer's counters since the job began."""
         return dict(self.totals().counters)
 
     def totals(self) -> Totals:
-        """What the buffer has counted since the job began, groups that failed by reason besides."""
+        """The buffer's counters since the job began, and groups that failed by reason."""
         stats = self._stats()
         return Totals.of(stats.counters, stats.failed)
 

@@ -47,7 +47,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who writes checkpoints: an attempt of the trainer.
+    """A writer of checkpoints: an attempt of the trainer.
 
     run: name of the run that its attempts are counted in. A job that is made anew under its old
     name counts from 1 again, and may have the directory of the old one.

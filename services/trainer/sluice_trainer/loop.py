@@ -47,7 +47,7 @@ Learn = Callable[[Sequence[pb.Sequence], Sequence[SampleGroup]], dict[str, float
 
 
 class Action(enum.IntEnum):
-    """What rank 0 tells the other ranks to do next."""
+    """The next thing to do, as rank 0 tells the other ranks."""
 
     WAIT = 0
     TRAIN = 1
@@ -182,7 +182,7 @@ class Loop:
         return Action(action), list(taken.sequences)
 
     def _evaluating(self, version: int) -> bool:
-        """Whether engines still evaluate this version. Waits a moment for the end of it."""
+        """True while engines still evaluate this version. Waits a moment for the end of it."""
         if self.spec.evaluation is None:
             return False
         return version in self.peers.buffer.evaluations(self.evaluated_version, wait_for=version).pending_versions

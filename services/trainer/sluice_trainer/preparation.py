@@ -183,7 +183,7 @@ def by_optimizer_step(
 
 
 def batch_totals(batch: Sequence[pb.Sequence], spec: RLJobSpec) -> list[BatchTotals]:
-    """What each optimizer step holds over all ranks: the denominators of its loss."""
+    """The content of each optimizer step over all ranks: the denominators of its loss."""
     parts = [[s for s in batch if s.optimizer_step == step] for step in range(spec.trainer.steps_per_batch)]
     longest = spec.rollout.sampling.max_response_tokens
     return [BatchTotals(len(part), sum(s.trainable_tokens for s in part), longest) for part in parts]

@@ -1,4 +1,4 @@
-"""What rank 0 writes down of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are slime's."""
+"""Rank 0's record of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are slime's."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def batch_metrics(sequences: list[pb.Sequence], step: int, *, judged: bool = Tru
 
 
 def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
-    """What the rewards of a batch say."""
+    """Metrics of a batch's rewards."""
     rewards: dict[int, list[float]] = {}
     for sequence in sequences:
         rewards.setdefault(sequence.group_id, []).append(sequence.reward)

@@ -1,4 +1,4 @@
-"""Whose turn it is where trainer and engines share their GPUs (`trainer.colocate`). Elsewhere nothing of it happens.
+"""Turns of trainer and engines that share their GPUs (`trainer.colocate`). Elsewhere nothing of it happens.
 
 In our turn engines rest: they have ended what was left of their work and given their memory away. In theirs the trainer
 lies in host memory. Between the two, with weights to publish, the engines have room for weights and we hold ours.

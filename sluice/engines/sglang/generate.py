@@ -115,7 +115,7 @@ class Client:
             return False, f"{path}: {type(error).__name__} {error}"
 
     async def rests(self) -> bool:
-        """Whether it has given its memory to the trainer, whose turn it is: it then answers nothing, and is well."""
+        """True where it has given its memory to the trainer, whose turn it is: it then answers nothing, and is well."""
         try:
             return (await self._get("/model_info")).get("weight_version") in (RESTING, WAKING)
         except EngineError:
@@ -237,7 +237,7 @@ def version_number(text: str) -> int:
 
 
 def refusal(status: int, text: str) -> Generation:
-    """What an answer that is not 200 means: nothing, of a request that was aborted before it began. Else it raises."""
+    """An empty generation, where the request was aborted before it began. Raises for any other answer but 200."""
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -249,7 +249,7 @@ def refusal(status: int, text: str) -> Generation:
 
 
 def generation(body: Any) -> Generation:
-    """What an answer has. Raises EngineError where it is none of SGLang's."""
+    """The generation of an answer. Raises EngineError where it is none of SGLang's."""
     try:
         return _generation(body["meta_info"])
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -9,12 +9,12 @@ THINK_END = "</think>"
 
 
 def after_thinking(response: str) -> str:
-    """What comes after the last `</think>`; all of it where there is none."""
+    """The text after the last `</think>`; all of it where there is none."""
     return response.rpartition(THINK_END)[2]
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` (or `\fbox`) that is closed; None where there is none.
+    r"""The content of the last `\boxed{...}` (or `\fbox`) that is closed; None where there is none.
 
     Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts as the outer one.
     One pass, whatever the text: a model may well write ten thousand boxes.

@@ -28,7 +28,7 @@ def math(sample: RewardInput) -> float:
 
 
 def equal(answer: str, label: str) -> bool:
-    """Whether two answers, LaTeX or plain, say the same."""
+    """True where two answers, LaTeX or plain, say the same."""
     answer, label = answer.translate(_UNICODE).strip(), label.translate(_UNICODE).strip()
     if not answer or not label:
         return False

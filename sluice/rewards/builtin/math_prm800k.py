@@ -42,7 +42,7 @@ def unboxed(label: str) -> str:
 
 
 def agree(answer: str, label: str) -> bool:
-    """Whether either grader takes the answer."""
+    """True where either grader takes the answer."""
     return bool(label.strip()) and (hendrycks(answer) == hendrycks(label) or _prm800k(answer, label))
 
 

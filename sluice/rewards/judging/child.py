@@ -96,7 +96,7 @@ def _failure(error: BaseException, name: str = "") -> dict[str, str]:
 
 
 def _outcomes(value: Any, argument: Any) -> list[Any]:
-    """What a function returned, as one outcome for each sample."""
+    """The return of a function, as one outcome for each sample."""
     if not isinstance(argument, list):
         return [_read(value)]
     if isinstance(value, list | tuple) and len(value) == len(argument):

@@ -1,4 +1,4 @@
-"""What a judging process is told at its start."""
+"""The configuration that a judging process gets at its start."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _WITHOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What confines programs on this machine. layers: those that hold. missing: layer -> why it does not."""
+    """Confinement of programs on this machine. layers: those that hold. missing: layer -> why it does not."""
 
     layers: tuple[str, ...]
     missing: dict[str, str] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def _isolation(zygote: Zygote) -> Isolation:
 
 
 def isolation() -> Isolation:
-    """What confines programs on this machine. Raises RewardError where they may not run."""
+    """The confinement of programs on this machine. Raises RewardError where they may not run."""
     sandbox = Sandbox()
     sandbox.close()
     return sandbox.isolation

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs a program that nobody has read. Standard library only.
+"""The rights that a process gives up before it runs a program that nobody has read. Standard library only.
 
 Layers, of which all but the last two may be missing on some machine: a user of the program's own (`account`),
 namespaces, Landlock (files), seccomp (calls), resource limits. `probe` finds out once which of them hold here;
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What confines programs on this machine.
+    """The layers that confine programs on this machine.
 
     uid: the program's own user; None: it runs as ours. missing: layer -> why this machine does not have it.
     refused: why programs must not run here at all; "" where they may.

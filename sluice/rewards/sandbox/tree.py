@@ -15,7 +15,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def excess(directory: str, *, entries: int, size: int) -> str:
-    """What the tree under `directory` has too much of, in words; "" where it keeps to the limits.
+    """Words for what the tree under `directory` has too much of; "" where it keeps to the limits.
 
     entries: files, directories and links at most. size: bytes on disk at most. A directory that cannot be read, or lies
     too deep to have a path, counts as too much: nobody can say what is in it. It only reads, and stops at the limit, so

@@ -1,4 +1,4 @@
-"""What an API server warns of in an answer: fields on their way out, a pod that a stricter namespace would refuse.
+"""Warnings in the answers of an API server: fields on their way out, a pod that a stricter namespace would refuse.
 
 It comes in the header `Warning` of a request that succeeds, with each object of the kind again.
 """

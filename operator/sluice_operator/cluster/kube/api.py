@@ -146,7 +146,7 @@ class Api:
         accept: str = "application/json",
         warned: Listener | None = None,
     ) -> KubeObject:
-        """What the server has no time for (429) it has not begun: it may be asked again, as client-go does."""
+        """Ask again where the server had no time (429), as client-go does: it has not begun."""
         for left in reversed(range(THROTTLED_TRIES)):
             with self._as_unavailable(method, path):
                 async with asyncio.timeout(CALL_SECONDS):

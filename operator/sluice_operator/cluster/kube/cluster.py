@@ -91,7 +91,7 @@ class KubeCluster:
             await self.store_status(stored, status)
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """What pods need comes before the pods. A gang's pods are created side by side."""
+        """Create objects that pods need before the pods. A gang's pods are created side by side."""
         said: list[Said] = []
         try:
             others = [found for found in objects if found["kind"] != "Pod"]
@@ -126,7 +126,7 @@ class KubeCluster:
         return [pod for pod in self.pods.of(_place(stored)) if owner_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
-        """What was last read of the job's objects besides pods."""
+        """The job's objects besides pods, as they were last read."""
         return self._owned.known(uid(stored)).objects
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:

@@ -1,4 +1,4 @@
-"""What a job owns and could run without (plan/manifests/extras.py), at the API server.
+"""Objects that a job could run without (plan/manifests/extras.py), at the API server.
 
 Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job that asks for groups
 of a scheduler that is not installed cannot run, and is told so.

@@ -1,4 +1,4 @@
-"""What a job owns besides pods, at the API server.
+"""Objects of a job besides its pods, at the API server.
 
 These few objects are not watched. They are read when a job is first seen, and again from time to time. Secrets are
 never read: as long as no pod proves that they are there they are created again, and "already exists" is a good answer.
@@ -44,7 +44,7 @@ class OwnedObjects:
         self._known: dict[str, Owned] = {}
 
     def known(self, job_uid: str) -> Owned:
-        """What was last read, or made."""
+        """The objects as they were last read, or made."""
         return self._known.get(job_uid) or Owned()
 
     def forget(self, job_uid: str) -> None:

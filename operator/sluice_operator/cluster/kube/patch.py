@@ -6,7 +6,9 @@ from typing import Any
 
 
 def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What turns `old` into `new`; empty: they are equal. Lists are replaced as a whole; null removes a field."""
+    """The merge patch that turns `old` into `new`; empty: they are equal. Lists are replaced as a whole; null removes a
+    field.
+    """
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

@@ -120,7 +120,7 @@ class KubeReader:
 
     @contextlib.contextmanager
     def _explained(self, verb: str, resource: str) -> Iterator[None]:
-        """What people can do something about, in their words."""
+        """The error in people's words, where they can do something about it."""
         try:
             yield
         except errors.ForbiddenError as error:

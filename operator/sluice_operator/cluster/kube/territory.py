@@ -71,7 +71,7 @@ class Territory:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def is_ours(self, namespace: str) -> bool:
-        """Whether we may work there; takes a namespace that is nobody's."""
+        """True where we may work; takes a namespace that is nobody's."""
         if namespace in self._held:
             return True
         known = self._others.get(namespace)

@@ -59,7 +59,7 @@ def allocate(claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[
 
 
 def claim_names(pod: Mapping[str, Any]) -> dict[str, str]:
-    """What the pod's containers call a ResourceClaim -> its name."""
+    """The pod's own names of ResourceClaims -> theirs."""
     return {each["name"]: each["resourceClaimName"] for each in pod["spec"].get("resourceClaims", [])}
 
 

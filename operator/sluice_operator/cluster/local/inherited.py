@@ -1,4 +1,4 @@
-"""What containers on a laptop get from the process that hosts them."""
+"""Variables that containers on a laptop get from the process that hosts them."""
 
 from __future__ import annotations
 

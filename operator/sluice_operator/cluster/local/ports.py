@@ -15,7 +15,7 @@ _FIRST, _LAST, _TRIES = 20000, 32000, 400
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could bind it now; connections of a former server in TIME_WAIT are no obstacle."""
+    """True where a server could bind the port now; connections of a former server in TIME_WAIT are no obstacle."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

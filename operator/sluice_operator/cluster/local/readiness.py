@@ -31,7 +31,7 @@ def url(container: Mapping[str, Any], ports: Mapping[str, int]) -> str:
 
 
 async def answers(probe: Mapping[str, Any], where: str) -> AsyncIterator[bool]:
-    """Whether the container is ready, each time that this changes. False is what it starts with."""
+    """The container's readiness, each time that it changes. It begins with False."""
     ready, failures = False, 0
     timeout = aiohttp.ClientTimeout(total=float(probe.get("timeoutSeconds", 1)))
     period = min(float(probe.get("periodSeconds", 10)), PERIOD_SECONDS)

@@ -32,7 +32,7 @@ class RunDirectoryError(RuntimeError):
 
 @dataclass
 class State:
-    """What a laptop's cluster remembers.
+    """The memory of a laptop's cluster.
 
     job: the one job of this directory. objects: by "Kind/name". pods: by name, as they were when they were last
     written. ports: Service name -> port.

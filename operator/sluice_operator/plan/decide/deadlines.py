@@ -1,4 +1,4 @@
-"""What time alone decides: the job ran too long, never started, or hangs."""
+"""Decisions of time alone: the job ran too long, never started, or hangs."""
 
 from __future__ import annotations
 

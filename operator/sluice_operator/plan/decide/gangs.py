@@ -23,7 +23,7 @@ from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass does for one gang. create: indices of the pods to create, all of `status.attempt`.
+    """The work of one pass for one gang. create: indices of the pods to create, all of `status.attempt`.
 
     due: when the gang must be looked at again, though nothing else happens.
     """
@@ -48,7 +48,7 @@ def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
 
 
 def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
-    """What the spec asks for; where that is left to an autoscaler, what runs already, and minReplicas at the start."""
+    """The replicas that the spec asks for; left to an autoscaler: those that run, and minReplicas at the start."""
     if job.spec.replicas is not None:
         return job.spec.replicas
     if status is not None and status.rollout_replicas is not None:
@@ -165,7 +165,7 @@ def deletions(pods: Sequence[KubeObject], now: datetime, at_most: int | None = N
 
 
 def _grace(pod: KubeObject) -> int:
-    """What the pod was created with: its role's template may say terminationGracePeriodSeconds. 0 would be by force."""
+    """The grace that the pod was created with, which its role's template may say. 0 would be by force."""
     found = pod.get("spec", {}).get("terminationGracePeriodSeconds")
     return max(found if found is not None else GRACE.get(podstate.role(pod), 30), 1)
 

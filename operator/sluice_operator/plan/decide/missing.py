@@ -1,4 +1,4 @@
-"""Whether a job misses pods: what was seen once, and is not there."""
+"""Pods that a job misses: seen once, and not there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sluice_operator.plan.model import Gang, Group, Images, KubeObject, Observed
 
 
 def groups_of(job: RLJob, status: RLJobStatus, steps: Sequence[Step]) -> dict[Gang, Group | None]:
-    """What a queue admits the pods of each gang with; None: they do not queue."""
+    """The group by which a queue admits each gang's pods; None: they do not queue."""
     return {step.gang: queueing.group_of(job, step.gang, step.status.attempt, status.pod_group) for step in steps}
 
 

@@ -1,4 +1,4 @@
-"""What a drain of nodes may take at once.
+"""The budget for what a drain of nodes may take at once.
 
 Only the engines have a budget: one of them stays until another is ready, so that training goes on while machines are
 upgraded one after the other. All other gangs are needed whole: a budget for them would either allow everything or block

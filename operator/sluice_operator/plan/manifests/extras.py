@@ -1,4 +1,4 @@
-"""What a job owns and could run without: its budget for disruptions, its network policy, the groups of its gangs.
+"""Objects that a job could run without: its budget for disruptions, its network policy, the groups of its gangs.
 
 They come and go while a job lives. An API server that does not know a budget or a policy runs the job all the same.
 """
@@ -34,7 +34,7 @@ def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
 
 
 def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """What is not there as it should be."""
+    """The extras that are not there as they should be."""
     return tuple(
         wanted
         for wanted in extra_objects(job, observed)

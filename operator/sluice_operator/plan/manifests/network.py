@@ -1,4 +1,6 @@
-"""Who may connect to a job's pods. NCCL and SGLang ask nobody for a token: only the network can keep others away."""
+"""The network policy of a job: who may connect to its pods. NCCL and SGLang ask nobody for a token: only the network
+can keep others away.
+"""
 
 from __future__ import annotations
 

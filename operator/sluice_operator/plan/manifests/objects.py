@@ -1,4 +1,4 @@
-"""What a job owns besides pods: manifest, token, certificates, the rendezvous' address, storage."""
+"""Objects of a job besides its pods: manifest, token, certificates, the rendezvous' address, storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """What does not exist yet; and the config map where the spec has changed, so that later attempts see the change."""
+    """The objects that do not exist yet; and the config map where the spec has changed, so that later attempts see the
+    change.
+    """
     return tuple(wanted for wanted in supporting_objects(job, observed.defaults) if _is_missing(wanted, observed))
 
 

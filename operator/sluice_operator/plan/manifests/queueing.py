@@ -28,7 +28,7 @@ _KUEUE = "kueue.x-k8s.io"
 
 
 def queues(job: RLJob, role: str) -> bool:
-    """Whether pods of this role wait for a queue, or a scheduler of gangs."""
+    """True where pods of this role wait for a queue, or a scheduler of gangs."""
     return job.spec.pod_group_policy is not None and role in _QUEUED
 
 
@@ -120,7 +120,7 @@ def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeOb
 
 
 def requests(pods: Sequence[KubeObject]) -> dict[str, str]:
-    """What the pods' containers request in all; a limit without a request is one, as it is for Kubernetes."""
+    """The sum of the containers' requests; a limit without a request is one, as it is for Kubernetes."""
     total: dict[str, float] = {}
     for pod in pods:
         for container in pod["spec"]["containers"]:

@@ -22,7 +22,7 @@ _CLAIM = "gpus"
 
 
 def shared(job: RLJob) -> bool:
-    """Whether trainer and engines share GPUs."""
+    """True where trainer and engines share GPUs."""
     return job.spec.trainer.colocate and job.spec.on_gpu
 
 

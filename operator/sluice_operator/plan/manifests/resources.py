@@ -1,4 +1,4 @@
-"""What containers ask of their nodes, where neither the spec nor a template says it.
+"""Requests of containers, where neither the spec nor a template says them.
 
 A pod without any request is the first that a node in need evicts, counts nothing in a queue, and is refused by a quota.
 So every container of ours has requests for CPU and memory, small enough for the smallest node that has the GPUs (4 CPUs

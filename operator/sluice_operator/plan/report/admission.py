@@ -1,4 +1,4 @@
-"""Whether pods wait for a queue, and why.
+"""The condition Admitted: do pods wait for a queue, and why.
 
 The clocks of a job's deadlines stand still until it may run, as while suspended.
 """
@@ -75,7 +75,7 @@ def _where(job: RLJob, pods: Sequence[KubeObject], observed: Observed) -> str:
 
 
 def _words(workload: KubeObject) -> str:
-    """What a Workload lacks for its admission."""
+    """Words for what a Workload lacks for its admission."""
     conditions = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []}
     unmet = (conditions[kind] for kind in _ASKED if kind in conditions and conditions[kind]["status"] != "True")
     return next((str(each.get("message", "")).strip() for each in unmet), "")

@@ -36,7 +36,7 @@ _MESSAGE_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a condition says now."""
+    """The present content of a condition."""
 
     type: ConditionType
     status: Value

@@ -1,4 +1,4 @@
-"""What to do about what a cluster says, for those who did not build it. Looked up by the cluster's own words."""
+"""Cures for what a cluster complains of, for those who did not build it. Looked up by the cluster's own words."""
 
 from __future__ import annotations
 

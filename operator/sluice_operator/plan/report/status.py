@@ -20,7 +20,7 @@ _LONGEST_NOTE = 2048
 
 
 def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
-    """What the buffer says; what it does not say stays as it was, so that a restarting buffer hides nothing."""
+    """The status with the buffer's answer; what it does not tell stays, so that a restarting buffer hides nothing."""
     if progress is None:
         return status
     update: dict[str, Any] = {"step": progress.step}
@@ -93,7 +93,7 @@ def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
 
 
 def _cause(failure: LastFailure) -> tuple[str, str, str]:
-    """Whose end it was and of what, without numbers: ports, sizes and process ids are others each time."""
+    """The role and the cause of a failure, without numbers: ports, sizes and process ids are others each time."""
     return failure.role, failure.container, re.sub(r"\d+", "#", headline(failure))
 
 

@@ -72,7 +72,7 @@ def may_start(policy: Policy, *, version: int, worker_version: int, kept: int, n
 
 
 def may_continue(policy: Policy, *, version: int, worker_version: int) -> bool:
-    """Whether a worker that serves `worker_version` may take a group that came back."""
+    """True where a worker that serves `worker_version` may take a group that came back."""
     return worker_version >= version - policy.max_staleness
 
 

@@ -32,7 +32,7 @@ _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is in a sound group."""
+    """The content of a sound group."""
 
     summary: bytes
     """Packed SampleFacts, one for each sample."""

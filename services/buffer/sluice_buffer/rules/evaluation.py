@@ -11,7 +11,7 @@ from sluice_buffer.group import SampleFacts
 
 
 def failed_facts(samples: int, version: int) -> list[SampleFacts]:
-    """What stands for a group that could not be finished: it counts, with reward 0."""
+    """Facts that stand for a group that could not be finished: it counts, with reward 0."""
     return [SampleFacts(0, 0, 0, pb.SAMPLE_STATUS_FAILED, 0.0, version, version)] * samples
 
 

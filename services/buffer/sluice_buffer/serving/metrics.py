@@ -79,7 +79,7 @@ def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def registry(snapshot: Callable[[], pb.BufferStats]) -> CollectorRegistry:
-    """What Prometheus scrapes. `snapshot` must be safe to call from any thread."""
+    """The registry that Prometheus scrapes. `snapshot` must be safe to call from any thread."""
     found = CollectorRegistry()
     found.register(_Stats(snapshot))
     return found

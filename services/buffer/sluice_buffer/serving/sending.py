@@ -1,4 +1,4 @@
-"""What is read back from the storage and sent: prompts under a lease, shards of a batch, evaluations, failures.
+"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch, evaluations, failures.
 
 Stored groups are sent as they are stored, cut between their samples where not all are wanted: a group of a million
 tokens is never parsed here.

@@ -38,7 +38,7 @@ class Prompts:
         self.plan = _plan(evaluation, [len(table) for table in self._eval_tables])
 
     def fingerprint(self) -> dict[str, Any]:
-        """What fixes the meaning of a group id: a database that was made with another one is of no use."""
+        """The facts that fix the meaning of a group id: a database that was made with another one is of no use."""
         parts = zip(self.sources, self._tables, strict=True)
         return {
             "prompt files (spec.data.prompts)": [[s.source_name, len(t), t.fingerprint] for s, t in parts],

@@ -1,1 +1,1 @@
-"""What the buffer knows, in memory and on disk."""
+"""The buffer's knowledge, in memory and on disk."""

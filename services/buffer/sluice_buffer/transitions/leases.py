@@ -1,4 +1,4 @@
-"""Who works on which group: hand out, extend, take back.
+"""Leases of groups: hand out, extend, take back.
 
 A lease is durable, its deadline is not: a restart of the buffer gives every lease its full time again, which is what a
 worker needs that could not reach us. The owner of a lease is (worker, attempt); when a worker comes with a newer

@@ -33,7 +33,7 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """What every round consists of, and when there is one."""
+    """The parts of every round, and its times."""
 
     sets: Sequence[EvalSet]
     every_steps: int
@@ -84,7 +84,7 @@ class Rounds:
         memory.changed = True
 
     def waiting_for(self, version: int) -> str | None:
-        """What the evaluation of the present version still lacks, in words."""
+        """Words for what the evaluation of the present version still lacks."""
         found = self.memory.rounds.get(version)
         if found is None:
             return None

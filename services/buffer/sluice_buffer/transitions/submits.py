@@ -1,4 +1,4 @@
-"""What becomes of a group that a worker hands in: finished, or back unfinished."""
+"""Submissions: a worker hands a group in, finished, or back unfinished."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answer:
 
 
 def verdict(group: Group, attempt: int) -> Outcome | None:
-    """What a submit from lease `attempt` comes to where it is not to be looked at; None where it is welcome.
+    """The answer to a submit from lease `attempt` that is not to be looked at; None where it is welcome.
 
     Work is not thrown away: an older lease may still hand its group in while nobody else has it.
     """

@@ -16,7 +16,7 @@ from sluice.api.estimators import Aggregation as Aggregation
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What one optimizer step holds, over all ranks.
+    """The content of one optimizer step, over all ranks.
 
     sequences: all of them, also those without an unmasked token. tokens: unmasked response tokens.
     longest: tokens that a response may have (`maxResponseTokens`); only token_sum_norm looks at it.

@@ -14,7 +14,7 @@ from sluice.api.distillation import WholeVocabulary
 
 
 def reverse_kl(log_probs: Tensor, teacher_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """What each token says of the divergence: log pi_student - log pi_teacher; 0 where masked.
+    """Each token's estimate of the divergence: log pi_student - log pi_teacher; 0 where masked.
 
     Its mean over tokens that the student drew estimates KL(student || teacher) (MiniLLM, Gu et al. 2023; GKD, Agarwal
     et al. 2023). All [tokens]; what stands at a masked token (tool output) may be anything.
@@ -45,7 +45,7 @@ class Shares(NamedTuple):
 
 
 def divergence_shares(student: Tensor, teacher: Tensor, kind: WholeVocabulary, beta: float) -> Shares:
-    """What some words add to the divergence of student q and teacher p at each of n places.
+    """The share of some words in the divergence of student q and teacher p at each of n places.
 
     reverse_kl: sum of q (log q - log p), which seeks modes (MiniLLM, Gu et al. 2023). forward_kl: sum of p (log p -
     log q), which covers them. jsd: beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q (GKD, Agarwal et

@@ -30,7 +30,7 @@ class EstimatorError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """What an estimator sees. Failed responses are left out.
+    """The input of an estimator. Failed responses are left out.
 
     rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch, equal on all ranks.
     own [own] int: places in them of the responses that this rank trains. masks, kl: of those, each [response]; kl is 0
@@ -166,7 +166,9 @@ def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _checked(found: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
-    """What a user's function gave: one tensor for each response, a scalar or [response], finite where it counts."""
+    """The answer of a user's function, checked: one tensor for each response, a scalar or [response], finite where it
+    counts.
+    """
     if len(found) != len(responses.masks):
         raise EstimatorError(f"{name} gave {len(found)} advantages for {len(responses.masks)} responses")
     advantages = []

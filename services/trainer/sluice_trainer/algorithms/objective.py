@@ -38,7 +38,7 @@ from sluice_trainer.algorithms.value_loss import clipped_value_loss
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What the loss of a micro-batch needs besides the model's output. All [tokens] over packed response tokens.
+    """The input of a micro-batch's loss besides the model's output. All [tokens] over packed response tokens.
 
     loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
     micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the

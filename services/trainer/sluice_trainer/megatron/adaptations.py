@@ -1,4 +1,4 @@
-"""What it takes to run megatron-core 0.19.2 without CUDA, and without TransformerEngine.
+"""Adaptations that run megatron-core 0.19.2 without CUDA, and without TransformerEngine.
 
 Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only inside the `with` block
 and only where there is no GPU**: everything that this package does with Megatron happens inside one, and nobody else in

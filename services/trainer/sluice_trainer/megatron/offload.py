@@ -54,7 +54,7 @@ class Storages:
 
 
 class Offload:
-    """What a policy's parts leave behind, as `trainer.offload` says."""
+    """Memory that a policy's parts leave, as `trainer.offload` says."""
 
     def __init__(
         self, what: Literal["none", "optimizer", "all"], learners: Iterable[Learner], frozen: list[Any]

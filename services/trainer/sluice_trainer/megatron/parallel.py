@@ -125,5 +125,5 @@ def largest_over_data_parallel(count: int) -> int:
 
 
 def any_rank(fact: bool) -> bool:
-    """Whether it is so on any data-parallel rank: what all ranks do together they must decide together."""
+    """True where it is so on any data-parallel rank: what all ranks do together they must decide together."""
     return largest_over_data_parallel(int(fact)) > 0

@@ -231,7 +231,7 @@ class Policy:
 
     @property
     def _learners(self) -> dict[str, Learner]:
-        """What learns, by its directory in a checkpoint."""
+        """The learners, by their directories in a checkpoint."""
         return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
 
     @property

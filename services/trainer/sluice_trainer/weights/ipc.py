@@ -54,7 +54,7 @@ class Ipc:
 
 
 def handle(bucket: Bucket) -> str:
-    """What opens the bucket in another process: base64 of a pickle, SGLang's `flattened_bucket`."""
+    """A handle that opens the bucket in another process: base64 of a pickle, SGLang's `flattened_bucket`."""
     start, metadata = 0, []
     for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
         kind: torch.dtype = getattr(torch, dtype)

@@ -61,7 +61,7 @@ class Session:
 
     @property
     def layout(self) -> Layout:
-        """What the engines want of tensors."""
+        """The layout of tensors that the engines want."""
         return engine_of(self._spec).layout
 
     @property
@@ -125,7 +125,7 @@ class Session:
         return float(sum(e.gauges["generated_tokens"] for e in engines))
 
     async def _engines(self, request: pb.GetLedgerRequest | None = None) -> list[pb.LedgerEntry]:
-        """What the rendezvous has about each engine: about its first pod, which serves HTTP."""
+        """The rendezvous' entry of each engine: that of its first pod, which serves HTTP."""
         asked = request or pb.GetLedgerRequest()
 
         async def ask() -> pb.Ledger:

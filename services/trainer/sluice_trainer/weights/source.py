@@ -43,7 +43,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an update came to: engines that serve it, why others do not, and the seconds of each phase.
+    """The outcome of an update: engines that serve it, why others do not, and the seconds of each phase.
 
     `paused` spans the phases from the first engine's pause to the last one's resume.
     """
@@ -92,7 +92,7 @@ class Source:
             await self._http.close()
 
     async def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
-        """Who takes part, fixed by the rendezvous for all ranks."""
+        """The plan of an update: who takes part, fixed by the rendezvous for all ranks."""
         request = pb.BeginUpdateRequest(
             source=self._name, attempt=self._attempt, version=version, joiners_only=joiners_only
         )

@@ -1,1 +1,1 @@
-"""What an environment without GPUs needs for a real SGLang server; `python -m sluice.engines.sglang.cpu` adds it."""
+"""Additions with which an environment without GPUs serves SGLang; `python -m sluice.engines.sglang.cpu` makes them."""

@@ -26,7 +26,7 @@ def tokens(text: str) -> list[str]:
 
 
 def bare_words(text: str) -> list[str]:
-    """What whitespace separates, without any punctuation."""
+    """Words that whitespace separates, without any punctuation."""
     return without_punctuation(text).split()
 
 

@@ -115,7 +115,7 @@ class Writing:
 
     @megatron_device()
     def ready(self) -> bool:
-        """Whether all ranks have written their files. Collective."""
+        """True once all ranks have written their files. Collective."""
         writing = torch.tensor(float(self._thread is not None and self._thread.is_alive()), device=DEVICE)
         dist.all_reduce(writing, op=dist.ReduceOp.MAX)
         return not writing.item()
@@ -171,7 +171,7 @@ class Writing:
 
 
 def _write(request: Any, *, copy: bool) -> Callable[[], None]:
-    """What writes this rank's files. copy: of what they will hold, made now."""
+    """A function that writes this rank's files. copy: of their content, made now."""
     if request.async_fn is None:  # this rank has nothing to write
         return lambda: None
     rank, buckets, results = request.async_fn_args
@@ -202,7 +202,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def _reason(messages: list[str], directory: Path) -> str:
-    """What to tell a person about an error that has passed through several layers."""
+    """Words about an error that has passed through several layers."""
     free = shutil.disk_usage(directory).free / 2**20 if directory.is_dir() else 0
     if any("No space left on device" in message or "Errno 28" in message for message in messages):
         return f"no space left on the disk of {directory} ({free:.0f} MiB free)"

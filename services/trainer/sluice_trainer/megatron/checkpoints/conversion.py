@@ -34,7 +34,7 @@ Place = tuple[Entry, int]
 
 
 class ConversionError(ConfigurationError):
-    """What was to be converted is not what was expected. The message is for people."""
+    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
 
 
 class _Skeleton:
@@ -116,7 +116,7 @@ class _Stream:
 
 
 def _memory(tensor: Tensor) -> int:
-    """What all views of a tensor have in common, and no other tensor has, also where there is no memory."""
+    """A key that all views of a tensor share, and no other tensor has, also where there is no memory."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -45,7 +45,7 @@ class Entry:
     experts: str | None = None
 
     def sources(self, rank: int, size: int) -> tuple[Source, ...]:
-        """What one rank must read: its experts' tensors, else all."""
+        """The tensors that one rank must read: its experts', else all."""
         if self.group == "tensor":
             return self.hf
         share = len(self.hf) // size

@@ -37,7 +37,7 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
 
 
 def _kept(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
-    """What `find` finds out about a model, once, kept with it.
+    """The answer of `find` about a model, asked once and kept with it.
 
     A large mixture has ten thousand modules to walk through, and a weight update has no time for that.
     """
@@ -105,7 +105,7 @@ def _fill(entry: Entry, targets: list[Tensor], read: Callable[[str, tuple[int, .
 
 
 def _module(name: str) -> str:
-    """Whose tensor this is: an expert's, or a projection's."""
+    """The module that a tensor belongs to: an expert, or a projection."""
     expert = _ONE_EXPERT.match(name)
     return expert[0] if expert else name.rpartition(".")[0]
 

@@ -56,7 +56,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         return spread(tokens, self._ranks), picked(probs.view(by_rank.shape), self._ranks)
 
     def _agree(self, tokens: Tensor, rows: Tensor) -> None:
-        """What each rank sends to which, and how many rows the experts here have in all.
+        """The rows that each rank sends to each, and the number that the experts here have in all.
 
         tokens, rows: [ranks], how many of ours go to each rank, and to all of its experts together.
         """

@@ -30,7 +30,7 @@ class Split:
 
     @property
     def multiple(self) -> int:
-        """What the length of a row must be a multiple of."""
+        """A divisor of the length of a row."""
         return self.tensor if self.context == 1 else 2 * self.context * self.tensor
 
     def spans(self, length: int) -> list[tuple[int, int]]:

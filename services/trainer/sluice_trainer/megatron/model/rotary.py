@@ -47,7 +47,9 @@ class LatentRotary(torch.nn.Module):
     def get_rotary_seq_len(
         self, inference_context: Any, transformer: Any, transformer_input: Tensor, config: Any, packed_seq_params: Any
     ) -> Tensor:
-        """What Megatron hands back to `forward`: here the positions of the tokens, [t], each in its own sequence."""
+        """The value that Megatron hands back to `forward`: here the positions of the tokens, [t], each in its own
+        sequence.
+        """
         positions: Tensor = packed_seq_params.positions
         return positions
 

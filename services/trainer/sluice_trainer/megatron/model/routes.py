@@ -50,7 +50,7 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
 
 
 def picked(values: Tensor, by: Routes) -> Tensor:
-    """What each row's token has for the row's column. values: [tokens, columns, ...]. Gives [rows, ...]."""
+    """The value of each row's token for the row's column. values: [tokens, columns, ...]. Gives [rows, ...]."""
     return values.flatten(0, 1).index_select(0, by.source * values.shape[1] + by.column)
 
 

@@ -95,7 +95,7 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _Divergence.apply
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """What a training forward pass compares the student with.
+    """A teacher with which a training forward pass compares the student.
 
     head: the teacher's last layer, hidden states [n, 1, h] -> logits [n, local words] of its own vocabulary.
     """

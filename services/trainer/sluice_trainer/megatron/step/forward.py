@@ -114,7 +114,7 @@ def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.Process
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the output hook must know of the micro-batch that is under way. teaching: to compare it with a teacher."""
+    """The micro-batch under way, as the output hook must know it. teaching: to compare it with a teacher."""
 
     batch: MicroBatch
     temperature: float
@@ -269,7 +269,7 @@ def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> l
 @megatron_device()
 @torch.no_grad()
 def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
-    """What a model's last layer sees at the places that predict response tokens: [own, 1, h], on the CPU.
+    """Hidden states before a model's last layer, at the places that predict response tokens: [own, 1, h], on the CPU.
 
     With context parallelism of this rank's share. Only on the last pipeline stage; before it, none. Collective.
     """

@@ -1,4 +1,4 @@
-"""What the policy and the critic have in common: a Megatron model, its optimizer, its way through micro-batches."""
+"""A learner, which policy and critic are: a Megatron model, its optimizer, its way through micro-batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
 
 
 def score(chunks: list[Any], shard: Seq[Sequence], spec: RLJobSpec, forward: Forward) -> list[Tensor]:
-    """What `forward` gives for each response token: per sequence [response] float32, on the CPU. No gradients.
+    """Values of `forward` for each response token: per sequence [response] float32, on the CPU. No gradients.
 
     Collective over all ranks, those without a sequence too.
     """

@@ -1,4 +1,4 @@
-"""What the loss of a micro-batch must know of the whole optimizer step: seen beforehand, over all ranks.
+"""A survey of the whole optimizer step, over all ranks, for losses that must know of it beforehand.
 
 Each function takes this rank's micro-batches with the present policy's log-probs of their tokens and gives back the
 micro-batches with the answer. All are collective. Sums are of all data-parallel ranks, so no answer depends on which
