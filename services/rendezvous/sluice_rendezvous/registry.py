@@ -30,7 +30,6 @@ class Entry:
     attempt: int
     index: int
     address: str
-    devices: tuple[str, ...] = ()
     world_size: int = 1
     version: int = -1
     info: dict[str, str] = field(default_factory=dict)

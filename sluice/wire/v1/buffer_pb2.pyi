@@ -320,12 +320,6 @@ class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WatchRequest(_message.Message):
-    __slots__ = ("interval_seconds",)
-    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    interval_seconds: float
-    def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
-
 class BufferStats(_message.Message):
     __slots__ = ("step", "total_steps", "version", "checkpoint_step", "trainer_attempt", "depth", "leases", "returned", "started", "admitted", "counters", "metrics", "evaluation", "policy_lag", "stored_bytes", "capacity_bytes", "epoch", "waiting_for", "failed", "under_way_bytes", "under_way_peak_bytes", "under_way_limit_bytes")
     class CountersEntry(_message.Message):

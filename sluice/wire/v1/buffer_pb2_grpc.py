@@ -103,11 +103,6 @@ class BufferStub:
                 request_serializer=sluice_dot_v1_dot_buffer__pb2.StatsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_buffer__pb2.BufferStats.FromString,
                 _registered_method=True)
-        self.Watch = channel.unary_stream(
-                '/sluice.v1.Buffer/Watch',
-                request_serializer=sluice_dot_v1_dot_buffer__pb2.WatchRequest.SerializeToString,
-                response_deserializer=sluice_dot_v1_dot_buffer__pb2.BufferStats.FromString,
-                _registered_method=True)
 
 
 class BufferServicer:
@@ -206,12 +201,6 @@ class BufferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Watch(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_BufferServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -278,11 +267,6 @@ def add_BufferServicer_to_server(servicer, server):
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
                     request_deserializer=sluice_dot_v1_dot_buffer__pb2.StatsRequest.FromString,
-                    response_serializer=sluice_dot_v1_dot_buffer__pb2.BufferStats.SerializeToString,
-            ),
-            'Watch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Watch,
-                    request_deserializer=sluice_dot_v1_dot_buffer__pb2.WatchRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_buffer__pb2.BufferStats.SerializeToString,
             ),
     }
@@ -639,33 +623,6 @@ class Buffer:
             target,
             '/sluice.v1.Buffer/Stats',
             sluice_dot_v1_dot_buffer__pb2.StatsRequest.SerializeToString,
-            sluice_dot_v1_dot_buffer__pb2.BufferStats.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Watch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/sluice.v1.Buffer/Watch',
-            sluice_dot_v1_dot_buffer__pb2.WatchRequest.SerializeToString,
             sluice_dot_v1_dot_buffer__pb2.BufferStats.FromString,
             options,
             channel_credentials,

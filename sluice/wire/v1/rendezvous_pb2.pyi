@@ -23,7 +23,7 @@ UPDATE_PHASE_VERIFY: UpdatePhase
 UPDATE_PHASE_RESUME: UpdatePhase
 
 class Member(_message.Message):
-    __slots__ = ("role", "name", "attempt", "index", "address", "devices", "world_size", "version", "info", "protocol")
+    __slots__ = ("role", "name", "attempt", "index", "address", "world_size", "version", "info", "protocol")
     class InfoEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -36,7 +36,6 @@ class Member(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
@@ -46,12 +45,11 @@ class Member(_message.Message):
     attempt: int
     index: int
     address: str
-    devices: _containers.RepeatedScalarFieldContainer[str]
     world_size: int
     version: int
     info: _containers.ScalarMap[str, str]
     protocol: int
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class MemberMessage(_message.Message):
     __slots__ = ("hello", "heartbeat", "sources")

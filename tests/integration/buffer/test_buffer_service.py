@@ -142,16 +142,6 @@ async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., S
         assert (list(answer.groups), answer.exhausted) == ([], True)
 
 
-async def test_watch_tells_the_state_again_and_again(client: Client) -> None:
-    seen = []
-    request = pb.WatchRequest(interval_seconds=0.1)
-    async for stats in client.stub.Watch(request, metadata=client.metadata, timeout=10):
-        seen.append(stats.total_steps)
-        if len(seen) == 3:
-            break
-    assert seen == [5, 5, 5]
-
-
 async def test_calls_without_the_jobs_token_are_refused(server: Callable[..., Server]) -> None:
     one = server({"SLUICE_TOKEN": "secret"})
     address = one.start()

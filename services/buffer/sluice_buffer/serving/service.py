@@ -262,11 +262,6 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:  # noqa: N802
         return self.stats()
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.BufferStats]:  # noqa: N802
-        while True:
-            yield self.stats()
-            await asyncio.sleep(min(max(request.interval_seconds, 0.1), 60.0))
-
 
 async def _worker(caller: pb.Caller, context: Context) -> Worker:
     if not caller.name or "/" in caller.name or len(caller.name) > 200:
