@@ -64,6 +64,21 @@ def write(path: str, text: str) -> str:
     return f"open(os.environ['SLUICE_RUN_DIR'] + '/{path}', 'a').write({text} + '\\n')"
 
 
+def wait_for_logs(run_dir: Path, text: str, *containers: str) -> str:
+    """Python source that goes on once each of these containers has written `text`, and fails after a minute."""
+    logs = [str(run_dir / f"logs/{container}.log") for container in containers]
+    return textwrap.dedent(
+        f"""
+        import os, time
+        def written(log): return os.path.exists(log) and {text!r} in open(log).read()
+        deadline = time.monotonic() + 60
+        while not all(written(log) for log in {logs!r}):
+            assert time.monotonic() < deadline, "no such text in the logs"
+            time.sleep(0.05)
+        """
+    )
+
+
 def alive(run_dir: Path) -> list[int]:
     """Processes of the run, by the marker that they carry."""
     return processes.marked(processes.marker(run_dir.resolve()))

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from local_jobs import SLEEP, alive, log, make_job
+from local_jobs import SLEEP, alive, log, make_job, wait_for_logs
 
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
@@ -56,11 +56,15 @@ async def test_the_rendezvous_binds_the_port_of_its_service(tmp_path: Path) -> N
 
 
 async def test_the_worker_finds_its_engine(tmp_path: Path) -> None:
-    engine = "import os, sys; sys.exit('error: I listen on ' + os.environ['SLUICE_PORT_HTTP'])"
-    worker = "import os, sys, time; time.sleep(0.3); sys.exit('error: I ask ' + os.environ['SLUICE_ENGINE_URL'])"
+    engine = "import os, time; print('port', os.environ['SLUICE_PORT_HTTP'], flush=True); time.sleep(600)"
+    worker = "import os, time; print('port', os.environ['SLUICE_ENGINE_URL'], flush=True); time.sleep(600)"
+    pod = "demo-rollout-0-1-0"
+    trainer = wait_for_logs(tmp_path, "port", f"{pod}.engine", f"{pod}.worker")
     async with LocalCluster(tmp_path) as cluster:
-        await run_job(cluster, make_job("import time; time.sleep(1)", engine=engine, worker=worker))
-        port = log(tmp_path, "demo-rollout-0-1-0.engine").split()[-1]
+        status = await run_job(cluster, make_job(trainer, engine=engine, worker=worker))
+    assert status.is_true("Succeeded")
+    port = log(tmp_path, f"{pod}.engine").removeprefix("port ")
+    assert log(tmp_path, f"{pod}.worker") == f"port http://127.0.0.1:{port}"
     assert 20000 <= int(port) < 32000
 
 
@@ -97,15 +101,16 @@ async def test_gpus_go_round(tmp_path: Path) -> None:
 async def test_trainer_and_engines_share_the_gpus_that_they_claim_together(tmp_path: Path) -> None:
     """The trainer sees all of them, each engine its own; and so do those that come later."""
     engine = "import os, time; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
-    program = f"{DUMP}; import sys, time; time.sleep(1); sys.exit(1 if os.environ['SLUICE_ATTEMPT'] == '1' else 0)"
+    engines = [f"demo-rollout-{replica}-1-0.engine" for replica in (0, 1)]
+    seen = wait_for_logs(tmp_path, "GPUs", *engines)
+    program = f"{DUMP}\n{seen}\nraise SystemExit(1 if os.environ['SLUICE_ATTEMPT'] == '1' else 0)"
     job = make_job(
         program, engine=engine, trainer_spec={"gpusPerNode": 4, "colocate": True}, rollout={"gpusPerReplica": 2}
     )
     async with LocalCluster(tmp_path, gpus=["2", "3", "5", "7", "8"]) as cluster:
         status = await run_job(cluster, job)
-        seen = [log(tmp_path, f"demo-rollout-{replica}-1-0.engine") for replica in (0, 1)]
     assert status.is_true("Succeeded")
-    assert seen == ["GPUs 2,3", "GPUs 5,7"]
+    assert [log(tmp_path, engine) for engine in engines] == ["GPUs 2,3", "GPUs 5,7"]
     env = json.loads((tmp_path / "volumes/run/env.json").read_text())
     assert (env["SLUICE_ATTEMPT"], env["CUDA_VISIBLE_DEVICES"]) == ("2", "2,3,5,7")
 
