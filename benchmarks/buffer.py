@@ -1,12 +1,15 @@
-"""Durable Submit over loopback, beside a bare gRPC stream of the same messages and the bare database.
+"""Durable Submit over loopback, beside a bare gRPC stream of the same messages and a bare database.
 
     python benchmarks/buffer.py [--repeats 7] [--out FILE]
 
 Three things in turn, interleaved, in one run, with the same bytes:
-  buffer    `python -m sluice_buffer` in its own process: each group assembled, checked, and on disk before its answer
+  buffer    `python -m sluice_buffer` in its own process: each group assembled, checked, and on
+            disk before its answer
   bare      a gRPC server in its own process whose handler only answers each message's last piece
-  database  no gRPC: the same groups into the same database, as many to a commit as the buffer had on average
-The client is the same for both servers: one stream, chunk messages made beforehand, all answers awaited. Medians.
+  database  no gRPC: the same groups into the same database, as many to a commit as the buffer had
+            on average
+The client is the same for both servers: one stream, chunk messages made beforehand, all answers
+awaited. Medians.
 """
 
 import argparse
@@ -44,13 +47,19 @@ class Case:
     groups: int
 
 
-CASES = (Case("8 x 64 tokens", 64, 4000), Case("8 x 1k tokens", 1024, 1600), Case("8 x 16k tokens", 16384, 200))
+CASES = (
+    Case("8 x 64 tokens", 64, 4000),
+    Case("8 x 1k tokens", 1024, 1600),
+    Case("8 x 16k tokens", 16384, 200),
+)
 
 
 class Bare(buffer_pb2_grpc.BufferServicer):
     """The limit: what Python's gRPC gives for these messages when nothing is done with them."""
 
-    async def Submit(self, requests: AsyncIterator[common.Chunk], context: object) -> AsyncIterator[pb.SubmitResponse]:
+    async def Submit(
+        self, requests: AsyncIterator[common.Chunk], context: object
+    ) -> AsyncIterator[pb.SubmitResponse]:
         async for chunk in requests:
             if chunk.last:
                 yield pb.SubmitResponse(key=chunk.key, outcome=pb.SubmitResponse.OUTCOME_STORED)
@@ -64,7 +73,9 @@ async def serve_bare() -> None:
     await server.wait_for_termination()
 
 
-def group_of(prompt: common.Prompt, response: int, version: int, noise: np.random.Generator) -> bytes:
+def group_of(
+    prompt: common.Prompt, response: int, version: int, noise: np.random.Generator
+) -> bytes:
     tokens = noise.integers(0, 150_000, PROMPT_TOKENS + response, dtype=np.int32)
     log_probs = -noise.random(response, dtype=np.float32)
     sample = common.Sample(
@@ -115,7 +126,9 @@ async def lease_all(client: Client, count: int) -> list[common.Prompt]:
     prompts: list[common.Prompt] = []
     while len(prompts) < count:
         version = (await client.stats()).version
-        prompts += [group.prompt for group in (await client.lease(count=count, version=version)).groups]
+        prompts += [
+            group.prompt for group in (await client.lease(count=count, version=version)).groups
+        ]
     return prompts
 
 
@@ -132,7 +145,10 @@ class Bench:
         prompts = await lease_all(self.buffer, self.case.groups)
         groups = [group_of(prompt, self.case.response, step - 1, self.noise) for prompt in prompts]
         before = (await self.buffer.stats()).counters.get("commits", 0)
-        result = {"buffer": await stream(self.buffer, groups), "bare": await stream(self.bare, groups)}
+        result = {
+            "buffer": await stream(self.buffer, groups),
+            "bare": await stream(self.bare, groups),
+        }
         commits = (await self.buffer.stats()).counters.get("commits", 0) - before
         together = max(1, round(len(groups) / max(commits, 1)))
         result |= {"database": write_all(self.storage, groups, together), "together": together}
@@ -144,11 +160,20 @@ class Bench:
 
 
 async def measure(case: Case, repeats: int, root: Path) -> list[dict[str, float]]:
-    bare = subprocess.Popen([sys.executable, __file__, "--serve-bare"], stdout=subprocess.PIPE, text=True)
+    bare = subprocess.Popen(
+        [sys.executable, __file__, "--serve-bare"], stdout=subprocess.PIPE, text=True
+    )
     assert bare.stdout
     port = int(bare.stdout.readline())
-    job = make_job(root, rows=case.groups, rollout__batchSize=case.groups, rollout__samplesPerPrompt=SAMPLES,
-                   trainer__steps=repeats + 2, buffer__storage__size="8Gi", buffer__leaseSeconds=600)  # fmt: skip
+    job = make_job(
+        root,
+        rows=case.groups,
+        rollout__batchSize=case.groups,
+        rollout__samplesPerPrompt=SAMPLES,
+        trainer__steps=repeats + 2,
+        buffer__storage__size="8Gi",
+        buffer__leaseSeconds=600,
+    )
     server, storage = Server(job, root), Storage(root / "plain", 8 << 30)
     try:
         async with Client(server.start()) as client, Client(f"127.0.0.1:{port}") as other:
@@ -164,24 +189,33 @@ async def measure(case: Case, repeats: int, root: Path) -> list[dict[str, float]
 
 def table(results: dict[Case, list[dict[str, float]]]) -> str:
     lines = [
-        "| group | bytes | buffer groups/s | MB/s | bare groups/s | MB/s | buffer / bare | database groups/s | MB/s "
+        "| group | bytes | buffer groups/s | MB/s | bare groups/s | MB/s | buffer / bare | "
+        "database groups/s | MB/s "
         "| groups a commit |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case, rows in results.items():
         size = rows[0]["bytes"]
-        rate = {n: statistics.median(case.groups / row[n] for row in rows) for n in ("buffer", "bare", "database")}
+        rate = {
+            n: statistics.median(case.groups / row[n] for row in rows)
+            for n in ("buffer", "bare", "database")
+        }
         ratio = statistics.median(row["bare"] / row["buffer"] for row in rows)
-        cells = [f"{rate[n]:,.0f} | {rate[n] * size / 1e6:,.1f}" for n in ("buffer", "bare", "database")]
+        cells = [
+            f"{rate[n]:,.0f} | {rate[n] * size / 1e6:,.1f}" for n in ("buffer", "bare", "database")
+        ]
         together = statistics.median(row["together"] for row in rows)
         lines.append(
-            f"| {case.name} | {size:,.0f} | {cells[0]} | {cells[1]} | {ratio:.0%} | {cells[2]} | {together:.0f} |"
+            f"| {case.name} | {size:,.0f} | {cells[0]} | {cells[1]} | {ratio:.0%} | {cells[2]} | "
+            f"{together:.0f} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this case")
     parser.add_argument("--out", type=Path)

@@ -2,10 +2,10 @@
 
     python benchmarks/buffer_memory.py [--groups 64] [--streams 8] [--tokens 160000]
 
-All groups are sent at once, over several streams, to a buffer in its own process with the default `buffer.memory`.
-Printed: bytes sent at once, the most that the buffer had under way at one time (it lets in no more
-than its budget), the growth of its memory (anonymous pages; those of the database's file are the
-kernel's to take back), and their ratio.
+All groups are sent at once, over several streams, to a buffer in its own process with the default
+`buffer.memory`. Printed: bytes sent at once, the most that the buffer had under way at one time (it
+lets in no more than its budget), the growth of its memory (anonymous pages; those of the database's
+file are the kernel's to take back), and their ratio.
 """
 
 import argparse
@@ -65,25 +65,37 @@ async def measure(options: argparse.Namespace, root: Path) -> None:
             await asyncio.sleep(1.0)
             before, done = anonymous(server.process.pid), asyncio.Event()
             watching = asyncio.create_task(peak_of(server.process.pid, done))
-            await asyncio.gather(*(send(address, groups[i :: options.streams]) for i in range(options.streams)))
+            await asyncio.gather(
+                *(send(address, groups[i :: options.streams]) for i in range(options.streams))
+            )
             done.set()
             grown = await watching - before
             most = (await client.stats()).under_way_peak_bytes
             sent = sum(group.ByteSize() for group in groups)
-            print("| groups | bytes each | sent at once | under way | memory grew by | grown / under way |")
+            print(
+                "| groups | bytes each | sent at once | under way | memory grew by | grown / under "
+                "way |"
+            )
             print("|---:|---:|---:|---:|---:|---:|")
             sizes = " | ".join(f"{size / MIB:,.0f} MiB" for size in (sent, most, grown))
-            print(f"| {options.groups} | {sent / options.groups / 1e6:.1f} MB | {sizes} | {grown / most:.2f} |")
+            print(
+                f"| {options.groups} | {sent / options.groups / 1e6:.1f} MB | {sizes} | "
+                f"{grown / most:.2f} |"
+            )
             print(f"before: {before / MIB:.0f} MiB")
     finally:
         server.end()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=160_000, help="of each of a group's 8 responses")
+    parser.add_argument(
+        "--tokens", type=int, default=160_000, help="of each of a group's 8 responses"
+    )
     parser.add_argument("--memory", default="2Gi")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:

@@ -1,10 +1,12 @@
-"""What a checkpoint costs training, written in its way and beside it, and what the disk alone would need.
+"""What a checkpoint costs training, written in its way and beside it, and what the disk alone would
+need.
 
-    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--hidden 512] [--layers 8] [--out docs/results/checkpoints.md]
+    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--hidden 512] [--layers 8]
+        [--out docs/results/checkpoints.md]
 
-One trainer process with a random Qwen3-shaped model. Steps are timed without any checkpoint, then each third step is
-saved: the time that `save` holds training up, and how much longer the steps beside the writing take. The limit is a
-plain write of as many bytes, with fsync.
+One trainer process with a random Qwen3-shaped model. Steps are timed without any checkpoint, then
+each third step is saved: the time that `save` holds training up, and how much longer the steps
+beside the writing take. The limit is a plain write of as many bytes, with fsync.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def train(policy: Policy) -> float:
 
 
 def measure(policy: Policy, directory: Path, *, beside: bool) -> dict[str, float]:
-    """Medians: seconds that a save holds training up, the step beside it, and from its begin until it is durable."""
+    """Medians: seconds that a save holds training up, the step beside it, and from its begin until
+    it is durable."""
     held, steps, until = [], [], []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -86,7 +89,11 @@ def measure(policy: Policy, directory: Path, *, beside: bool) -> dict[str, float
             held[-1] += time.perf_counter() - polled
         until.append(time.perf_counter() - began)
         train(policy)
-    return {name: statistics.median(v) for name, v in {"held": held, "step": steps, "until": until}.items() if v}
+    return {
+        name: statistics.median(v)
+        for name, v in {"held": held, "step": steps, "until": until}.items()
+        if v
+    }
 
 
 def plain_write(directory: Path, size: int) -> float:
@@ -107,7 +114,9 @@ def table(rows: list[tuple[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--out", type=Path)
@@ -129,7 +138,10 @@ def main() -> None:
             ("a step without a checkpoint", f"{bare:.2f} s"),
             ("a plain write of as many bytes with fsync: the limit", f"{limit:.2f} s"),
             ("`async: false`: a save holds training up", f"{now['held']:.2f} s"),
-            ("`async: true`: a save holds training up (copying, completing)", f"{beside['held']:.2f} s"),
+            (
+                "`async: true`: a save holds training up (copying, completing)",
+                f"{beside['held']:.2f} s",
+            ),
             ("`async: true`: a step beside the writing", f"{beside['step']:.2f} s"),
             ("`async: true`: until the checkpoint counts", f"{beside['until']:.2f} s"),
             ("load average of the machine", f"{load:.1f} on {os.cpu_count()} cores"),

@@ -1,10 +1,11 @@
-"""Tokens of a mixture's layer to their experts and back, forward and backward, beside Megatron's own dispatcher.
+"""Tokens of a mixture's layer to their experts and back, forward and backward, beside Megatron's
+own dispatcher.
 
     python benchmarks/dispatch.py [--gpus 4] [--tokens 8192]
 
-The experts do nothing but weigh, so that what is left is the moving. Both dispatchers get the same tokens and choices
-(uniformly random ones, as a balanced router makes), in turns. The limit is memory: a token has to be read, sent,
-written for each of its experts, read again there and summed.
+The experts do nothing but weigh, so that what is left is the moving. Both dispatchers get the same
+tokens and choices (uniformly random ones, as a balanced router makes), in turns. The limit is
+memory: a token has to be read, sent, written for each of its experts, read again there and summed.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ WARM_UP = 3
 GPUS = torch.cuda.device_count()
 if not GPUS:
     # Sizes of what is sent must be numbers. Megatron makes them from tensors on a GPU only.
-    token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
-        tensor.numpy() if as_numpy and tensor is not None else tensor
-    )
+    def to_numpy(tensor, as_numpy=False, record_stream=False):
+        return tensor.numpy() if as_numpy and tensor is not None else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = to_numpy
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=GPUS or 2, help="ranks, with equally many experts each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=GPUS or 2, help="ranks, with equally many experts each"
+    )
     parser.add_argument("--tokens", type=int, default=8192 if GPUS else 512, help="of a rank")
     parser.add_argument("--hidden", type=int, default=2048, help="these three are Qwen3-30B-A3B's")
     parser.add_argument("--experts", type=int, default=128)
@@ -61,22 +67,31 @@ def rank(options: argparse.Namespace) -> None:
     parallel.initialize(Parallelism(expert=options.gpus), seed=0, timeout=timedelta(seconds=120))
     with megatron_device():
         config = TransformerConfig(
-            num_layers=1, hidden_size=options.hidden, num_attention_heads=8, num_moe_experts=options.experts,
-            moe_router_topk=options.per_token, expert_model_parallel_size=options.gpus, add_bias_linear=False,
+            num_layers=1,
+            hidden_size=options.hidden,
+            num_attention_heads=8,
+            num_moe_experts=options.experts,
+            moe_router_topk=options.per_token,
+            expert_model_parallel_size=options.gpus,
+            add_bias_linear=False,
             moe_token_dispatcher_type="alltoall",
-        )  # fmt: skip
+        )
         groups = ProcessGroupCollection.use_mpu_process_groups()
         local = options.experts // options.gpus
         own = list(range(dist.get_rank() * local, (dist.get_rank() + 1) * local))
         peers = {
-            "Megatron": token_dispatcher.MoEAlltoAllTokenDispatcher(local, own, config=config, pg_collection=groups),
+            "Megatron": token_dispatcher.MoEAlltoAllTokenDispatcher(
+                local, own, config=config, pg_collection=groups
+            ),
             "sluice": Dispatcher(local, config, groups),
         }
         tokens, chosen, probs = drawn(options)
         outcomes, milliseconds = {}, {name: [] for name in peers}
         for _ in range(options.rounds + WARM_UP):
             for name, dispatcher in peers.items():
-                outcomes[name], took = timed(partial(there_and_back, dispatcher, tokens, chosen, probs))
+                outcomes[name], took = timed(
+                    partial(there_and_back, dispatcher, tokens, chosen, probs)
+                )
                 milliseconds[name].append(took)
         medians = {name: statistics.median(found[WARM_UP:]) for name, found in milliseconds.items()}
         apart = [distance(a, b) for a, b in zip(*outcomes.values(), strict=True)]
@@ -85,17 +100,22 @@ def rank(options: argparse.Namespace) -> None:
         machine = torch.cuda.get_device_name() if GPUS else "CPU"
         sent = int(chosen.view(len(chosen), options.gpus, -1).any(2).sum())
         print(
-            f"{options.gpus} x {machine}, {options.tokens} tokens of {options.hidden}, {options.per_token} of "
-            f"{options.experts} experts: Megatron {medians['Megatron']:.2f} ms, sluice {medians['sluice']:.2f} ms "
-            f"({medians['Megatron'] / medians['sluice']:.1f} times); a plain copy of all experts' rows there and back, "
-            f"twice: {copy:.2f} ms; rows sent: {len(chosen) * options.per_token} and {sent}; outputs and gradients "
+            f"{options.gpus} x {machine}, {options.tokens} tokens of {options.hidden}, "
+            f"{options.per_token} of "
+            f"{options.experts} experts: Megatron {medians['Megatron']:.2f} ms, sluice "
+            f"{medians['sluice']:.2f} ms "
+            f"({medians['Megatron'] / medians['sluice']:.1f} times); a plain copy of all experts' "
+            "rows there and back, "
+            f"twice: {copy:.2f} ms; rows sent: {len(chosen) * options.per_token} and {sent}; "
+            "outputs and gradients "
             f"apart by {max(apart):.1e}"
         )
     parallel.shutdown()
 
 
 def drawn(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [n, h] bf16; chosen [n, experts] bool; weights of the chosen experts [n, experts] float32."""
+    """Tokens [n, h] bf16; chosen [n, experts] bool; weights of the chosen experts [n, experts]
+    float32."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     tokens = torch.randn(options.tokens, options.hidden, generator=generator).bfloat16()
     scores = torch.rand(options.tokens, options.experts, generator=generator)
@@ -105,13 +125,17 @@ def drawn(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
     return tokens.to(DEVICE), chosen.to(DEVICE), probs.to(DEVICE)
 
 
-def there_and_back(dispatcher: Dispatcher, tokens: Tensor, chosen: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
+def there_and_back(
+    dispatcher: Dispatcher, tokens: Tensor, chosen: Tensor, probs: Tensor
+) -> tuple[Tensor, ...]:
     """The weighted tokens, and the gradients of tokens and weights."""
     tokens, probs = tokens.detach().requires_grad_(), probs.detach().requires_grad_()
     rows, weights = dispatcher.dispatch_preprocess(tokens, chosen, probs)
     rows, _, weights = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(rows, weights))
     rows = (rows * weights[:, None]).to(tokens.dtype)
-    out = dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(rows)))
+    out = dispatcher.combine_postprocess(
+        dispatcher.token_combine(dispatcher.combine_preprocess(rows))
+    )
     out.backward(tokens.detach())
     assert tokens.grad is not None
     assert probs.grad is not None

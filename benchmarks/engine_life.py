@@ -1,9 +1,11 @@
-"""How long a small engine takes to start and to end, by our script and as SGLang's own command, in turns.
+"""How long a small engine takes to start and to end, by our script and as SGLang's own command, in
+turns.
 
     python benchmarks/engine_life.py [--rounds 3]
 
-Ours looks ten times a second whether it has been told to end, and on a CPU forks the server's processes instead of
-spawning them. Both serve the quickstart's model, on a GPU where there is one; the end is that of an idle server.
+Ours looks ten times a second whether it has been told to end, and on a CPU forks the server's
+processes instead of spawning them. Both serve the quickstart's model, on a GPU where there is one;
+the end is that of an idle server.
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ from sluice.environment import free_port
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 GPUS = torch.cuda.device_count()
-WAYS = {"SGLang's command": "-m sglang.launch_server", "sluice's script": f"{PATH}/launch_server.py"}
+WAYS = {
+    "SGLang's command": "-m sglang.launch_server",
+    "sluice's script": f"{PATH}/launch_server.py",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     subprocess.run([sys.executable, str(QUICKSTART / "make_data.py"), str(QUICKSTART)], check=True)
@@ -51,7 +58,9 @@ async def life(way: str) -> tuple[float, float, float]:
     """Seconds until it is healthy, seconds of a core in all, seconds from SIGTERM to its end."""
     port, before = free_port(), _worked()
     started = time.monotonic()
-    server = small_engine(QUICKSTART / "model", port, "--load-format", "dummy", way=way, cpu=not GPUS)
+    server = small_engine(
+        QUICKSTART / "model", port, "--load-format", "dummy", way=way, cpu=not GPUS
+    )
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
             await engine.wait_ready(240)

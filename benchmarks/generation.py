@@ -1,11 +1,13 @@
-"""Tokens a second that one engine gives the way a worker asks, beside the limit: all prompts in one request.
+"""Tokens a second that one engine gives the way a worker asks, beside the limit: all prompts in one
+request.
 
     python benchmarks/generation.py [--requests 256] [--tokens 256] [--rounds 3]
 
-A worker sends a request for each response, wants log-probabilities and the weights' version of each token, and reads
-the answers in one process. In turns with that, SGLang gets the same prompts as one batch in one request: what is left
-is its own work. The engine has random weights and our plugin; responses have the same length, and no prompt is known to
-the prefix cache. Without a GPU the quickstart's model is served, on a CPU.
+A worker sends a request for each response, wants log-probabilities and the weights' version of each
+token, and reads the answers in one process. In turns with that, SGLang gets the same prompts as one
+batch in one request: what is left is its own work. The engine has random weights and our plugin;
+responses have the same length, and no prompt is known to the prefix cache. Without a GPU the
+quickstart's model is served, on a CPU.
 """
 
 from __future__ import annotations
@@ -37,11 +39,15 @@ _names = itertools.count()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=256 if GPUS else 32)
     parser.add_argument("--tokens", type=int, default=256 if GPUS else 48)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engine-args", default="", help="more of the server's arguments, in one string")
+    parser.add_argument(
+        "--engine-args", default="", help="more of the server's arguments, in one string"
+    )
     options = parser.parse_args()
     subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
     asyncio.run(measure(options))
@@ -51,7 +57,9 @@ async def measure(options: argparse.Namespace) -> None:
     port = free_port()
     room = str(2 * options.requests * (PROMPT + options.tokens))
     arguments = ["--load-format", "dummy", "--max-total-tokens", room, *options.engine_args.split()]
-    server = small_engine(EXAMPLE / "model", port, *arguments, way=f"{PATH}/launch_server.py", cpu=not GPUS)
+    server = small_engine(
+        EXAMPLE / "model", port, *arguments, way=f"{PATH}/launch_server.py", cpu=not GPUS
+    )
     seconds: dict[str, list[float]] = {"a request for each response": [], "all in one request": []}
     work: list[float] = []
     try:
@@ -66,9 +74,14 @@ async def measure(options: argparse.Namespace) -> None:
         server.terminate()
         server.wait(60)
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
-    medians = {way: statistics.median(found[1:]) for way, found in seconds.items()}  # the first round warms up
+    medians = {
+        way: statistics.median(found[1:]) for way, found in seconds.items()
+    }  # the first round warms up
     made = options.requests * options.tokens
-    print(f"{options.requests} responses of {options.tokens} tokens, {machine}; medians of {options.rounds}")
+    print(
+        f"{options.requests} responses of {options.tokens} tokens, {machine}; medians of "
+        f"{options.rounds}"
+    )
     print("| | seconds | tokens/s | of the limit |\n|---|---|---|---|")
     for way, median in medians.items():
         share = medians["all in one request"] / median
@@ -78,7 +91,10 @@ async def measure(options: argparse.Namespace) -> None:
 
 async def singly(engine: Client, options: argparse.Namespace) -> float:
     started = time.perf_counter()
-    asked = (engine.generate(f"one-{next(_names)}", prompt, sampling(options)) for prompt in prompts(options.requests))
+    asked = (
+        engine.generate(f"one-{next(_names)}", prompt, sampling(options))
+        for prompt in prompts(options.requests)
+    )
     made = await asyncio.gather(*asked)
     assert all(len(one.tokens) == options.tokens for one in made)
     return time.perf_counter() - started

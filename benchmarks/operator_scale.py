@@ -2,12 +2,13 @@
 
     python benchmarks/operator_scale.py [--jobs 1000] [--rest 60] [--out FILE]
 
-Real: etcd, kube-apiserver, the operator as a process of its own with its defaults. Imitated, in this process: kubelets
-(one status write a pod: scheduled, started, ready) and what the operator asks jobs for, one gRPC server that answers
-for every job's rendezvous and buffer. Each job has 10 pods: rendezvous, buffer, four engines, a trainer of four.
+Real: etcd, kube-apiserver, the operator as a process of its own with its defaults. Imitated, in
+this process: kubelets (one status write a pod: scheduled, started, ready) and what the operator
+asks jobs for, one gRPC server that answers for every job's rendezvous and buffer. Each job has 10
+pods: rendezvous, buffer, four engines, a trainer of four.
 
-The peer: KubeRay's published 258 s until 1,000 RayClusters are ready (v1.1.1 on GKE, with real nodes). Needs etcd and
-kube-apiserver, as tests/cluster does (KUBEBUILDER_ASSETS).
+The peer: KubeRay's published 258 s until 1,000 RayClusters are ready (v1.1.1 on GKE, with real
+nodes). Needs etcd and kube-apiserver, as tests/cluster does (KUBEBUILDER_ASSETS).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ OURS = (("rljobs", "", "POST"), ("pods", "status", "PATCH"))
 """Writes of this process: the jobs, and what kubelets would write."""
 
 
-# -- what is imitated -------------------------------------------------------------------------------------------------
+# -- what is imitated
+# -------------------------------------------------------------------------------------------------
 
 
 class Rendezvous(rendezvous_pb2_grpc.RendezvousServicer):
@@ -64,8 +66,12 @@ class Rendezvous(rendezvous_pb2_grpc.RendezvousServicer):
     async def GetLedger(self, request: Any, context: Any) -> rendezvous_pb2.Ledger:
         member = rendezvous_pb2.Member
         address = f"127.0.0.1:{PORTS['rendezvous']}"
-        entries = [rendezvous_pb2.LedgerEntry(member=member(role="buffer", address=address), admitted=True)]
-        entries += [rendezvous_pb2.LedgerEntry(member=member(role="rollout"), admitted=True)] * ENGINES
+        entries = [
+            rendezvous_pb2.LedgerEntry(member=member(role="buffer", address=address), admitted=True)
+        ]
+        entries += [
+            rendezvous_pb2.LedgerEntry(member=member(role="rollout"), admitted=True)
+        ] * ENGINES
         return rendezvous_pb2.Ledger(entries=entries)
 
 
@@ -85,7 +91,8 @@ async def serve_jobs() -> grpc.aio.Server:
 
 
 async def events(api: Api, kind: str, at: str, **query: str) -> AsyncIterator[str]:
-    """A watch's lines, from version `at` on; the server ends it after some minutes, with nothing lost."""
+    """A watch's lines, from version `at` on; the server ends it after some minutes, with nothing
+    lost."""
     while True:
         following = {"watch": "1", "resourceVersion": at, "allowWatchBookmarks": "true", **query}
         async for line in api.lines(collection(kind, NAMESPACE), following):
@@ -113,7 +120,13 @@ async def kubelets(api: Api, at: str) -> None:
 
 def running(role: str) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    common = {"image": "x", "imageID": "", "restartCount": 0, "ready": True, "state": {"running": {"startedAt": now}}}
+    common = {
+        "image": "x",
+        "imageID": "",
+        "restartCount": 0,
+        "ready": True,
+        "state": {"running": {"startedAt": now}},
+    }
     return {
         "phase": "Running",
         "startTime": now,
@@ -122,7 +135,8 @@ def running(role: str) -> dict[str, Any]:
     }
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------
+# -- what is measured
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -135,18 +149,32 @@ class Sample:
     time: float = field(default_factory=time.monotonic)
 
     def metric(self, name: str, **labels: str) -> float:
-        lines = [line for line in self.operator.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        lines = [
+            line
+            for line in self.operator.splitlines()
+            if line.startswith((f"{name} ", f"{name}{{"))
+        ]
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted))
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted)
+        )
 
 
 async def sample(api: Api, operator: Operator) -> Sample:
-    lines = [line async for line in api.lines("/metrics", {}) if line.startswith("apiserver_request_total")]
+    lines = [
+        line
+        async for line in api.lines("/metrics", {})
+        if line.startswith("apiserver_request_total")
+    ]
     writes: Counter[tuple[str, str, str]] = Counter()
     for line in lines:
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
         if labels["verb"] in WRITES and labels["code"].startswith("2"):
-            what = (labels["resource"], labels["subresource"], labels["verb"].replace("APPLY", "PATCH"))
+            what = (
+                labels["resource"],
+                labels["subresource"],
+                labels["verb"].replace("APPLY", "PATCH"),
+            )
             writes[what] += int(float(line.rpartition(" ")[2]))
     times = psutil.Process(operator.process.pid).cpu_times()
     text = (await asyncio.to_thread(operator.get, "/metrics"))[1]
@@ -169,7 +197,11 @@ def quantile(q: float, before: Sample, after: Sample, name: str) -> float:
     rank, lower, below = q * max(found.values()), 0.0, 0.0
     for limit, count in sorted(found.items()):
         if count >= rank:
-            return lower if limit == float("inf") else lower + (limit - lower) * (rank - below) / (count - below)
+            return (
+                lower
+                if limit == float("inf")
+                else lower + (limit - lower) * (rank - below) / (count - below)
+            )
         lower, below = limit, count
     raise AssertionError("a histogram's last bucket holds everything")
 
@@ -180,7 +212,8 @@ def memory(operator: Operator, name: str) -> float:
     return int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 / 1e6
 
 
-# -- the run ----------------------------------------------------------------------------------------------------------
+# -- the run
+# --------------------------------------------------------------------------------------------------
 
 
 async def create_jobs(api: Api, count: int) -> None:
@@ -189,7 +222,12 @@ async def create_jobs(api: Api, count: int) -> None:
     async def some() -> None:
         for number in names:
             metadata = {"name": f"job-{number:05d}"}
-            body = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": SPEC_10_PODS}
+            body = {
+                "apiVersion": "sluice.dev/v1alpha1",
+                "kind": "RLJob",
+                "metadata": metadata,
+                "spec": SPEC_10_PODS,
+            }
             await api.create(collection("RLJob", NAMESPACE), body)
 
     await asyncio.gather(*(some() for _ in range(8)))
@@ -207,7 +245,9 @@ async def all_running(api: Api, count: int, at: str) -> list[float]:
     return sorted(found.values())
 
 
-async def measure(plane_kubeconfig: str, count: int, rest: float, directory: Path) -> dict[str, Any]:
+async def measure(
+    plane_kubeconfig: str, count: int, rest: float, directory: Path
+) -> dict[str, Any]:
     os.environ["KUBECONFIG"] = plane_kubeconfig
     async with await Api.connect() as api:
         await install_crd(api)
@@ -278,9 +318,12 @@ async def run(
 
 
 async def restart(kubeconfig: str, directory: Path, count: int) -> tuple[Operator, float]:
-    """Seconds from the start of a process to a pass over each job, the wait for the killed one's lease taken off."""
+    """Seconds from the start of a process to a pass over each job, the wait for the killed one's
+    lease taken off."""
     begin = time.monotonic()
-    operator = await Operator(kubeconfig, NAMESPACE, directory / "again.log", SLUICE_LEASE_SECONDS="15").ready()
+    operator = await Operator(
+        kubeconfig, NAMESPACE, directory / "again.log", SLUICE_LEASE_SECONDS="15"
+    ).ready()
     ready = time.monotonic() - begin
     while operator.metric("leader_election_master_status") != 1:
         await asyncio.sleep(0.2)
@@ -300,14 +343,22 @@ def table(found: dict[str, Any], rest: float) -> str:
     )
     rows = [
         ("until all jobs run", f"{found['seconds']:.0f} s", "< 200 s for 1,000; KubeRay 258 s"),
-        ("until half of them run; all created", f"{found['half']:.0f} s; {found['created']:.0f} s", ""),
+        (
+            "until half of them run; all created",
+            f"{found['half']:.0f} s; {found['created']:.0f} s",
+            "",
+        ),
         ("passes", f"{found['passes']:.0f} ({found['errors']:.0f} errors)", ""),
         ("a pass, p50 / p99", f"{found['p50'] * 1000:.0f} / {found['p99'] * 1000:.0f} ms", ""),
         ("in the queue, p99 (the histogram ends at 60 s)", f"{found['wait99']:.1f} s", ""),
         ("writes for each pod", f"{per_pod:.2f}", "<= 4"),
         ("reads for each pod", f"{found['reads'] / pods:.2f}", ""),
         ("RSS: empty, all running, peak, settled", f"{sizes} MB", "< 250 MB"),
-        ("CPU of the operator", f"{found['cpu']:.0f} s ({found['cpu'] / pods * 1000:.1f} ms a pod)", ""),
+        (
+            "CPU of the operator",
+            f"{found['cpu']:.0f} s ({found['cpu'] / pods * 1000:.1f} ms a pod)",
+            "",
+        ),
         ("at rest: CPU", f"{found['rest_cpu'] * 100:.0f} % of a core", ""),
         (f"at rest: writes in {rest:.0f} s", f"{found['rest_writes']}", "the lease's only"),
         ("a new process, until it has looked at all jobs", f"{found['restart']:.0f} s", ""),
@@ -315,8 +366,10 @@ def table(found: dict[str, Any], rest: float) -> str:
     lines = [
         f"## {found['jobs']:,} jobs of {PODS} pods",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, shared with other work; load average "
-        f"{found['load'][0]:.1f} at the start, {found['load'][1]:.1f} at the end; Python {platform.python_version()}.",
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, shared with other work; load "
+        "average "
+        f"{found['load'][0]:.1f} at the start, {found['load'][1]:.1f} at the end; Python "
+        f"{platform.python_version()}.",
         "",
         "| | measured | goal, peer |",
         "|---|---:|---|",
@@ -328,9 +381,13 @@ def table(found: dict[str, Any], rest: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--rest", type=float, default=60.0, help="seconds to look at the operator when all run")
+    parser.add_argument(
+        "--rest", type=float, default=60.0, help="seconds to look at the operator when all run"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with control_plane(controllers=False) as plane, tempfile.TemporaryDirectory() as directory:

@@ -1,9 +1,10 @@
-"""What SGLang's prefix cache costs once memory is full: room for one token, by how many entries there are.
+"""What SGLang's prefix cache costs once memory is full: room for one token, by how many entries
+there are.
 
     python benchmarks/prefix_cache.py [--entries 500,3200,10000] [--tokens 256]
 
-SGLang's own `RadixCache`, without memory behind it, on a CPU. Beside it what our plugin does at each update of an
-engine that is never idle: all entries that nobody uses go at once.
+SGLang's own `RadixCache`, without memory behind it, on a CPU. Beside it what our plugin does at
+each update of an engine that is never idle: all entries that nobody uses go at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class NoMemory:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--entries", default="500,3200,10000")
     parser.add_argument("--tokens", type=int, default=256, help="of an entry")
     options = parser.parse_args()

@@ -11,7 +11,10 @@ from pathlib import Path
 
 _ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
 _ON_CPU = "--device cpu --attention-backend torch_native --dtype float32 --sleep-on-idle"
-_ON_GPU = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --mem-fraction-static 0.5"
+_ON_GPU = (
+    "--attention-backend triton --sampling-backend pytorch --grammar-backend none "
+    "--mem-fraction-static 0.5"
+)
 _ENGINE_ENVIRONMENT = {
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     "OMP_NUM_THREADS": "1",
@@ -21,14 +24,35 @@ _RANK_ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM
 
 
 def on_ranks(script: str, ranks: int, *arguments: str) -> int:
-    """Run this script again, with what it was called with and `arguments`, as so many ranks. The exit code."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run([*launch, script, *sys.argv[1:], *arguments], env=os.environ | _RANK_ENVIRONMENT).returncode
+    """Run this script again, with what it was called with and `arguments`, as so many ranks. The
+    exit code."""
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
+    return subprocess.run(
+        [*launch, script, *sys.argv[1:], *arguments], env=os.environ | _RANK_ENVIRONMENT
+    ).returncode
 
 
-def sluice_run(manifest: Path, directory: Path, overrides: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets a minute for that."""
-    command = [sys.executable, "-m", "sluice_cli", "run", str(manifest), "--plain", "--run-dir", str(directory)]
+def sluice_run(
+    manifest: Path, directory: Path, overrides: Sequence[str], seconds: float
+) -> tuple[int, str]:
+    """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets a minute
+    for that."""
+    command = [
+        sys.executable,
+        "-m",
+        "sluice_cli",
+        "run",
+        str(manifest),
+        "--plain",
+        "--run-dir",
+        str(directory),
+    ]
     command += [word for override in overrides for word in ("--set", override)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -45,7 +69,16 @@ def small_engine(
     """SGLang with the quickstart's settings, or a GPU's, started by python's `way`."""
     settings = (_ENGINE + (_ON_CPU if cpu else _ON_GPU)).split()
     return subprocess.Popen(
-        [sys.executable, *way.split(), "--model-path", str(model), "--port", str(port), *settings, *arguments],
+        [
+            sys.executable,
+            *way.split(),
+            "--model-path",
+            str(model),
+            "--port",
+            str(port),
+            *settings,
+            *arguments,
+        ],
         env=os.environ | _ENGINE_ENVIRONMENT | ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else {}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

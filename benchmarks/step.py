@@ -1,10 +1,12 @@
-"""Where the time of a quickstart step goes, beside what the bare engine and the bare trainer need for the same work.
+"""Where the time of a quickstart step goes, beside what the bare engine and the bare trainer need
+for the same work.
 
     python benchmarks/step.py [--steps 60] [--out docs/results/step.md]
 
-Runs the quickstart in synchronous mode. Then serves the model that it trained with the same SGLang command and sends
-the same number of requests straight to it: that is the limit of generation. The limit of training is what the trainer
-spends in forward, backward and optimizer. What is left over is sluice: leases, rewards, storage, weights, commits.
+Runs the quickstart in synchronous mode. Then serves the model that it trained with the same SGLang
+command and sends the same number of requests straight to it: that is the limit of generation. The
+limit of training is what the trainer spends in forward, backward and optimizer. What is left over
+is sluice: leases, rewards, storage, weights, commits.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ SAMPLING = {"temperature": 1.0, "max_new_tokens": 4}
 
 
 def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], float]:
-    """Metrics of each step after the warm-up, and seconds from the start to the first trained step."""
+    """Metrics of each step after the warm-up, and seconds from the start to the first trained
+    step.
+    """
     subprocess.run([sys.executable, str(QUICKSTART / "make_data.py"), str(QUICKSTART)], check=True)
     command = [
         sys.executable,
@@ -68,7 +72,8 @@ def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], flo
 
 
 async def bare_generation(model: Path, repeats: int) -> list[float]:
-    """Seconds that the engine alone needs for the requests of a step: 32 prompts x 8, 128 at a time."""
+    """Seconds that the engine alone needs for the requests of a step: 32 prompts x 8, 128 at a
+    time."""
     port = free_port()
     server = small_engine(model, port)
     names = itertools.count()
@@ -99,20 +104,30 @@ def table(metrics: list[dict[str, float]], bare: list[float]) -> str:
     for label, name in PHASES.items():
         median = statistics.median(m[name] for m in metrics)
         rows.append(f"| {label} | {median * 1e3:.0f} | {median / step:.0%} |")
-    generation, training = statistics.median(bare), statistics.median(m["perf/actor_train_time"] for m in metrics)
+    generation, training = (
+        statistics.median(bare),
+        statistics.median(m["perf/actor_train_time"] for m in metrics),
+    )
     rows.append(f"| **step** | **{step * 1e3:.0f}** | 100% |")
-    rows.append(f"| limit: bare SGLang for the same 256 requests | {generation * 1e3:.0f} | {generation / step:.0%} |")
+    rows.append(
+        f"| limit: bare SGLang for the same 256 requests | {generation * 1e3:.0f} | "
+        f"{generation / step:.0%} |"
+    )
     rows.append(
         f"| limit: bare generation + training | {(generation + training) * 1e3:.0f} | "
         f"{(generation + training) / step:.0%} |"
     )
     head = f"{len(metrics)} steps of 32 x 8 samples, synchronous; medians; {os.cpu_count()} cores, "
-    head += f"Python {platform.python_version()}\n\n| phase | ms | share of the step |\n|---|---|---|\n"
+    head += (
+        f"Python {platform.python_version()}\n\n| phase | ms | share of the step |\n|---|---|---|\n"
+    )
     return head + "\n".join(rows) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -123,7 +138,8 @@ def main() -> None:
         whole = json.loads((directory / "summary.json").read_text())["wall_seconds"]
         text = table(metrics, bare)
         text += (
-            f"\n{first:.0f} s from the start to the first trained step (everything starts side by side; SGLang is the "
+            f"\n{first:.0f} s from the start to the first trained step (everything starts side by "
+            "side; SGLang is the "
         )
         text += f"slowest), {whole:.0f} s for the whole run.\n"
     print(text)

@@ -1,11 +1,12 @@
-"""LMDB beside SQLite for the buffer's load: durable group commits of sample groups, and lease bookkeeping.
+"""LMDB beside SQLite for the buffer's load: durable group commits of sample groups, and lease
+bookkeeping.
 
     python benchmarks/storage.py [--directory DIR] [--repeats 5]
 
-Each case writes the same bytes to both, interleaved, every transaction synced (LMDB: sync on; SQLite: WAL and
-synchronous=FULL): first while the file grows, then, after everything was deleted, in the space that was freed.
-`fsync` is the machine itself: the same bytes appended to a file with one fdatasync a commit. Medians of the repeats;
-nothing is saved.
+Each case writes the same bytes to both, interleaved, every transaction synced (LMDB: sync on;
+SQLite: WAL and synchronous=FULL): first while the file grows, then, after everything was deleted,
+in the space that was freed. `fsync` is the machine itself: the same bytes appended to a file with
+one fdatasync a commit. Medians of the repeats; nothing is saved.
 """
 
 import argparse
@@ -84,7 +85,9 @@ class Sqlite:
 
     def commit(self, first: int, values: list[bytes]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?)", enumerate(values, start=first))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO samples VALUES (?, ?)", enumerate(values, start=first)
+        )
         self._db.execute("COMMIT")
 
     def forget(self, first: int, count: int) -> None:
@@ -118,9 +121,13 @@ STORES: dict[str, Callable[[Path], Store]] = {"lmdb": Lmdb, "sqlite": Sqlite, "f
 
 
 def measure(make: Callable[[Path], Store], case: Case, root: Path) -> tuple[float, float, float]:
-    """Seconds a commit while the file grows, the same when freed space is used again, seconds to forget everything."""
+    """Seconds a commit while the file grows, the same when freed space is used again, seconds to
+    forget everything."""
     directory = Path(tempfile.mkdtemp(dir=root)) / "store"
-    store, values = make(directory), [os.urandom(case.group_bytes) for _ in range(case.groups_per_commit)]
+    store, values = (
+        make(directory),
+        [os.urandom(case.group_bytes) for _ in range(case.groups_per_commit)],
+    )
     try:
         written = []
         for _ in range(2):
@@ -137,11 +144,16 @@ def measure(make: Callable[[Path], Store], case: Case, root: Path) -> tuple[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    print("| load | store | growing: ms a commit | MB/s | reusing: ms a commit | MB/s | forget all, ms |")
+    print(
+        "| load | store | growing: ms a commit | MB/s | reusing: ms a commit | MB/s | forget all, "
+        "ms |"
+    )
     print("|---|---|---:|---:|---:|---:|---:|")
     for case in CASES:
         results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in STORES}

@@ -1,11 +1,12 @@
-"""A buffer with many workers: what those that wait cost those that work, and what all of them cost when idle.
+"""A buffer with many workers: what those that wait cost those that work, and what all of them cost
+when idle.
 
     python benchmarks/thousand_engines.py [--workers 0 10 100 1000] [--groups 4000] [--out FILE]
 
-A real buffer in its own process, on a real database. Workers are simulated: real calls over loopback, each with a
-channel of its own, no engines. For each number of workers, in turn:
-  submits    32 workers hand in small groups (8 x 64 tokens), one at a time each, while all others wait for prompts:
-             submits a second, and how long one takes (p50, p99)
+A real buffer in its own process, on a real database. Workers are simulated: real calls over
+loopback, each with a channel of its own, no engines. For each number of workers, in turn:
+  submits    32 workers hand in small groups (8 x 64 tokens), one at a time each, while all others
+             wait for prompts: submits a second, and how long one takes (p50, p99)
   idle       all wait for prompts and hold none: the buffer's share of one core
   generating all have 8 leases each, for which they send heartbeats every 20 s: the same
 And once, on a database of a million trained groups:
@@ -50,7 +51,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def simulate(address: str, count: int, version: int, *, generating: bool) -> None:
-    """`count` workers that wait for prompts, or send heartbeats for those that they have, until they are killed."""
+    """`count` workers that wait for prompts, or send heartbeats for those that they have, until
+    they are killed."""
 
     async def one(name: str, delay: float) -> None:
         prompts = [common.Prompt(lease_id=f"t{i}.1", lease_attempt=1) for i in range(LEASES)]
@@ -63,7 +65,9 @@ async def simulate(address: str, count: int, version: int, *, generating: bool) 
                 if (await client.lease(name, version=version, wait=60.0)).groups:
                     raise RuntimeError("a waiting worker was given prompts: nothing is measured")
 
-    workers = [asyncio.create_task(one(f"idle-{i}", HEARTBEAT_SECONDS * i / count)) for i in range(count)]
+    workers = [
+        asyncio.create_task(one(f"idle-{i}", HEARTBEAT_SECONDS * i / count)) for i in range(count)
+    ]
     await asyncio.sleep(2.0 + count / 200)
     print("waiting", flush=True)
     await asyncio.gather(*workers)
@@ -110,7 +114,15 @@ def simulated(address: str, workers: int, version: int, *, generating: bool) -> 
     if not workers:
         yield
         return
-    arguments = [sys.executable, __file__, "--simulate", address, str(workers), str(version), str(int(generating))]
+    arguments = [
+        sys.executable,
+        __file__,
+        "--simulate",
+        address,
+        str(workers),
+        str(version),
+        str(int(generating)),
+    ]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
@@ -128,7 +140,9 @@ async def measure(address: str, pid: int, workers: int, step: int, count: int) -
             generating = await share_of_core(pid)
         with simulated(address, workers, step - 1, generating=False):
             idle = await share_of_core(pid)
-            groups = [make_group(prompt, samples=8, response=64, version=step - 1) for prompt in prompts]
+            groups = [
+                make_group(prompt, samples=8, response=64, version=step - 1) for prompt in prompts
+            ]
             clients = [Client(address) for _ in range(ACTIVE)]
             start = time.perf_counter()
             seconds = await submit_all(clients, groups)
@@ -145,9 +159,14 @@ async def measure(address: str, pid: int, workers: int, step: int, count: int) -
 
 async def run(options: argparse.Namespace, root: Path) -> list[str]:
     job = make_job(
-        root, rows=options.groups, rollout__batchSize=options.groups, rollout__samplesPerPrompt=8,
-        trainer__steps=len(options.workers) + 1, buffer__storage__size="8Gi", buffer__leaseSeconds=600,
-    )  # fmt: skip
+        root,
+        rows=options.groups,
+        rollout__batchSize=options.groups,
+        rollout__samplesPerPrompt=8,
+        trainer__steps=len(options.workers) + 1,
+        buffer__storage__size="8Gi",
+        buffer__leaseSeconds=600,
+    )
     server = Server(job, root)
     address = server.start()
     assert server.process
@@ -160,7 +179,8 @@ async def run(options: argparse.Namespace, root: Path) -> list[str]:
             row = await measure(address, server.process.pid, workers, step, options.groups)
             times = f"{row['p50'] * 1e3:.1f} ms | {row['p99'] * 1e3:.1f} ms"
             lines.append(
-                f"| {workers:,} | {row['rate']:,.0f} | {times} | {row['idle']:.1%} | {row['generating']:.1%} |"
+                f"| {workers:,} | {row['rate']:,.0f} | {times} | {row['idle']:.1%} | "
+                f"{row['generating']:.1%} |"
             )
             print(lines[-1], flush=True)
     finally:
@@ -178,7 +198,10 @@ def reload_seconds(root: Path, groups: int, batch: int = 1000) -> float:
             changes.put("groups", number(group_id), Group(GroupState.TRAINED, 1, step=step).pack())
         changes.put("batches", number(step), pack_ids(ids))
         if step == steps:
-            numbers = f'{{"step": {steps}, "checkpoint_step": {steps}, "next_group": {groups}, "counters": {{}}}}'
+            numbers = (
+                f'{{"step": {steps}, "checkpoint_step": {steps}, "next_group": {groups}, '
+                f'"counters": {{}}}}'
+            )
             changes.put("meta", PROGRESS, numbers.encode())
         storage.write(changes)
     times = []
@@ -194,7 +217,9 @@ def reload_seconds(root: Path, groups: int, batch: int = 1000) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 10, 100, 1000])
     parser.add_argument("--groups", type=int, default=4000)
     parser.add_argument("--reload-groups", type=int, default=1_000_000)
@@ -209,7 +234,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         lines = asyncio.run(run(options, Path(root)))
         seconds = reload_seconds(Path(root), options.reload_groups)
-        lines += ["", f"Reload of {options.reload_groups:,} trained groups: {seconds:.1f} s (median of 3)."]
+        lines += [
+            "",
+            f"Reload of {options.reload_groups:,} trained groups: {seconds:.1f} s (median of 3).",
+        ]
         print(lines[-1])
     if options.out:
         options.out.write_text("\n".join(lines) + "\n")

@@ -90,7 +90,9 @@ async def update(stub: rendezvous_pb2_grpc.RendezvousStub, version: int) -> None
     source = {"source": "trainer-0", "attempt": 1, "version": version}
     plan = await stub.BeginUpdate(pb.BeginUpdateRequest(**source), timeout=PATIENCE_SECONDS)
     engines = [
-        pb.EngineReport(engine=e.member.name, attempt=e.member.attempt, generation=e.generation, error="")
+        pb.EngineReport(
+            engine=e.member.name, attempt=e.member.attempt, generation=e.generation, error=""
+        )
         for e in plan.engines
     ]
     for phase in (pb.UPDATE_PHASE_PREPARE, pb.UPDATE_PHASE_RESUME):
@@ -161,7 +163,9 @@ async def measure(count: int, idle_seconds: int) -> Row:
 
 def table(rows: list[Row]) -> str:
     lines = ["| members | join (CPU s) | update (CPU s) | idle (of a core) |", "|---|---|---|---|"]
-    lines += [f"| {row.members:,} | {row.join:.2f} | {row.update:.2f} | {row.idle:.1%} |" for row in rows]
+    lines += [
+        f"| {row.members:,} | {row.join:.2f} | {row.update:.2f} | {row.idle:.1%} |" for row in rows
+    ]
     return "\n".join(lines)
 
 

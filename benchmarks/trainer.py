@@ -1,11 +1,14 @@
-"""Tokens per second of an RL training step on GPUs, beside what the arithmetic allows and what a peer publishes.
+"""Tokens per second of an RL training step on GPUs, beside what the arithmetic allows and what a
+peer publishes.
 
-    python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384] [--profile] [--out DIR]
+    python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
+        [--profile] [--out DIR]
 
-A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and clipping, AdamW. Every
-rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones (`--lengths lognormal`) of as many in all.
-FLOPs are counted as in prime-rl's and Megatron's reports: 6 for each weight and token, causal attention by half, what
-is recomputed not counted. Without a GPU a tiny model is the rehearsal.
+A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
+clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
+(`--lengths lognormal`) of as many in all. FLOPs are counted as in prime-rl's and Megatron's
+reports: 6 for each weight and token, causal attention by half, what is recomputed not counted.
+Without a GPU a tiny model is the rehearsal.
 """
 
 from __future__ import annotations
@@ -45,20 +48,28 @@ PEERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b" if GPUS else "tiny")
-    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, where it does not fit")
+    parser.add_argument(
+        "--layers", type=int, help="fewer layers than the shape has, where it does not fit"
+    )
     parser.add_argument("--gpus", type=int, default=1)
     for name in ("tensor", "pipeline", "context", "expert"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=16384 if GPUS else 256, help="of a sequence")
-    parser.add_argument("--sequences", type=int, default=4, help="of a rank (a data-parallel one) and step")
+    parser.add_argument(
+        "--sequences", type=int, default=4, help="of a rank (a data-parallel one) and step"
+    )
     parser.add_argument("--lengths", choices=["equal", "lognormal"], default="equal")
     parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: --tokens")
     parser.add_argument("--recompute", default="none")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--profile", action="store_true", help="print what one step's GPU time goes to")
+    parser.add_argument(
+        "--profile", action="store_true", help="print what one step's GPU time goes to"
+    )
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -68,7 +79,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         longest = max(options.tokens, 4096)
         changes = {"num_hidden_layers": options.layers} if options.layers else {}
-        write_config(Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes)
+        write_config(
+            Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes
+        )
         sys.exit(on_ranks(__file__, options.gpus, "--directory", directory))
 
 
@@ -76,10 +89,14 @@ def rank(options: argparse.Namespace) -> None:
     """One process of the trainer: the steps, timed on rank 0."""
     if GPUS:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    policy = Policy(spec(options), model_dir=options.directory, timeout=timedelta(seconds=300), total_steps=1000)
+    policy = Policy(
+        spec(options), model_dir=options.directory, timeout=timedelta(seconds=300), total_steps=1000
+    )
     seconds, tokens = [], 0
     for step in range(options.warm_up + options.steps):
-        shard, totals = batch(options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, step)
+        shard, totals = batch(
+            options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, step
+        )
         tokens = sum(len(s.tokens) for s in shard) * policy.ranks.data_parallel_size
         wait()
         started = time.perf_counter()
@@ -89,22 +106,44 @@ def rank(options: argparse.Namespace) -> None:
     if options.profile:
         profiled(policy, options)
     if dist.get_rank() == 0:
-        report(options, policy.shape, shard, statistics.median(seconds[options.warm_up :]), tokens, metrics)
+        report(
+            options,
+            policy.shape,
+            shard,
+            statistics.median(seconds[options.warm_up :]),
+            tokens,
+            metrics,
+        )
     dist.destroy_process_group()
 
 
 def spec(options: argparse.Namespace) -> RLJobSpec:
     layout = {name: getattr(options, name) for name in ("tensor", "pipeline", "context", "expert")}
-    trainer: dict[str, Any] = {"gpusPerNode" if GPUS else "processesPerNode": options.gpus, "parallelism": layout}
-    trainer |= {"steps": 1000, "maxTokensPerGpu": options.max_tokens or options.tokens, "recompute": options.recompute}
+    trainer: dict[str, Any] = {
+        "gpusPerNode" if GPUS else "processesPerNode": options.gpus,
+        "parallelism": layout,
+    }
+    trainer |= {
+        "steps": 1000,
+        "maxTokensPerGpu": options.max_tokens or options.tokens,
+        "recompute": options.recompute,
+    }
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
     return RLJobSpec.model_validate(
-        {"model": model, "data": data, "reward": {"type": "random"}, "trainer": trainer, "rollout": {"batchSize": 64}}
+        {
+            "model": model,
+            "data": data,
+            "reward": {"type": "random"},
+            "trainer": trainer,
+            "rollout": {"batchSize": 64},
+        }
     )
 
 
-def batch(options: argparse.Namespace, rank: int, ranks: int, step: int) -> tuple[list[TrainSequence], BatchTotals]:
+def batch(
+    options: argparse.Namespace, rank: int, ranks: int, step: int
+) -> tuple[list[TrainSequence], BatchTotals]:
     """This rank's sequences, and what all ranks have. The lengths are the same on every rank."""
     vocab = SHAPES[options.shape]["vocab_size"]
     draws = np.random.default_rng((step, rank))
@@ -130,7 +169,8 @@ def batch(options: argparse.Namespace, rank: int, ranks: int, step: int) -> tupl
 
 
 def long_tailed(total: int, longest: int, draws: np.random.Generator) -> list[int]:
-    """Lengths as reasoning models have them: lognormal around a quarter of the longest; their sum is `total`."""
+    """Lengths as reasoning models have them: lognormal around a quarter of the longest; their sum
+    is `total`."""
     lengths: list[int] = []
     while sum(lengths) < total:
         lengths.append(int(np.clip(draws.lognormal(np.log(longest / 4), 0.8), 64, longest)))
@@ -144,31 +184,46 @@ def wait() -> None:
 
 
 def flops(shape: ModelShape, lengths: list[int]) -> float:
-    """Of forward and backward: 6 a weight and token, and causal attention 6 x length x heads x head size a layer."""
+    """Of forward and backward: 6 a weight and token, and causal attention 6 x length x heads x head
+    size a layer."""
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     ffn = 3 * shape.hidden * shape.ffn
     if shape.experts:
-        ffn = 3 * shape.hidden * shape.experts.ffn * shape.experts.per_token + shape.hidden * shape.experts.count
+        ffn = (
+            3 * shape.hidden * shape.experts.ffn * shape.experts.per_token
+            + shape.hidden * shape.experts.count
+        )
     weights = shape.layers * (attention + ffn) + shape.hidden * shape.vocab
-    return sum(6.0 * n * (weights + shape.layers * n * shape.heads * shape.head_dim) for n in lengths)
+    return sum(
+        6.0 * n * (weights + shape.layers * n * shape.heads * shape.head_dim) for n in lengths
+    )
 
 
 def profiled(policy: Policy, options: argparse.Namespace) -> None:
     """One more step under torch's profiler; rank 0 prints the kernels that took longest."""
     from torch.profiler import ProfilerActivity, profile
 
-    shard, totals = batch(options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, 0)
+    shard, totals = batch(
+        options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, 0
+    )
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPUS else [])]
     with profile(activities=activities) as found:
         policy.train([shard], [totals])
         wait()
     if dist.get_rank() == 0:
         rows = found.key_averages()
-        time_of = (lambda row: row.self_device_time_total) if GPUS else (lambda row: row.self_cpu_time_total)
+        time_of = (
+            (lambda row: row.self_device_time_total)
+            if GPUS
+            else (lambda row: row.self_cpu_time_total)
+        )
         whole = sum(time_of(row) for row in rows)
         print(f"profile of one step: {whole / 1e3:.0f} ms on the device, all kernels together")
         for row in sorted(rows, key=time_of, reverse=True)[:28]:
-            print(f"{time_of(row) / 1e3:9.1f} ms {time_of(row) / whole:6.1%} {row.count:7d}  {row.key[:110]}")
+            print(
+                f"{time_of(row) / 1e3:9.1f} ms {time_of(row) / whole:6.1%} {row.count:7d}  "
+                f"{row.key[:110]}"
+            )
 
 
 def report(
@@ -181,26 +236,43 @@ def report(
 ) -> None:
     rate = tokens / step
     model = flops(shape, [len(s.tokens) for s in shard]) / sum(len(s.tokens) for s in shard)
-    layout = {name: getattr(options, name) for name in ("gpus", "tensor", "pipeline", "context", "expert")}
+    layout = {
+        name: getattr(options, name) for name in ("gpus", "tensor", "pipeline", "context", "expert")
+    }
     result = {
-        "machine": torch.cuda.get_device_name() if GPUS else platform.processor() or platform.machine(),
-        "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "shape": options.shape, "layers": shape.layers,
-        **layout, "tokens": options.tokens, "lengths": options.lengths, "sequences": len(shard),
-        "recompute": options.recompute, "step_seconds": step, "tokens_per_second": rate,
-        "gflop_per_token": model / 1e9, "mfu": rate * model / (PEAK * options.gpus), "loss": metrics["train/loss"],
+        "machine": torch.cuda.get_device_name()
+        if GPUS
+        else platform.processor() or platform.machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "shape": options.shape,
+        "layers": shape.layers,
+        **layout,
+        "tokens": options.tokens,
+        "lengths": options.lengths,
+        "sequences": len(shard),
+        "recompute": options.recompute,
+        "step_seconds": step,
+        "tokens_per_second": rate,
+        "gflop_per_token": model / 1e9,
+        "mfu": rate * model / (PEAK * options.gpus),
+        "loss": metrics["train/loss"],
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if GPUS else 0.0,
-    }  # fmt: skip
+    }
     print(
         f"{options.shape}, {shape.layers} layers, {result['machine']} "
-        f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} lengths of "
-        f"{options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} ms, {rate:,.0f} tokens/s, "
+        f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
+        "lengths of "
+        f"{options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} ms, "
+        f"{rate:,.0f} tokens/s, "
         f"{model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, {result['peak_gib']:.0f} GiB; "
         f"peer: {PEERS.get((options.shape, options.gpus), '-')}",
         flush=True,
     )
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        name = f"trainer-{options.shape}-{options.gpus}gpu-t{options.tensor}p{options.pipeline}c{options.context}"
+        name = f"trainer-{options.shape}-{options.gpus}gpu"
+        name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}.json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 

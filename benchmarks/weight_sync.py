@@ -1,11 +1,14 @@
-"""A weight update from the trainer's GPUs to SGLang engines, phase by phase, beside a bare broadcast of the same bytes.
+"""A weight update from the trainer's GPUs to SGLang engines, phase by phase, beside a bare
+broadcast of the same bytes.
 
-    python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1] [--buckets 1024,4096] [--out DIR]
+    python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1]
+        [--buckets 1024,4096] [--out DIR]
 
-Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and conversion, the rendezvous
-process, the update protocol, SGLang servers with our plugin and random weights. The first update, which also makes the
-communicators, is printed apart. `bare` is one broadcast of as many bytes between the same two GPUs, with nothing else.
-GPUs are taken in order: first the sources', then the engines'. Without a GPU a tiny model goes over gloo: a rehearsal.
+Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and
+conversion, the rendezvous process, the update protocol, SGLang servers with our plugin and random
+weights. The first update, which also makes the communicators, is printed apart. `bare` is one
+broadcast of as many bytes between the same two GPUs, with nothing else. GPUs are taken in order:
+first the sources', then the engines'. Without a GPU a tiny model goes over gloo: a rehearsal.
 """
 
 from __future__ import annotations
@@ -42,26 +45,48 @@ from sluice_operator.cluster.local.inherited import NVLINK
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
-GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph"
-CPU_ARGUMENTS = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
+GPU_ARGUMENTS = (
+    "--attention-backend triton --sampling-backend pytorch --grammar-backend none "
+    "--disable-cuda-graph"
+)
+CPU_ARGUMENTS = (
+    "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-4b" if GPUS else "tiny")
     parser.add_argument("--sources", type=int, default=1, help="trainer ranks")
     parser.add_argument("--tensor", type=int, default=1, help="tensor parallel size of the trainer")
     parser.add_argument("--expert", type=int, default=1, help="expert parallel size of the trainer")
     parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--engine-gpus", type=int, default=1, help="GPUs, and tensor parallel size, of an engine")
-    parser.add_argument("--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each")
+    parser.add_argument(
+        "--engine-gpus", type=int, default=1, help="GPUs, and tensor parallel size, of an engine"
+    )
+    parser.add_argument(
+        "--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each"
+    )
     parser.add_argument("--pause-mode", default="retract")
-    parser.add_argument("--load", type=int, default=0, help="requests that each engine is working on all the while")
-    parser.add_argument("--between", type=float, default=3.0, help="seconds between updates under load, as steps have")
-    parser.add_argument("--single-experts", action="store_true", help="each of a mixture's experts by itself")
+    parser.add_argument(
+        "--load", type=int, default=0, help="requests that each engine is working on all the while"
+    )
+    parser.add_argument(
+        "--between",
+        type=float,
+        default=3.0,
+        help="seconds between updates under load, as steps have",
+    )
+    parser.add_argument(
+        "--single-experts", action="store_true", help="each of a mixture's experts by itself"
+    )
     parser.add_argument("--updates", type=int, default=7)
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
-    parser.add_argument("--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS
+    )
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "source":
@@ -83,49 +108,82 @@ def measure(options: argparse.Namespace) -> None:
     write_config(directory, options.shape, dtype)
     with ExitStack() as stack:
         address = stack.enter_context(rendezvous(directory))
-        servers = [stack.enter_context(engine(options, number)) for number in range(options.engines)]
+        servers = [
+            stack.enter_context(engine(options, number)) for number in range(options.engines)
+        ]
         asyncio.run(with_members(address, servers, options))
     result = json.loads((directory / "updates.json").read_text())
     run(options, "bare", 2, [0, options.sources] if GPUS else [])
     result |= json.loads((directory / "bare.json").read_text())
     result |= {
-        "machine": machine(), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "shape": options.shape,
-        "sources": options.sources, "tensor": options.tensor, "expert": options.expert, "engines": options.engines,
-        "engine_gpus": options.engine_gpus, "pause_mode": options.pause_mode, "load": options.load,
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+        "shape": options.shape,
+        "sources": options.sources,
+        "tensor": options.tensor,
+        "expert": options.expert,
+        "engines": options.engines,
+        "engine_gpus": options.engine_gpus,
+        "pause_mode": options.pause_mode,
+        "load": options.load,
         "single_experts": options.single_experts,
-    }  # fmt: skip
+    }
     table(result)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        name = f"weight-sync-{options.shape}-{options.sources}-to-{options.engines}x{options.engine_gpus}"
-        name += f"-{options.pause_mode}-{options.load}{'-single-experts' if options.single_experts else ''}.json"
+        name = f"weight-sync-{options.shape}"
+        name += f"-{options.sources}-to-{options.engines}x{options.engine_gpus}"
+        name += f"-{options.pause_mode}-{options.load}"
+        name += "-single-experts.json" if options.single_experts else ".json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 
 def table(result: dict[str, Any]) -> None:
-    trainer = f"{result['sources']} trainer ranks (tensor {result['tensor']}, expert {result['expert']})"
+    trainer = (
+        f"{result['sources']} trainer ranks (tensor {result['tensor']}, expert {result['expert']})"
+    )
     engines = f"{result['engines']} engines of {result['engine_gpus']} GPUs"
-    print(f"{result['shape']}, {result['bytes'] / 1e6:.0f} MB: {trainer} -> {engines}, {result['machine']}")
+    print(
+        f"{result['shape']}, {result['bytes'] / 1e6:.0f} MB: {trainer} -> {engines}, "
+        f"{result['machine']}"
+    )
     print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
     print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")
     print(
-        f"first update: {result['first'] * 1e3:.0f} ms; gather and conversion alone: {result['convert'] * 1e3:.1f} ms"
+        f"first update: {result['first'] * 1e3:.0f} ms; gather and conversion alone: "
+        f"{result['convert'] * 1e3:.1f} ms"
     )
-    print(f"{'bucket MiB':>10} {'update':>8} " + " ".join(f"{phase:>8}" for phase in PHASES) + "   update/bare")
+    print(
+        f"{'bucket MiB':>10} {'update':>8} "
+        + " ".join(f"{phase:>8}" for phase in PHASES)
+        + "   update/bare"
+    )
     for row in result["rows"]:
         phases = " ".join(f"{row[phase] * 1e3:8.1f}" for phase in PHASES)
-        print(f"{row['bucket']:>10} {row['update'] * 1e3:8.1f} {phases}   {row['update'] / result['bare']:.2f}")
+        print(
+            f"{row['bucket']:>10} {row['update'] * 1e3:8.1f} {phases}   "
+            f"{row['update'] / result['bare']:.2f}"
+        )
     print("medians in ms; paused: from the first pause to the last resume")
 
 
 def machine() -> str:
-    return f"{GPUS} x {torch.cuda.get_device_name()}" if GPUS else f"{platform.machine()}, {os.cpu_count()} cores"
+    return (
+        f"{GPUS} x {torch.cuda.get_device_name()}"
+        if GPUS
+        else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
 
 
 @contextmanager
 def rendezvous(directory: Path) -> Iterator[str]:
     port = free_port()
-    env = os.environ | {"SLUICE_BIND": "127.0.0.1", "SLUICE_PORT_GRPC": str(port), "SLUICE_PORT_METRICS": "0"}
+    env = os.environ | {
+        "SLUICE_BIND": "127.0.0.1",
+        "SLUICE_PORT_GRPC": str(port),
+        "SLUICE_PORT_METRICS": "0",
+    }
     with process([sys.executable, "-m", "sluice_rendezvous"], env, directory / "rendezvous.log"):
         yield f"127.0.0.1:{port}"
 
@@ -135,9 +193,12 @@ def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
     """An SGLang server; its address once its weights may be updated."""
     port = free_port()
     command = (
-        f"{sys.executable} {PATH}/launch_server.py --model-path {options.directory} --load-format dummy --port {port}"
+        f"{sys.executable} {PATH}/launch_server.py --model-path {options.directory} --load-format "
+        f"dummy --port {port}"
     )
-    command += " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
+    command += (
+        " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
+    )
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
     first = options.sources + number * options.engine_gpus
@@ -159,17 +220,27 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
                 await asyncio.sleep(0.5)
             else:
                 log = options.directory / f"engine-{number}.log"
-                raise SystemExit(f"error: engine {number} is not ready after 300 s:\n{log.read_text()[-3000:]}")
+                raise SystemExit(
+                    f"error: engine {number} is not ready after 300 s:\n{log.read_text()[-3000:]}"
+                )
             member = pb.Member(
-                role="rollout", name=f"rollout-{number}", attempt=1, address=server, world_size=options.engine_gpus,
+                role="rollout",
+                name=f"rollout-{number}",
+                attempt=1,
+                address=server,
+                world_size=options.engine_gpus,
                 version=-1,
-            )  # fmt: skip
-            membership = await stack.enter_async_context(Membership(address, lambda member=member: member))
+            )
+            membership = await stack.enter_async_context(
+                Membership(address, lambda member=member: member)
+            )
             await membership.connected.wait()
             for request in range(options.load):
                 busy.append(asyncio.create_task(keep_busy(one, request)))
         env = {"SLUICE_RENDEZVOUS": address}
-        await asyncio.to_thread(run, options, "source", options.sources, list(range(options.sources)), env)
+        await asyncio.to_thread(
+            run, options, "source", options.sources, list(range(options.sources)), env
+        )
         for task in busy:
             task.cancel()
 
@@ -178,13 +249,26 @@ async def keep_busy(one: Client, number: int) -> None:
     """One request after another, of 256 tokens and up to 2,000 more."""
     for again in itertools.count():
         prompt = [(number * 7919 + i * 104729) % 2000 + 10 for i in range(256)]
-        await one.generate(f"{number}-{again}", prompt, {"max_new_tokens": 2000, "ignore_eos": True})
+        await one.generate(
+            f"{number}-{again}", prompt, {"max_new_tokens": 2000, "ignore_eos": True}
+        )
 
 
 def run(
-    options: argparse.Namespace, role: str, processes: int, gpus: list[int], extra: dict[str, str] | None = None
+    options: argparse.Namespace,
+    role: str,
+    processes: int,
+    gpus: list[int],
+    extra: dict[str, str] | None = None,
 ) -> None:
-    arguments = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(free_port())]
+    arguments = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(processes),
+        "--master-port",
+        str(free_port()),
+    ]
     command = [sys.executable, *arguments, __file__, *sys.argv[1:], "--role", role]
     command += ["--directory", str(options.directory), "--shape", options.shape]
     env = os.environ | NVLINK | (extra or {}) | (visible(gpus) if GPUS else {})
@@ -198,7 +282,9 @@ def visible(gpus: Any) -> dict[str, str]:
 @contextmanager
 def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None]:
     with log.open("wb") as output:
-        child = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=env, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         yield
     finally:
@@ -223,7 +309,9 @@ def source(options: argparse.Namespace) -> None:
     ranks = parallel.ranks(timedelta(minutes=5))
     shape = read_shape(options.directory)
     dtype = torch.bfloat16 if GPUS else torch.float32
-    net = building.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape)
+    net = building.build(
+        transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape
+    )
     for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
     import threading
@@ -232,11 +320,15 @@ def source(options: argparse.Namespace) -> None:
     session = stack.enter_context(connected(env, spec, threading.Event(), rank=ranks.rank)).engines
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        return mapping.hf_tensors(net, shape, None if options.single_experts else Layout().stack_name)
+        return mapping.hf_tensors(
+            net, shape, None if options.single_experts else Layout().stack_name
+        )
 
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
         if options.load:
-            time.sleep(options.between)  # or the engine still computes what it took back in the update before
+            time.sleep(
+                options.between
+            )  # or the engine still computes what it took back in the update before
         synchronise()
         started = time.perf_counter()
         outcomes = update_engines(weights(), version, session, ranks, bucket_bytes=bucket << 20)
@@ -255,7 +347,9 @@ def source(options: argparse.Namespace) -> None:
             version += 1
             seconds, phases = update(version, size)
             made.append(phases | {"update": seconds})
-        rows.append({"bucket": size} | {key: statistics.median(m[key] for m in made) for key in made[0]})
+        rows.append(
+            {"bucket": size} | {key: statistics.median(m[key] for m in made) for key in made[0]}
+        )
     if ranks.rank == 0:
         convert, total = conversion(weights, sizes[-1])
         found = {"first": first, "rows": rows, "convert": convert, "bytes": total}
@@ -265,8 +359,11 @@ def source(options: argparse.Namespace) -> None:
     stack.close()
 
 
-def conversion(weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int) -> tuple[float, int]:
-    """Seconds of gathering and laying out all weights, with nobody to send them to; and their bytes."""
+def conversion(
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]], bucket: int
+) -> tuple[float, int]:
+    """Seconds of gathering and laying out all weights, with nobody to send them to; and their
+    bytes."""
     from sluice_trainer.weights.buckets import buckets
 
     seconds = []
@@ -300,7 +397,10 @@ def job(options: argparse.Namespace) -> RLJobSpec:
 
 
 def environment(options: argparse.Namespace) -> Environment:
-    variables = {"SLUICE_RENDEZVOUS": os.environ["SLUICE_RENDEZVOUS"], "SLUICE_CHECKPOINT_DIR": str(options.directory)}
+    variables = {
+        "SLUICE_RENDEZVOUS": os.environ["SLUICE_RENDEZVOUS"],
+        "SLUICE_CHECKPOINT_DIR": str(options.directory),
+    }
     return read("trainer", variables)
 
 

@@ -68,7 +68,8 @@ _LOST_PEER = (
 
 
 def lost_peer(text: str) -> str:
-    """The words by which a collective of torch.distributed tells that another rank is gone; empty: it does not.
+    """The words by which a collective of torch.distributed tells that another rank is gone; empty:
+    it does not.
 
     Whoever was killed has the reason; the others only notice.
     """

@@ -16,7 +16,9 @@ from sluice.api.problems import describe
 
 
 class ConfigurationError(RuntimeError):
-    """No restart cures it: the process ends with exit code 2 and the job fails with this message."""
+    """No restart cures it: the process ends with exit code 2 and the job fails with
+    this message.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,18 @@ class Environment:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot make this directory: {error.strerror}") from error
+            raise ConfigurationError(
+                f"{path}: cannot make this directory: {error.strerror}"
+            ) from error
         return path
 
     def job(self) -> RLJob:
         """The manifest that this pod works for."""
         path = self.variables.get("SLUICE_JOB_FILE", "")
         if not path:
-            raise ConfigurationError("SLUICE_JOB_FILE is not set: expected the job's manifest as JSON")
+            raise ConfigurationError(
+                "SLUICE_JOB_FILE is not set: expected the job's manifest as JSON"
+            )
         try:
             document = json.loads(Path(path).read_text())
             return RLJob.model_validate(document)

@@ -15,10 +15,12 @@ UInt8 = npt.NDArray[np.uint8]
 Messages = list[dict[str, Any]]
 """A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions."""
 BASELINE_REWARD = "baseline_reward"
-"""Where a sample's metadata hold the reward of the greedy response to its prompt; only for the estimator remax."""
+"""Where a sample's metadata hold the reward of the greedy response to its prompt; only for the
+estimator remax."""
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit."""
+"""Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
+"""
 
 
 class SampleStatus(enum.StrEnum):
@@ -81,9 +83,10 @@ def _empty(dtype: type[np.generic]) -> Any:
 class Sample:
     """One response to a prompt.
 
-    tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response] float32, the
-    log-probabilities under the temperature-scaled distribution that the token was drawn from. teacher_log_probs:
-    [response] float32, of a teacher that a worker has asked (`algorithm.distillation.teacher.url`); 0 where masked.
+    tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response]
+    float32, the log-probabilities under the temperature-scaled distribution that the token was
+    drawn from. teacher_log_probs: [response] float32, of a teacher that a worker has asked
+    (`algorithm.distillation.teacher.url`); 0 where masked.
     """
 
     index: int
@@ -121,14 +124,22 @@ class Sample:
         self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
 
     def append(
-        self, tokens: list[int], log_probs: list[float], spans: list[WeightSpan], *, trainable: bool = True
+        self,
+        tokens: list[int],
+        log_probs: list[float],
+        spans: list[WeightSpan],
+        *,
+        trainable: bool = True,
     ) -> None:
-        """Add response tokens. Tokens that are not `trainable` (tool output) get mask 0 and log-prob 0.
+        """Add response tokens. Tokens that are not `trainable` (tool output) get mask 0 and
+        log-prob 0.
 
         spans: positions counted from the first of the new tokens.
         """
         if trainable and len(log_probs) != len(tokens):
-            raise SampleError(f"rolloutLogProbs: {len(log_probs)} log-probs for {len(tokens)} new tokens")
+            raise SampleError(
+                f"rolloutLogProbs: {len(log_probs)} log-probs for {len(tokens)} new tokens"
+            )
         start = self.response_length
         self.tokens = np.concatenate([self.tokens, np.asarray(tokens, dtype=np.int32)])
         mask = np.full(len(tokens), 1 if trainable else 0, dtype=np.uint8)
@@ -154,7 +165,9 @@ class Sample:
         if self.teacher_log_probs is not None:
             self.teacher_log_probs = self.teacher_log_probs[:response_length]
         kept = [span for span in self.weight_versions if span.start < response_length]
-        self.weight_versions = [WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept]
+        self.weight_versions = [
+            WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept
+        ]
         self.response_length = response_length
 
     def sampled_by(self, version: int) -> UInt8:
@@ -169,13 +182,17 @@ class Sample:
         self.check_tokens()
         judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
         if judged and (self.reward is None or not np.isfinite(self.reward)):
-            raise SampleError(f"samples[{self.index}].reward: {self.reward} on a {self.status} sample")
+            raise SampleError(
+                f"samples[{self.index}].reward: {self.reward} on a {self.status} sample"
+            )
 
     def check_tokens(self) -> None:
         """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""
         n = self.response_length
         if not 0 <= n <= len(self.tokens):
-            raise SampleError(f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all")
+            raise SampleError(
+                f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all"
+            )
         per_token: dict[str, Any] = {
             "lossMask": self.loss_mask,
             "rolloutLogProbs": self.rollout_log_probs,
@@ -183,7 +200,9 @@ class Sample:
         }
         for name, values in per_token.items():
             if values is not None and len(values) != n:
-                raise SampleError(f"samples[{self.index}].{name}: {len(values)} entries for {n} response tokens")
+                raise SampleError(
+                    f"samples[{self.index}].{name}: {len(values)} entries for {n} response tokens"
+                )
         if n and int(self.loss_mask.max()) > 1:
             raise SampleError(f"samples[{self.index}].lossMask: entries must be 0 or 1")
         if len(self.tokens) and int(self.tokens.min()) < 0:
@@ -192,7 +211,9 @@ class Sample:
         for name in ("rolloutLogProbs", "teacherLogProbs"):
             values = per_token[name]
             if values is not None and not bool(np.isfinite(values[trained]).all()):
-                raise SampleError(f"samples[{self.index}].{name}: a trainable token has no finite log-prob")
+                raise SampleError(
+                    f"samples[{self.index}].{name}: a trainable token has no finite log-prob"
+                )
         self._check_spans()
 
     def _check_spans(self) -> None:
@@ -200,12 +221,14 @@ class Sample:
         for span in self.weight_versions:
             if span.start != at or span.end <= span.start:
                 raise SampleError(
-                    f"samples[{self.index}].weightVersions: span [{span.start}, {span.end}) does not start at {at}"
+                    f"samples[{self.index}].weightVersions: span [{span.start}, {span.end}) does "
+                    f"not start at {at}"
                 )
             at = span.end
         if self.weight_versions and at != self.response_length:
             raise SampleError(
-                f"samples[{self.index}].weightVersions: cover {at} of {self.response_length} response tokens"
+                f"samples[{self.index}].weightVersions: cover {at} of {self.response_length} "
+                "response tokens"
             )
 
 
@@ -216,7 +239,8 @@ class SampleGroup:
     prompt: Prompt
     samples: list[Sample] = field(default_factory=list)
     failure: str = ""
-    """The error that this group met, where it goes back unfinished because of it. It counts against the group."""
+    """The error that this group met, where it goes back unfinished because of it. It counts against
+    the group."""
 
     @property
     def group_id(self) -> int:
@@ -225,7 +249,9 @@ class SampleGroup:
     def check_finished(self, samples_per_prompt: int) -> None:
         """Raise SampleError unless every sample is there, finished and sound."""
         if len(self.samples) != samples_per_prompt:
-            raise SampleError(f"samples: {len(self.samples)} samples, expected {samples_per_prompt}")
+            raise SampleError(
+                f"samples: {len(self.samples)} samples, expected {samples_per_prompt}"
+            )
         for position, sample in enumerate(self.samples):
             if sample.index != position:
                 raise SampleError(f"samples[{position}].index: {sample.index}, expected {position}")

@@ -1,4 +1,6 @@
-"""A user's functions: `package.module.function`, `package.module:function` or `path/file.py:function`."""
+"""A user's functions: `package.module.function`, `package.module:function` or
+`path/file.py:function`.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,25 @@ def load(dotted: str) -> Callable[..., Any]:
     """The function behind a dotted path."""
     module_name, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
     if not module_name or dotted.endswith(".py"):
-        raise LoadError(f"{dotted} names no function; expected package.module.name or path/to/file.py:name")
+        raise LoadError(
+            f"{dotted} names no function; expected package.module.name or path/to/file.py:name"
+        )
     try:
-        module = _file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+        module = (
+            _file(Path(module_name))
+            if module_name.endswith(".py")
+            else importlib.import_module(module_name)
+        )
     except Exception as error:  # the user's module may raise anything
-        raise LoadError(f"{dotted}: cannot import {module_name}: {type(error).__name__}: {error}") from error
+        raise LoadError(
+            f"{dotted}: cannot import {module_name}: {type(error).__name__}: {error}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise LoadError(f"{dotted}: {module_name} has no function {name!r}; it has {', '.join(names) or 'none'}")
+        raise LoadError(
+            f"{dotted}: {module_name} has no function {name!r}; it has {', '.join(names) or 'none'}"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -50,8 +62,9 @@ def _file(path: Path) -> ModuleType:
 def load_reward(dotted: str) -> Callable[[Any], Any]:
     """A reward function as one of a sample (or of a list of samples), whichever way it was written.
 
-    sluice: f(sample); slime: f(args, sample, **kwargs), where args has no attributes but those that a reward needs of
-    slime's (rm_type, rm_url, reward_key: all None); verl: f(data_source, solution_str, ground_truth, extra_info=None).
+    sluice: f(sample); slime: f(args, sample, **kwargs), where args has no attributes but those that
+    a reward needs of slime's (rm_type, rm_url, reward_key: all None); verl: f(data_source,
+    solution_str, ground_truth, extra_info=None).
     """
     function = load(dotted)
     try:
@@ -60,7 +73,10 @@ def load_reward(dotted: str) -> Callable[[Any], Any]:
         return function
     if {"solution_str", "ground_truth"} <= parameters.keys():
         return _verl(function, parameters)
-    if len(required := [p for p in parameters.values() if _positional(p)]) > 1 and required[0].name == "args":
+    if (
+        len(required := [p for p in parameters.values() if _positional(p)]) > 1
+        and required[0].name == "args"
+    ):
         args = SimpleNamespace(rm_type=None, rm_url=None, reward_key=None)
         return lambda sample: function(args, sample)
     return function

@@ -1,4 +1,6 @@
-"""Specs that make no sense, and some that do: for pydantic's rules, and for the same rules in CEL."""
+"""Specs that make no sense, and some that do: for pydantic's rules, and for the same
+rules in CEL.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,23 @@ ALONE = [
         "divergence",
         "needs a teacher that the trainer scores with",
     ),
-    ({"distillation": {"divergence": "forward_kl", "beta": 0.5, "teacher": {"path": "t"}}}, "beta", "only the div"),
-    ({"distillation": {"beta": 0.5, "teacher": {"path": "t"}}}, "beta", "only the divergence jsd has a beta"),
     (
-        {"distillation": {"teacher": {"path": "t"}, "teachers": [{"dataSource": "a", "url": "http://a"}]}},
+        {"distillation": {"divergence": "forward_kl", "beta": 0.5, "teacher": {"path": "t"}}},
+        "beta",
+        "only the div",
+    ),
+    (
+        {"distillation": {"beta": 0.5, "teacher": {"path": "t"}}},
+        "beta",
+        "only the divergence jsd has a beta",
+    ),
+    (
+        {
+            "distillation": {
+                "teacher": {"path": "t"},
+                "teachers": [{"dataSource": "a", "url": "http://a"}],
+            }
+        },
         "teachers",
         "the one for all other rows",
     ),
@@ -39,7 +54,11 @@ ALONE = [
     ({"function": "a.b"}, "function", "belong together"),
     ({"critic": CRITIC}, "critic", "only estimator: ppo has a critic"),
     ({"estimator": "rloo", "critic": {}}, "critic", "only estimator: ppo has a critic"),
-    ({"estimator": "reinforce_plus_plus", "normalizeAdvantages": False}, "normalizeAdvantages", "by definition"),
+    (
+        {"estimator": "reinforce_plus_plus", "normalizeAdvantages": False},
+        "normalizeAdvantages",
+        "by definition",
+    ),
     ({"gamma": 0.9}, "gamma", "only ppo and reinforce_plus_plus discount"),
     ({"estimator": "reinforce_plus_plus", "lambda": 0.9}, "lambda", "only ppo has a lambda"),
     ({"loss": "clip", "lossFunction": "a.b"}, "lossFunction", "cannot both be set"),
@@ -56,7 +75,11 @@ ALONE = [
     ({"loss": "clip_cov", "clipCov": {"lower": 5.0}}, "lower", "no token lies between"),
     ({"loss": "clip_cov", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
     ({"lossFunction": "sft", "clipCov": {}}, "lossFunction", "leave out what belongs to these"),
-    ({"offPolicy": {"reject": [{"measure": "k3", "low": 0.5, "high": 2.0}]}}, "low", "only k1 has a lower bound"),
+    (
+        {"offPolicy": {"reject": [{"measure": "k3", "low": 0.5, "high": 2.0}]}},
+        "low",
+        "only k1 has a lower bound",
+    ),
     ({"offPolicy": {"reject": [{"low": 3.0, "high": 2.0}]}}, "high", "low must not exceed high"),
     ({"offPolicy": {"reject": [{"high": 0.5}]}}, "high", "high must be at least 1"),
     ({"offPolicy": {"reject": [{"over": "sequence_max", "high": 2.0}]}}, "over", "there is veto"),
@@ -65,25 +88,74 @@ ALONE = [
         "over",
         "looks at single tokens",
     ),
-    ({"lossFunction": "sft", "estimator": "rloo"}, "lossFunction", "leave out what belongs to these"),
-    ({"lossFunction": "sft", "clip": {"low": 0.1}}, "lossFunction", "leave out what belongs to these"),
+    (
+        {"lossFunction": "sft", "estimator": "rloo"},
+        "lossFunction",
+        "leave out what belongs to these",
+    ),
+    (
+        {"lossFunction": "sft", "clip": {"low": 0.1}},
+        "lossFunction",
+        "leave out what belongs to these",
+    ),
     ({"lossFunction": "sft", "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
 ]
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
-    ({"estimator": "rloo"}, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
-    ({"estimator": "remax"}, {"reward": {"function": "a.b", "group": True}}, "reward.group", "greedy response alone"),
-    ({"estimator": "ppo", "critic": {"warmupSteps": 4}}, {}, "algorithm.critic.warmupSteps", "never be trained"),
-    ({"offPolicy": {"opsmDelta": 0.1}}, {}, "algorithm.offPolicy.opsmDelta", "no sequence is ever masked"),
+    (
+        {"estimator": "rloo"},
+        {"rollout": {"samplesPerPrompt": 1}},
+        "algorithm.estimator",
+        "nothing would be learned",
+    ),
+    (
+        {"estimator": "remax"},
+        {"reward": {"function": "a.b", "group": True}},
+        "reward.group",
+        "greedy response alone",
+    ),
+    (
+        {"estimator": "ppo", "critic": {"warmupSteps": 4}},
+        {},
+        "algorithm.critic.warmupSteps",
+        "never be trained",
+    ),
+    (
+        {"offPolicy": {"opsmDelta": 0.1}},
+        {},
+        "algorithm.offPolicy.opsmDelta",
+        "no sequence is ever masked",
+    ),
     ({"loss": "kl_cov"}, {}, "algorithm.loss", "holds nothing back"),
     ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
     ({}, {"rollout": {"replicas": 1, "minReplicas": 2}}, "replicas", "at least minReplicas"),
-    ({}, {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay", "exclude each"),
-    ({}, {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly", "on disk"),
-    ({}, {"evaluation": {"passAtK": [2], "datasets": [{"path": "e"}]}}, "passAtK", "of some data set"),
     (
         {},
-        {"evaluation": {"passAtK": [1, 9], "samplesPerPrompt": 8, "datasets": [{"path": "e", "samplesPerPrompt": 4}]}},
+        {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}},
+        "replay",
+        "exclude each",
+    ),
+    (
+        {},
+        {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}},
+        "debug.rolloutOnly",
+        "on disk",
+    ),
+    (
+        {},
+        {"evaluation": {"passAtK": [2], "datasets": [{"path": "e"}]}},
+        "passAtK",
+        "of some data set",
+    ),
+    (
+        {},
+        {
+            "evaluation": {
+                "passAtK": [1, 9],
+                "samplesPerPrompt": 8,
+                "datasets": [{"path": "e", "samplesPerPrompt": 4}],
+            }
+        },
         "passAtK",
         "of some data set",
     ),
@@ -98,18 +170,63 @@ TAUGHT = {"distillation": {"teacher": {"path": "t"}}}
 BY_URL = {"distillation": {"teacher": {"url": "http://t"}}}
 TOGETHER += [
     ({}, {"reward": None}, "reward", "there is nothing to learn from"),
-    (BY_URL, {"rollout": {"sampling": {"temperature": 0.7}}}, "algorithm.distillation.teacher.url", "temperature 1"),
-    ({**TAUGHT, "estimator": "ppo"}, {"reward": None}, "algorithm.estimator", "without spec.reward"),
-    ({**TAUGHT, "estimator": "remax"}, {"reward": None}, "algorithm.estimator", "without spec.reward"),
-    (TAUGHT, {"rollout": {"dynamicFilter": "nonzero_std"}, "reward": None}, "rollout.dynamicFilter", "every group"),
-    (TAUGHT, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
-    (TAUGHT, {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}}, "evaluation.datasets", "of its own"),
+    (
+        BY_URL,
+        {"rollout": {"sampling": {"temperature": 0.7}}},
+        "algorithm.distillation.teacher.url",
+        "temperature 1",
+    ),
+    (
+        {**TAUGHT, "estimator": "ppo"},
+        {"reward": None},
+        "algorithm.estimator",
+        "without spec.reward",
+    ),
+    (
+        {**TAUGHT, "estimator": "remax"},
+        {"reward": None},
+        "algorithm.estimator",
+        "without spec.reward",
+    ),
+    (
+        TAUGHT,
+        {"rollout": {"dynamicFilter": "nonzero_std"}, "reward": None},
+        "rollout.dynamicFilter",
+        "every group",
+    ),
+    (
+        TAUGHT,
+        {"rollout": {"samplesPerPrompt": 1}},
+        "algorithm.estimator",
+        "nothing would be learned",
+    ),
+    (
+        TAUGHT,
+        {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}},
+        "evaluation.datasets",
+        "of its own",
+    ),
 ]
 SFT = {"lossFunction": "sft"}
 TOGETHER += [
-    (SFT, {"rollout": {"mode": "async", "maxStaleness": 1}}, "algorithm.lossFunction", "about generated samples"),
-    (SFT, {"rollout": {"dynamicFilter": "nonzero_std"}}, "algorithm.lossFunction", "about generated samples"),
-    (SFT, {"rollout": {"samplesPerPrompt": 4}}, "rollout.samplesPerPrompt", "each row is one sample"),
+    (
+        SFT,
+        {"rollout": {"mode": "async", "maxStaleness": 1}},
+        "algorithm.lossFunction",
+        "about generated samples",
+    ),
+    (
+        SFT,
+        {"rollout": {"dynamicFilter": "nonzero_std"}},
+        "algorithm.lossFunction",
+        "about generated samples",
+    ),
+    (
+        SFT,
+        {"rollout": {"samplesPerPrompt": 4}},
+        "rollout.samplesPerPrompt",
+        "each row is one sample",
+    ),
     (SFT, {"debug": {"rolloutOnly": True}}, "debug", "about generated samples"),
     (SFT, {"trainer": {"steps": 4, "colocate": True}}, "trainer.colocate", "takes turns"),
     (
@@ -118,18 +235,33 @@ TOGETHER += [
         "trainer.stepsPerBatch",
         "equal steps",
     ),
-    (SFT, {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}}, "evaluation.datasets", "of its own"),
+    (
+        SFT,
+        {"reward": None, "evaluation": {"datasets": [{"path": "e"}]}},
+        "evaluation.datasets",
+        "of its own",
+    ),
 ]
 LONG = {"sampling": {"maxResponseTokens": 1_000_000}}
 TOGETHER += [
-    ({}, {"rollout": {"batchSize": 512, "samplesPerPrompt": 16, **LONG}}, "buffer.storage.size", "does not fit"),
+    (
+        {},
+        {"rollout": {"batchSize": 512, "samplesPerPrompt": 16, **LONG}},
+        "buffer.storage.size",
+        "does not fit",
+    ),
     (
         {},
         {"rollout": {"samplesPerPrompt": 4, **LONG}, "buffer": {"storage": {"size": "500M"}}},
         "buffer.storage.size",
         "does not fit",
     ),
-    ({}, {"rollout": {"batchSize": 1, "samplesPerPrompt": 128, **LONG}}, "buffer.memory", "with this memory"),
+    (
+        {},
+        {"rollout": {"batchSize": 1, "samplesPerPrompt": 128, **LONG}},
+        "buffer.memory",
+        "with this memory",
+    ),
     ({}, {"rollout": LONG, "buffer": {"memory": "400Mi"}}, "buffer.memory", "with this memory"),
 ]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -137,7 +269,10 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"rollout": {"replicas": 2, "minReplicas": 2}}),
     ({}, {"rollout": {"replicas": 0, "minReplicas": 2}}),
     ({}, {"rollout": {"minReplicas": 2}}),
-    ({}, {"rollout": {"batchSize": 1, "samplesPerPrompt": 3, **LONG}, "buffer": {"memory": "64Mi"}}),
+    (
+        {},
+        {"rollout": {"batchSize": 1, "samplesPerPrompt": 3, **LONG}, "buffer": {"memory": "64Mi"}},
+    ),
     ({}, {"rollout": LONG, "buffer": {"memory": 4294967296, "storage": {"size": "100Gi"}}}),
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),
     ({"estimator": "ppo", "gamma": 0.99, "lambda": 0.95, "critic": CRITIC}, {}),
@@ -147,7 +282,10 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"loss": "dppo_tv", "clip": {"dual": 20.0, "low": 0.15}}, {}),
     ({"loss": "sapo", "gate": {"negative": 2.0}}, {}),
     ({"loss": "clip_cov", "clipCov": {"ratio": 0.02, "lower": 6.0, "upper": 7.0}}, {}),
-    ({"loss": "kl_cov", "klCov": {"ppoKlCoef": 2.0}}, {"trainer": {"steps": 4, "stepsPerBatch": 2}}),
+    (
+        {"loss": "kl_cov", "klCov": {"ppoKlCoef": 2.0}},
+        {"trainer": {"steps": 4, "stepsPerBatch": 2}},
+    ),
     ({"loss": "kl_cov", "offPolicy": {"oldLogProbs": "rollout"}}, {}),
     ({"clipCov": {}, "lossFunction": "a.b"}, {}),
     ({"offPolicy": {"method": "icepop", "normalize": True}}, {}),
@@ -166,34 +304,75 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "ppo", "critic": {"warmupSteps": 9}}, {"trainer": {"epochs": 1}}),
     ({}, {"debug": {"replay": "rollouts"}, "rollout": {"replicas": 0}}),
     ({}, {"debug": {"rolloutOnly": True}}),
-    (TAUGHT, {"reward": None, "rollout": {"samplesPerPrompt": 1, "sampling": {"temperature": 0.7}}}),
+    (
+        TAUGHT,
+        {"reward": None, "rollout": {"samplesPerPrompt": 1, "sampling": {"temperature": 0.7}}},
+    ),
     (TAUGHT, {"rollout": {"dynamicFilter": "nonzero_std"}}),
     ({**TAUGHT, "estimator": "ppo"}, {}),
-    ({"distillation": {"divergence": "jsd", "beta": 0.1, "teacher": {"path": "t"}}}, {"reward": None}),
+    (
+        {"distillation": {"divergence": "jsd", "beta": 0.1, "teacher": {"path": "t"}}},
+        {"reward": None},
+    ),
     ({"distillation": {"divergence": "token", "teacher": {"url": "http://t"}}}, {"reward": None}),
     (
         {
             "distillation": {
                 "teacher": {"url": "http://t"},
-                "teachers": [{"dataSource": "a", "url": "http://a"}, {"dataSource": "b", "url": "http://a"}],
+                "teachers": [
+                    {"dataSource": "a", "url": "http://a"},
+                    {"dataSource": "b", "url": "http://a"},
+                ],
             }
         },
         {"reward": None},
     ),
-    (BY_URL, {"reward": None, "rollout": {"sampling": {"temperature": 1.0}, "dynamicFilter": "mine.py:keep"}}),
-    (BY_URL, {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}}),
+    (
+        BY_URL,
+        {
+            "reward": None,
+            "rollout": {"sampling": {"temperature": 1.0}, "dynamicFilter": "mine.py:keep"},
+        },
+    ),
+    (
+        BY_URL,
+        {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}},
+    ),
     (SFT, {"reward": None}),
-    (SFT, {"reward": None, "rollout": {"samplesPerPrompt": 1, "batchSize": 4, "hooks": {"afterReward": "c.py:d"}}}),
+    (
+        SFT,
+        {
+            "reward": None,
+            "rollout": {"samplesPerPrompt": 1, "batchSize": 4, "hooks": {"afterReward": "c.py:d"}},
+        },
+    ),
     (SFT, {"reward": None, "evaluation": {"datasets": [{"path": "e", "reward": {"type": "f1"}}]}}),
-    (SFT, {"evaluation": {"datasets": [{"path": "e"}]}, "trainer": {"steps": 4, "stepsPerBatch": 2}}),
-    ({**SFT, "kl": {"lossCoef": 0.1}, "aggregation": "sequence_mean", "entropyCoef": 0.01}, {"reward": None}),
-    ({}, {"rollout": {"function": "game.py:play", "hooks": {"beforeReward": "a.b", "afterReward": "c.py:d"}}}),
+    (
+        SFT,
+        {"evaluation": {"datasets": [{"path": "e"}]}, "trainer": {"steps": 4, "stepsPerBatch": 2}},
+    ),
+    (
+        {**SFT, "kl": {"lossCoef": 0.1}, "aggregation": "sequence_mean", "entropyCoef": 0.01},
+        {"reward": None},
+    ),
+    (
+        {},
+        {
+            "rollout": {
+                "function": "game.py:play",
+                "hooks": {"beforeReward": "a.b", "afterReward": "c.py:d"},
+            }
+        },
+    ),
     (
         {},
         {
             "evaluation": {
                 "passAtK": [1, 16],
-                "datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 16, "reward": {"type": "f1"}}],
+                "datasets": [
+                    {"path": "e"},
+                    {"path": "f", "samplesPerPrompt": 16, "reward": {"type": "f1"}},
+                ],
             }
         },
     ),
@@ -202,21 +381,56 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 ONE = {"steps": 1, "colocate": True}
 TOGETHER += [
-    ({}, {"trainer": ONE, "rollout": {"mode": "async", "maxStaleness": 1}}, "trainer.colocate", "take turns"),
-    ({}, {"trainer": ONE, "weightSync": {"transport": "nccl"}}, "weightSync.transport", "no two processes"),
+    (
+        {},
+        {"trainer": ONE, "rollout": {"mode": "async", "maxStaleness": 1}},
+        "trainer.colocate",
+        "take turns",
+    ),
+    (
+        {},
+        {"trainer": ONE, "weightSync": {"transport": "nccl"}},
+        "weightSync.transport",
+        "no two processes",
+    ),
     ({}, {"weightSync": {"transport": "ipc"}}, "weightSync.transport", "needs trainer.colocate"),
-    ({}, {"trainer": ONE, "rollout": {"nodesPerReplica": 2}}, "rollout.nodesPerReplica", "one machine"),
-    ({}, {"trainer": {**ONE, "gpusPerNode": 4}, "rollout": {"gpusPerReplica": 3}}, "rollout.gpusPerReplica", "divide"),
+    (
+        {},
+        {"trainer": ONE, "rollout": {"nodesPerReplica": 2}},
+        "rollout.nodesPerReplica",
+        "one machine",
+    ),
+    (
+        {},
+        {"trainer": {**ONE, "gpusPerNode": 4}, "rollout": {"gpusPerReplica": 3}},
+        "rollout.gpusPerReplica",
+        "divide",
+    ),
     ({}, {"trainer": {**ONE, "gpusPerNode": 0}}, "rollout.gpusPerReplica", "must divide"),
-    ({}, {"trainer": ONE, "rollout": {"gpusPerReplica": 0}}, "rollout.gpusPerReplica", "must divide"),
-    ({}, {"trainer": {**ONE, "nodes": 2}, "rollout": {"replicas": 1}}, "rollout.replicas", "leave replicas out"),
+    (
+        {},
+        {"trainer": ONE, "rollout": {"gpusPerReplica": 0}},
+        "rollout.gpusPerReplica",
+        "must divide",
+    ),
+    (
+        {},
+        {"trainer": {**ONE, "nodes": 2}, "rollout": {"replicas": 1}},
+        "rollout.replicas",
+        "leave replicas out",
+    ),
     (
         {},
         {"trainer": {**ONE, "gpusPerNode": 2, "processesPerNode": 1}},
         "trainer.processesPerNode",
         "one trainer process",
     ),
-    ({}, {"trainer": ONE, "debug": {"rolloutOnly": True}}, "trainer.colocate", "nothing that could take turns"),
+    (
+        {},
+        {"trainer": ONE, "debug": {"rolloutOnly": True}},
+        "trainer.colocate",
+        "nothing that could take turns",
+    ),
 ]
 SENSIBLE += [
     ({}, {"trainer": ONE}),
@@ -243,15 +457,42 @@ ONCE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
 EPHEMERAL = {"ephemeral": True}
 TWO_NODES = {"steps": 4, "nodes": 2}
 TOGETHER += [
-    ({}, {"checkpoint": {"volume": {"emptyDir": {}}, "storage": {"size": "1Gi"}}}, "", "at most one of volume"),
+    (
+        {},
+        {"checkpoint": {"volume": {"emptyDir": {}}, "storage": {"size": "1Gi"}}},
+        "",
+        "at most one of volume",
+    ),
     ({}, {"checkpoint": {"storage": {}, **EPHEMERAL}}, "", "at most one of volume"),
-    ({}, {"trainer": TWO_NODES, "checkpoint": ONCE}, "checkpoint.storage.accessModes", "needs ReadWriteMany"),
-    ({}, {"trainer": TWO_NODES, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "no directory of a single pod"),
+    (
+        {},
+        {"trainer": TWO_NODES, "checkpoint": ONCE},
+        "checkpoint.storage.accessModes",
+        "needs ReadWriteMany",
+    ),
+    (
+        {},
+        {"trainer": TWO_NODES, "checkpoint": EPHEMERAL},
+        "checkpoint.ephemeral",
+        "no directory of a single pod",
+    ),
     ({}, {"trainer": ONE, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "one pod's own"),
-    ({}, {"weightSync": {"transport": "disk"}, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "one pod's own"),
+    (
+        {},
+        {"weightSync": {"transport": "disk"}, "checkpoint": EPHEMERAL},
+        "checkpoint.ephemeral",
+        "one pod's own",
+    ),
 ]
 SENSIBLE += [
-    ({}, {"checkpoint": {"storage": {"size": "1Ti", "storageClassName": "fast", "whenDeleted": "Delete"}}}),
+    (
+        {},
+        {
+            "checkpoint": {
+                "storage": {"size": "1Ti", "storageClassName": "fast", "whenDeleted": "Delete"}
+            }
+        },
+    ),
     ({}, {"checkpoint": EPHEMERAL}),
     ({}, {"checkpoint": {"volume": {"emptyDir": {}}, "ephemeral": False}}),
     ({}, {"trainer": TWO_NODES}),

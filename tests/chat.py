@@ -1,4 +1,5 @@
-"""Tokenizers with chat templates of every kind: each byte is a token, special tokens aside, so masks show as texts."""
+"""Tokenizers with chat templates of every kind: each byte is a token, special tokens aside, so
+masks show as texts."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ PLAIN = """
 MARKED = """
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
 {%- else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 REWRITING = """
 {%- set ns = namespace(last=-1) %}
-{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
 {%- for message in messages %}
 {%- set content, thought = message.content, '' %}
 {%- if message.role == 'assistant' and '</think>' in content %}
@@ -41,7 +45,8 @@ REWRITING = """
 {{- content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{{- '<|im_start|>assistant\n' }}
+{%- if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
 {%- endif %}"""
 """Qwen3's way: the last answer gets a (perhaps empty) thought, earlier ones lose theirs."""
 

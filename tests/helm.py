@@ -26,7 +26,9 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def template(values: str = "defaults", *arguments: str, release: str = "sluice") -> str:
     """What an installation into the namespace sluice-system would make."""
     file = VALUES / f"{values}.yaml"
-    done = helm("template", release, CHART, "--namespace", "sluice-system", "--values", file, *arguments)
+    done = helm(
+        "template", release, CHART, "--namespace", "sluice-system", "--values", file, *arguments
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,7 +39,9 @@ def objects(values: str = "defaults", *arguments: str) -> list[Object]:
 
 
 def one(found: list[Object], kind: str, name: str = "") -> Object:
-    (match,) = [each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])]
+    (match,) = [
+        each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])
+    ]
     return match
 
 

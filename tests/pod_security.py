@@ -1,7 +1,8 @@
-"""The Pod Security Standards, written out (kubernetes.io/docs/concepts/security/pod-security-standards, version 1.36).
+"""The Pod Security Standards, written out
+(kubernetes.io/docs/concepts/security/pod-security-standards, version 1.36).
 
-What admission of a namespace with the label `pod-security.kubernetes.io/enforce` refuses. Of pods for Windows, and of
-pods in user namespaces (which relax some of it), there are none here.
+What admission of a namespace with the label `pod-security.kubernetes.io/enforce` refuses. Of pods
+for Windows, and of pods in user namespaces (which relax some of it), there are none here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ VOLUMES = {
     "projected",
     "secret",
 }
-SELINUX_TYPES = {None, "", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+SELINUX_TYPES = {
+    None,
+    "",
+    "container_t",
+    "container_init_t",
+    "container_kvm_t",
+    "container_engine_t",
+}
 APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 PROFILES = ("RuntimeDefault", "Localhost")
 
@@ -76,7 +84,8 @@ def _contexts(pod: Object) -> Iterator[tuple[str, Object]]:
         yield name, container.get("securityContext") or {}
 
 
-# -- baseline ---------------------------------------------------------------------------------------------------------
+# -- baseline
+# --------------------------------------------------------------------------------------------------
 
 
 def _host_namespaces(pod: Object) -> Iterator[str]:
@@ -118,8 +127,13 @@ def _host_ports(pod: Object) -> Iterator[str]:
 def _probe_hosts(pod: Object) -> Iterator[str]:
     """From 1.34 on: no probe or hook may be sent to another host."""
     for name, container in _containers(pod):
-        handlers = [container.get(each) or {} for each in ("livenessProbe", "readinessProbe", "startupProbe")]
-        handlers += [(container.get("lifecycle") or {}).get(each) or {} for each in ("postStart", "preStop")]
+        handlers = [
+            container.get(each) or {}
+            for each in ("livenessProbe", "readinessProbe", "startupProbe")
+        ]
+        handlers += [
+            (container.get("lifecycle") or {}).get(each) or {} for each in ("postStart", "preStop")
+        ]
         for handler in handlers:
             if any((handler.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
                 yield f"{name}: host of a probe or hook"
@@ -130,7 +144,9 @@ def _app_armor(pod: Object) -> Iterator[str]:
         if (context.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
             yield f"{who}: appArmorProfile"
     for key, value in (pod["metadata"].get("annotations") or {}).items():
-        if key.startswith(APPARMOR) and not (value in ("", "runtime/default") or value.startswith("localhost/")):
+        if key.startswith(APPARMOR) and not (
+            value in ("", "runtime/default") or value.startswith("localhost/")
+        ):
             yield f"{key.removeprefix(APPARMOR)}: AppArmor {value}"
 
 
@@ -159,7 +175,8 @@ def _sysctls(pod: Object) -> Iterator[str]:
             yield f"pod: sysctl {each['name']}"
 
 
-# -- restricted -------------------------------------------------------------------------------------------------------
+# -- restricted
+# --------------------------------------------------------------------------------------------------
 
 
 def _volume_types(pod: Object) -> Iterator[str]:
@@ -199,7 +216,9 @@ def _seccomp(pod: Object) -> Iterator[str]:
 
 def _dropped_capabilities(pod: Object) -> Iterator[str]:
     for name, container in _containers(pod):
-        if "ALL" not in (((container.get("securityContext") or {}).get("capabilities") or {}).get("drop") or []):
+        if "ALL" not in (
+            ((container.get("securityContext") or {}).get("capabilities") or {}).get("drop") or []
+        ):
             yield f"{name}: capabilities must drop ALL"
     for name, added in _added(pod):
         if added != "NET_BIND_SERVICE":
@@ -208,7 +227,9 @@ def _dropped_capabilities(pod: Object) -> Iterator[str]:
 
 def _added(pod: Object) -> Iterator[tuple[str, str]]:
     for name, container in _containers(pod):
-        for each in ((container.get("securityContext") or {}).get("capabilities") or {}).get("add") or []:
+        for each in ((container.get("securityContext") or {}).get("capabilities") or {}).get(
+            "add"
+        ) or []:
             yield name, each
 
 
@@ -227,4 +248,11 @@ BASELINE: tuple[Check, ...] = (
     _unconfined,
     _sysctls,
 )
-RESTRICTED: tuple[Check, ...] = (_volume_types, _escalation, _non_root, _root_user, _seccomp, _dropped_capabilities)
+RESTRICTED: tuple[Check, ...] = (
+    _volume_types,
+    _escalation,
+    _non_root,
+    _root_user,
+    _seccomp,
+    _dropped_capabilities,
+)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def missing(what: str) -> NoReturn:
-    """Skip, and say what is missing; but fail where everything must be there (SLUICE_TESTS_MUST_RUN)."""
+    """Skip, and say what is missing; but fail where everything must be there
+    (SLUICE_TESTS_MUST_RUN)."""
     if os.environ.get("SLUICE_TESTS_MUST_RUN"):
         pytest.fail(f"SLUICE_TESTS_MUST_RUN is set, but this {what}", pytrace=False)
     pytest.skip(what)
@@ -31,7 +32,8 @@ def tool(name: str) -> Path:
 
 @cache
 def neighbour_tools() -> Path | None:
-    """Binaries of a Kubernetes release that a directory beside the checkout brings: its `kube install` unpacks them."""
+    """Binaries of a Kubernetes release that a directory beside the checkout brings: its `kube
+    install` unpacks them."""
     scripts = sorted(ROOT.parent.glob("*/kube/kube"))
     if not scripts:
         return None

@@ -1,1 +1,3 @@
-"""The `sluice` command: runs jobs here, shows those of clusters, reads data, translates launch scripts of others."""
+"""The `sluice` command: runs jobs here, shows those of clusters, reads data, translates launch
+scripts of others.
+"""

@@ -1,7 +1,7 @@
 """`sluice convert`: checkpoints between Hugging Face's and Megatron's format.
 
-The work needs torch and Megatron, which the command line does without: the trainer's package does it, in a process of
-its own.
+The work needs torch and Megatron, which the command line does without: the trainer's package does
+it, in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,27 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Checkpoints between Hugging Face's and Megatron's format.", no_args_is_help=True)
+app = typer.Typer(
+    help="Checkpoints between Hugging Face's and Megatron's format.", no_args_is_help=True
+)
 
 
 def _run(direction: str, *paths: Path) -> None:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron") is None:
-        typer.echo("error: sluice convert needs torch and megatron-core: install sluice's extra `trainer`", err=True)
+        typer.echo(
+            "error: sluice convert needs torch and megatron-core: install sluice's extra `trainer`",
+            err=True,
+        )
         raise typer.Exit(2)
-    command = [sys.executable, "-W", "ignore", "-m", "sluice_trainer.convert", direction, *map(str, paths)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "sluice_trainer.convert",
+        direction,
+        *map(str, paths),
+    ]
     code = subprocess.run(command, check=False).returncode
     if code:
         raise typer.Exit(code)
@@ -31,22 +44,35 @@ def _run(direction: str, *paths: Path) -> None:
 def hf_to_dist(
     source: Annotated[Path, typer.Argument(help="Hugging Face checkpoint.", show_default=False)],
     target: Annotated[
-        Path, typer.Argument(help="Directory of checkpoints; iter_0000000 is written there.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Directory of checkpoints; iter_0000000 is written there.", show_default=False
+        ),
     ],
 ) -> None:
-    """Write a Hugging Face checkpoint as a torch_dist checkpoint. Memory: one parameter at a time."""
+    """Write a Hugging Face checkpoint as a torch_dist checkpoint. Memory: one
+    parameter at a time.
+    """
     _run("hf-to-dist", source, target)
 
 
 @app.command()
 def dist_to_hf(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a directory of them (the newest).", show_default=False)
+        Path,
+        typer.Argument(
+            help="A checkpoint, or a directory of them (the newest).", show_default=False
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
     like: Annotated[
-        Path, typer.Option(help="Hugging Face directory with the model's config and tokenizer.", show_default=False)
+        Path,
+        typer.Option(
+            help="Hugging Face directory with the model's config and tokenizer.", show_default=False
+        ),
     ],
 ) -> None:
-    """Write a torch_dist checkpoint as a Hugging Face checkpoint. Memory: one layer and one file (5 GB) at a time."""
+    """Write a torch_dist checkpoint as a Hugging Face checkpoint. Memory: one layer and one file (5
+    GB) at a time.
+    """
     _run("dist-to-hf", checkpoint, like, target)

@@ -1,4 +1,6 @@
-"""`sluice data`: look at prompt files, and make others of them. Row by row, so a file may be larger than the memory."""
+"""`sluice data`: look at prompt files, and make others of them. Row by row, so a file may be larger
+than the memory.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,23 @@ app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="IN", help="File or directory (.jsonl, .json, .parquet), or a slice: file@[0:100].", show_default=False
+        metavar="IN",
+        help="File or directory (.jsonl, .json, .parquet), or a slice: file@[0:100].",
+        show_default=False,
     ),
 ]
 Target = Annotated[
-    Path, typer.Argument(metavar="OUT", help="File to write: .jsonl, .json or .parquet.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="OUT", help="File to write: .jsonl, .json or .parquet.", show_default=False
+    ),
 ]
-PromptKey = Annotated[str | None, typer.Option(help="Column of the prompt. Default: prompt, else input.")]
-LabelKey = Annotated[str | None, typer.Option(help="Column of the label. Default: label, else verl's ground_truth.")]
+PromptKey = Annotated[
+    str | None, typer.Option(help="Column of the prompt. Default: prompt, else input.")
+]
+LabelKey = Annotated[
+    str | None, typer.Option(help="Column of the label. Default: label, else verl's ground_truth.")
+]
 MetadataKey = Annotated[str, typer.Option(help="Column of the metadata.")]
 ToolsKey = Annotated[str, typer.Option(help="Column of the tools.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
@@ -54,9 +65,13 @@ def _refusing() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _source(path: str, prompt: str | None, label: str | None, metadata: str, tools: str) -> PromptSource:
+def _source(
+    path: str, prompt: str | None, label: str | None, metadata: str, tools: str
+) -> PromptSource:
     try:
-        return PromptSource(path=path, prompt_key=prompt, label_key=label, metadata_key=metadata, tools_key=tools)
+        return PromptSource(
+            path=path, prompt_key=prompt, label_key=label, metadata_key=metadata, tools_key=tools
+        )
     except ValidationError as error:
         raise ConfigurationError(f"{path!r}: expected the path of a prompt file") from error
 
@@ -74,7 +89,9 @@ def _write(target: Path, rows: Iterable[Row], *, force: bool, as_json: bool) -> 
     with Writer(target, force=force) as writer:
         for row in rows:
             writer.write(row)
-    _say({"rows": writer.rows, "file": str(target)}, f"{target}: {writer.rows} rows", as_json=as_json)
+    _say(
+        {"rows": writer.rows, "file": str(target)}, f"{target}: {writer.rows} rows", as_json=as_json
+    )
 
 
 def _say(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -91,9 +108,15 @@ def inspect(
         bool, typer.Option("--chat", help="applyChatTemplate: also texts go through the template.")
     ] = False,
     sft: Annotated[
-        bool, typer.Option("--sft", help="lossFunction: sft: rows with given answers; with --model, which are trained.")
+        bool,
+        typer.Option(
+            "--sft",
+            help="lossFunction: sft: rows with given answers; with --model, which are trained.",
+        ),
     ] = False,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Count prompts that are longer.")] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Count prompts that are longer.")
+    ] = None,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     metadata_key: MetadataKey = "metadata",
@@ -106,14 +129,27 @@ def inspect(
 
     with _refusing():
         if max_prompt_tokens and not model:
-            raise ConfigurationError("--max-prompt-tokens needs --model: tokens are counted by its tokenizer")
+            raise ConfigurationError(
+                "--max-prompt-tokens needs --model: tokens are counted by its tokenizer"
+            )
         wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
         render, length = answers_of(model, chat) if sft else lengths_of(model, chat)
-        found = look(read_source(source), wanted, length, max_prompt_tokens, parse_answer if sft else parse_row)
+        found = look(
+            read_source(source),
+            wanted,
+            length,
+            max_prompt_tokens,
+            parse_answer if sft else parse_row,
+        )
         if not found.rows:
             raise ConfigurationError(f"{source}: no rows")
         example = render(found.first) if found.first else None
-    facts = {"source": source, "unit": "tokens" if model else "characters", **found.summary(), "example": example}
+    facts = {
+        "source": source,
+        "unit": "tokens" if model else "characters",
+        **found.summary(),
+        "example": example,
+    }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
@@ -125,8 +161,12 @@ def inspect(
 def convert(
     source: Source,
     target: Target,
-    to: Annotated[Shape | None, typer.Option(help="Rows of slime or verl. Default: as they are.")] = None,
-    data_source: Annotated[str, typer.Option(help="--to verl: data_source of rows that have none.")] = "unknown",
+    to: Annotated[
+        Shape | None, typer.Option(help="Rows of slime or verl. Default: as they are.")
+    ] = None,
+    data_source: Annotated[
+        str, typer.Option(help="--to verl: data_source of rows that have none.")
+    ] = "unknown",
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     metadata_key: MetadataKey = "metadata",
@@ -169,12 +209,16 @@ def split(
     source: Source,
     train: Annotated[Path, typer.Option(help="File for the larger part.", show_default=False)],
     test: Annotated[Path, typer.Option(help="File for the held-out part.", show_default=False)],
-    test_rows: Annotated[float, typer.Option(help="Held-out rows: a number, or a share below 1.")] = 0.1,
+    test_rows: Annotated[
+        float, typer.Option(help="Held-out rows: a number, or a share below 1.")
+    ] = 0.1,
     seed: Annotated[int, typer.Option(help="Another seed, another choice.")] = 42,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold out random rows. Both parts keep the order of the file; the same seed gives the same parts."""
+    """Hold out random rows. Both parts keep the order of the file; the same seed gives the same
+    parts.
+    """
     with _refusing():
         total = sum(1 for _ in read_source(source))
         wanted = round(test_rows * total) if test_rows < 1 else round(test_rows)
@@ -187,19 +231,27 @@ def split(
         with Writer(train, force=force) as kept, Writer(test, force=force) as held:
             for located, out in zip(read_source(source), chosen(total, wanted, seed), strict=True):
                 (held if out else kept).write(located.row)
-        facts = {"train": {"rows": kept.rows, "file": str(train)}, "test": {"rows": held.rows, "file": str(test)}}
+        facts = {
+            "train": {"rows": kept.rows, "file": str(train)},
+            "test": {"rows": held.rows, "file": str(test)},
+        }
         _say(facts, f"{train}: {kept.rows} rows\n{test}: {held.rows} rows", as_json=as_json)
 
 
 @app.command()
 def materialise(
     function: Annotated[
-        str, typer.Argument(help="package.module.name, or path/file.py:name: gives rows when it is called.")
+        str,
+        typer.Argument(
+            help="package.module.name, or path/file.py:name: gives rows when it is called."
+        ),
     ],
     target: Target,
     arguments: Annotated[
         list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="Argument of it; the value is JSON, or text."),
+        typer.Option(
+            "--arg", metavar="NAME=VALUE", help="Argument of it; the value is JSON, or text."
+        ),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many rows: needed where it never ends.")
@@ -209,7 +261,8 @@ def materialise(
 ) -> None:
     """Write what your own code yields to a prompt file.
 
-    A job does so by itself for `data.prompts[].source`; this is for files that several jobs share, or that take long.
+    A job does so by itself for `data.prompts[].source`; this is for files that several jobs share,
+    or that take long.
     """
     with _refusing():
         produced = _own_rows(function, _arguments(arguments or []), rows)
@@ -217,7 +270,9 @@ def materialise(
 
 
 def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Iterator[Row]:
-    """The rows of a user's function. What it raises is told in a line, with the place in its code."""
+    """The rows of a user's function. What it raises is told in a line, with the place
+    in its code.
+    """
     number = 0
     try:
         for number, row in enumerate(made_rows(function, arguments, rows), start=1):  # noqa: B007 - told if it raises
@@ -227,7 +282,8 @@ def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Ite
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = (
-            f"{function} raised {type(error).__name__} after {number} rows ({place.filename}:{place.lineno}): {error}"
+            f"{function} raised {type(error).__name__} after {number} rows "
+            f"({place.filename}:{place.lineno}): {error}"
         )
         raise ConfigurationError(text) from error
     if not number:

@@ -20,7 +20,9 @@ _BAR = 40
 
 
 def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], str], Length]:
-    """(a prompt as the model sees it, its length): by the model's tokenizer, or without one as it is, in characters."""
+    """(a prompt as the model sees it, its length): by the model's tokenizer, or without one as it
+    is, in characters.
+    """
     if model is None:
         return _plain, lambda row: len(_plain(row))
     from sluice.data.chat import encode, load_tokenizer, render
@@ -69,10 +71,16 @@ def show(facts: dict[str, Any], found: Inspection) -> None:
     for name, value in (
         ("rows like", _counted(facts["shapes"])),
         ("prompts", _counted(facts["prompts"])),
-        ("keys", ", ".join(k if n == found.rows else f"{k} ({n})" for k, n in facts["keys"].items())),
+        (
+            "keys",
+            ", ".join(k if n == found.rows else f"{k} ({n})" for k, n in facts["keys"].items()),
+        ),
         ("labels", f"{found.labels} ({found.labels / usable:.0%})"),
         ("tools", str(found.tools) if found.tools else ""),
-        ("loss masks", f"{found.masked} rows; they count with lossFunction: sft" if found.masked else ""),
+        (
+            "loss masks",
+            f"{found.masked} rows; they count with lossFunction: sft" if found.masked else "",
+        ),
         ("data_source", _counted(facts["sources"])),
         ("reward", _counted(facts["rewards"])),
         ("duplicates", f"{found.duplicates} prompts came before" if found.duplicates else "none"),
@@ -85,12 +93,20 @@ def show(facts: dict[str, Any], found: Inspection) -> None:
         text = facts["example"]
         console.print("\n[bold]first prompt[/]")
         console.print(text if len(text) <= _EXAMPLE else f"{text[:_EXAMPLE]}...", markup=False)
-    _show_list(console, f"{found.longer} prompts are longer than --max-prompt-tokens", found.longer, found.too_long)
+    _show_list(
+        console,
+        f"{found.longer} prompts are longer than --max-prompt-tokens",
+        found.longer,
+        found.too_long,
+    )
     _show_list(console, f"{found.broken} rows cannot be used", found.broken, found.problems)
 
 
 def _counted(counts: dict[str, int]) -> str:
-    shown = [name if len(counts) == 1 else f"{name} ({count})" for name, count in list(counts.items())[:8]]
+    shown = [
+        name if len(counts) == 1 else f"{name} ({count})"
+        for name, count in list(counts.items())[:8]
+    ]
     return ", ".join(shown) + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
 
 
@@ -98,7 +114,9 @@ def _show_lengths(console: Console, facts: dict[str, Any]) -> None:
     statistics = facts["lengths"]
     if not statistics:
         return
-    parts = ", ".join(f"{name} {statistics[name]:g}" for name in ("min", "median", "mean", "p95", "max"))
+    parts = ", ".join(
+        f"{name} {statistics[name]:g}" for name in ("min", "median", "mean", "p95", "max")
+    )
     console.print(f"\n[bold]{facts['unit']}[/]: {parts}")
     most = max(count for _, _, count in facts["histogram"])
     for start, end, count in facts["histogram"]:

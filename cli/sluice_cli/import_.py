@@ -1,4 +1,6 @@
-"""`sluice import`: a launch script or configuration of slime or verl as an RLJob manifest. Nothing is executed."""
+"""`sluice import`: a launch script or configuration of slime or verl as an RLJob manifest. Nothing
+is executed.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,15 @@ from sluice_cli.importing.draft import Draft, ImportFailedError, job_name
 from sluice_cli.importing.shell import ScriptError
 
 app = typer.Typer(help="RLJob manifests of other projects' launch scripts.", no_args_is_help=True)
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
+]
 Name = Annotated[str | None, typer.Option(help="Name of the job. Default: from the script.")]
 Variables = Annotated[
-    list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable that the script takes from outside.")
+    list[str] | None,
+    typer.Option(
+        "--var", metavar="NAME=VALUE", help="A variable that the script takes from outside."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Manifest and notes as one JSON object.")]
@@ -28,7 +35,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Manifest and notes as one 
 
 @app.command()
 def slime(
-    script: Annotated[Path, typer.Argument(help="Launch script, such as run-qwen3-4B.sh.", show_default=False)],
+    script: Annotated[
+        Path, typer.Argument(help="Launch script, such as run-qwen3-4B.sh.", show_default=False)
+    ],
     out: Out = None,
     name: Name = None,
     variables: Variables = None,
@@ -38,15 +47,27 @@ def slime(
     """Translate a script that starts slime's train.py or train_async.py."""
     from sluice_cli.importing.slime import import_slime
 
-    _import(script.name, lambda: import_slime(_read(script), str(script), _given(variables)), out, name, force, as_json)
+    _import(
+        script.name,
+        lambda: import_slime(_read(script), str(script), _given(variables)),
+        out,
+        name,
+        force,
+        as_json,
+    )
 
 
 @app.command()
 def verl(
     source: Annotated[
-        str, typer.Argument(help="Script, Hydra YAML, or 'python -m verl.trainer.main_ppo ...'.", show_default=False)
+        str,
+        typer.Argument(
+            help="Script, Hydra YAML, or 'python -m verl.trainer.main_ppo ...'.", show_default=False
+        ),
     ],
-    config: Annotated[Path | None, typer.Option(help="YAML that the command's --config-name names.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML that the command's --config-name names.")
+    ] = None,
     out: Out = None,
     name: Name = None,
     variables: Variables = None,
@@ -63,7 +84,9 @@ def verl(
         if re.search(r"\.ya?ml$", source) and "=" not in source:
             return import_verl(base | from_yaml(_read(Path(source)), source), source)
         known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
-        entry, found = read_command(_read(Path(source)) if known else source, _shown(source), _given(variables))
+        entry, found = read_command(
+            _read(Path(source)) if known else source, _shown(source), _given(variables)
+        )
         if config:
             found = {key: value for key, value in found.items() if not key.startswith("-")}
         return import_verl(base | found, source if known else "verl", entry)
@@ -82,7 +105,9 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ImportFailedError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ImportFailedError(f"{path}: not a text file: {error.reason} at byte {error.start}") from error
+        raise ImportFailedError(
+            f"{path}: not a text file: {error.reason} at byte {error.start}"
+        ) from error
 
 
 def _given(variables: list[str] | None) -> dict[str, str]:
@@ -96,7 +121,12 @@ def _given(variables: list[str] | None) -> dict[str, str]:
 
 
 def _import(
-    source: str, make: Callable[[], Draft], out: Path | None, name: str | None, force: bool, as_json: bool
+    source: str,
+    make: Callable[[], Draft],
+    out: Path | None,
+    name: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     from sluice_cli.importing.manifest import settle, to_text
 
@@ -112,8 +142,14 @@ def _import(
     wrong = settle(draft)
     text = to_text(draft, source)
     if as_json:
-        notes = [{"kind": n.kind, "subject": n.subject, "line": n.line, "text": n.text} for n in draft.notes]
-        text = json.dumps({"manifest": text, "notes": notes, "problem": wrong}, ensure_ascii=False) + "\n"
+        notes = [
+            {"kind": n.kind, "subject": n.subject, "line": n.line, "text": n.text}
+            for n in draft.notes
+        ]
+        text = (
+            json.dumps({"manifest": text, "notes": notes, "problem": wrong}, ensure_ascii=False)
+            + "\n"
+        )
     if out:
         out.write_text(text)
     else:

@@ -18,8 +18,11 @@ RUNS = Path("runs")
 
 
 @contextlib.asynccontextmanager
-async def reading(name: str | None, namespace: str | None, run_dir: Path | None) -> AsyncIterator[Reader]:
-    """The job's reader: of `run_dir`; else of runs/NAME, if there is one and no namespace is given; else of a cluster.
+async def reading(
+    name: str | None, namespace: str | None, run_dir: Path | None
+) -> AsyncIterator[Reader]:
+    """The job's reader: of `run_dir`; else of runs/NAME, if there is one and no namespace is given;
+    else of a cluster.
 
     ReadError, with what to do: it cannot be read.
     """

@@ -41,7 +41,12 @@ class Wanted:
         )
 
     def __str__(self) -> str:
-        named = {"role": self.role, "replica": self.replica, "container": self.container, "attempt": self.attempt}
+        named = {
+            "role": self.role,
+            "replica": self.replica,
+            "container": self.container,
+            "attempt": self.attempt,
+        }
         chosen = ", ".join(f"{key} {value}" for key, value in named.items() if value is not None)
         return f" with {chosen}" if chosen else ""
 
@@ -54,8 +59,12 @@ class Line:
 
 
 def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[Line]:
-    """All lines in the order of time; those of one log stay in theirs, whatever times they carry."""
-    return heapq.merge(*(_monotonous(stream, lines) for stream, lines in logs), key=lambda line: line.time)
+    """All lines in the order of time; those of one log stay in theirs, whatever times
+    they carry.
+    """
+    return heapq.merge(
+        *(_monotonous(stream, lines) for stream, lines in logs), key=lambda line: line.time
+    )
 
 
 def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[Line]:
@@ -67,17 +76,26 @@ def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[Line]:
 
 def rendered(line: Line, width: int) -> Text:
     """The log's name in its role's colour, then the line. width: of the longest name."""
-    return Text.assemble((f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")), line.text)
+    return Text.assemble(
+        (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")), line.text
+    )
 
 
-def print_logs(name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, *, follow: bool) -> None:
+def print_logs(
+    name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, *, follow: bool
+) -> None:
     """ReadError: nothing can be read."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_print(name, namespace, run_dir, wanted, follow))
 
 
-async def _print(name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, follow: bool) -> None:
-    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+async def _print(
+    name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, follow: bool
+) -> None:
+    console, errors = (
+        Console(highlight=False, soft_wrap=True),
+        Console(stderr=True, highlight=False, soft_wrap=True),
+    )
     async with reading(name, namespace, run_dir) as reader:
         printer = Printer(reader, wanted, console, errors)
         await (printer.follow() if follow else printer.once())
@@ -90,7 +108,9 @@ class Printer:
         self._told: set[str] = set()
 
     async def once(self) -> None:
-        """Show the logs as they are now. One that cannot be read does not hide the others; ReadError: none can be."""
+        """Show the logs as they are now. One that cannot be read does not hide the others;
+        ReadError: none can be.
+        """
         found, _ = await self._streams()
         if not found:
             raise ReadError(f"there are no logs{self._wanted}: no such pod exists (any more)")
@@ -100,7 +120,11 @@ class Printer:
         for result in results:
             if isinstance(result, ReadError):
                 self._tell(str(result))
-        read = [(s, result) for s, result in zip(found, results, strict=True) if isinstance(result, list)]
+        read = [
+            (s, result)
+            for s, result in zip(found, results, strict=True)
+            if isinstance(result, list)
+        ]
         for line in merged(read):
             self._console.print(rendered(line, self._width))
 
@@ -135,7 +159,10 @@ class Printer:
         if stream.silent:
             return ReadError(f"{stream.name} has no log yet: {stream.silent}")
         try:
-            return [line async for line in self._reader.lines(stream, follow=False, tail=self._wanted.tail)]
+            return [
+                line
+                async for line in self._reader.lines(stream, follow=False, tail=self._wanted.tail)
+            ]
         except ReadError as error:
             return error
 
@@ -170,4 +197,6 @@ async def _batches(lines: asyncio.Queue[Line]) -> AsyncIterator[list[Line]]:
 
 
 def _without_silence(stream: Stream) -> Stream:
-    return Stream(stream.pod, stream.container, stream.role, stream.replica, stream.attempt, stream.index)
+    return Stream(
+        stream.pod, stream.container, stream.role, stream.replica, stream.attempt, stream.index
+    )

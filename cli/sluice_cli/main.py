@@ -1,4 +1,6 @@
-"""`sluice`: the command line. Each command lives in a file of its own and is imported when it is called."""
+"""`sluice`: the command line. Each command lives in a file of its own and is imported when it is
+called.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ app.add_typer(convert.app, name="convert")
 app.add_typer(data.app, name="data")
 app.add_typer(import_.app, name="import")
 Manifest = Annotated[Path, typer.Argument(help="RLJob manifest (YAML).", show_default=False)]
-Manifests = Annotated[list[Path], typer.Argument(help="RLJob manifests (YAML).", show_default=False)]
+Manifests = Annotated[
+    list[Path], typer.Argument(help="RLJob manifests (YAML).", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a field: trainer.steps=10. May be repeated."),
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a field: trainer.steps=10. May be repeated."
+    ),
 ]
 
 
@@ -46,7 +52,10 @@ def _reading() -> Iterator[None]:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1) from error
     except ModuleNotFoundError as error:
-        text = f"reading a job needs the extra `operator` ({error.name} is missing): pip install 'sluice[operator]'"
+        text = (
+            f"reading a job needs the extra `operator` ({error.name} is missing): pip install "
+            "'sluice[operator]'"
+        )
         typer.echo(f"error: {text}", err=True)
         raise typer.Exit(1) from error
 
@@ -55,11 +64,20 @@ def _reading() -> Iterator[None]:
 def run(
     manifest: Manifest,
     overrides: Overrides = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run lives. Default: runs/<name>.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what an earlier run left there.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also on a terminal.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run lives. Default: runs/<name>.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete what an earlier run left there.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Plain lines, also on a terminal.")
+    ] = False,
     train_from: Annotated[
-        Path | None, typer.Option(help="Train on the rollouts that an earlier run dumped there, without engines.")
+        Path | None,
+        typer.Option(
+            help="Train on the rollouts that an earlier run dumped there, without engines."
+        ),
     ] = None,
     rollout_only: Annotated[
         bool, typer.Option("--rollout-only", help="Generate, score and record; train nothing.")
@@ -106,10 +124,17 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
         raise _refuse(error) from error
 
 
-Job = Annotated[str | None, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.")]
+Job = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.")
+]
 RunDir = Annotated[
-    Path | None, typer.Option(help="A run of this machine. Default: runs/NAME, if there is one and no -n is given.")
+    Path | None,
+    typer.Option(
+        help="A run of this machine. Default: runs/NAME, if there is one and no -n is given."
+    ),
 ]
 
 
@@ -130,14 +155,24 @@ def status(
 @app.command()
 def logs(
     name: Job = None,
-    role: Annotated[str | None, typer.Argument(help="trainer, rollout, buffer or rendezvous. Default: all.")] = None,
+    role: Annotated[
+        str | None, typer.Argument(help="trainer, rollout, buffer or rendezvous. Default: all.")
+    ] = None,
     namespace: Namespace = None,
     run_dir: RunDir = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job has ended, with later pods.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the job has ended, with later pods.")
+    ] = False,
     replica: Annotated[int | None, typer.Option(help="Of this replica of the role only.")] = None,
-    container: Annotated[str | None, typer.Option("--container", "-c", help="Of this container only.")] = None,
-    attempt: Annotated[int | None, typer.Option(help="Of this attempt only; a cluster keeps the present one.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each log. Default: all.")] = None,
+    container: Annotated[
+        str | None, typer.Option("--container", "-c", help="Of this container only.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Of this attempt only; a cluster keeps the present one.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="The last lines of each log. Default: all.")
+    ] = None,
 ) -> None:
     """Print the logs of a job's pods as one, in the order of time."""
     from sluice.api.status import ROLES
@@ -150,16 +185,22 @@ def logs(
     with _reading():
         from sluice_cli.logs import Wanted, print_logs
 
-        print_logs(name, namespace, run_dir, Wanted(role, replica, container, attempt, tail), follow=follow)
+        print_logs(
+            name, namespace, run_dir, Wanted(role, replica, container, attempt, tail), follow=follow
+        )
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)]) -> None:
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)],
+) -> None:
     """Write report.html for a run, finished or not."""
     from sluice.telemetry.report import write_report
 
     if not (run_dir / "metrics.jsonl").exists():
-        typer.echo(f"error: {run_dir}: no metrics.jsonl there; expected the directory of a run", err=True)
+        typer.echo(
+            f"error: {run_dir}: no metrics.jsonl there; expected the directory of a run", err=True
+        )
         raise typer.Exit(2)
     typer.echo(write_report(run_dir, run_dir.name))
 

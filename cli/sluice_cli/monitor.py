@@ -1,4 +1,6 @@
-"""Asks a running job how it is: the buffer for the data, the rendezvous for the members. One snapshot a second."""
+"""Asks a running job how it is: the buffer for the data, the rendezvous for the members. One
+snapshot a second.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,13 @@ class Monitor:
         """A new snapshot. Raises nothing: a service that is away is part of the picture."""
         snapshot = Snapshot()
         try:
-            snapshot.ledger = await ask.ledger(self._channel(rendezvous, secured), token, CALL_SECONDS)
+            snapshot.ledger = await ask.ledger(
+                self._channel(rendezvous, secured), token, CALL_SECONDS
+            )
             if address := ask.buffer_address(snapshot.ledger):
-                snapshot.stats = await ask.stats(self._channel(address, secured), token, CALL_SECONDS)
+                snapshot.stats = await ask.stats(
+                    self._channel(address, secured), token, CALL_SECONDS
+                )
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise
@@ -56,7 +62,9 @@ class Monitor:
             snapshot.stats = self.latest.stats
         self.latest = snapshot
         if self._timeline and snapshot.states():
-            run_directory.append(self._timeline, {"time": snapshot.time, "states": snapshot.states()})
+            run_directory.append(
+                self._timeline, {"time": snapshot.time, "states": snapshot.states()}
+            )
         return snapshot
 
     async def close(self) -> None:

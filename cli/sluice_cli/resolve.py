@@ -1,4 +1,6 @@
-"""A manifest as it runs on this machine: paths absolute, files checked before anything is started."""
+"""A manifest as it runs on this machine: paths absolute, files checked before anything
+is started.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 
 
 def resolve(job: RLJob, base: Path) -> RLJob:
-    """The job with relative paths taken from `base`, the manifest's directory; those in volumes stay as they are."""
+    """The job with relative paths taken from `base`, the manifest's directory; those in volumes
+    stay as they are.
+    """
     document = manifest(job)
     spec = document["spec"]
 
     def absolute(path: MarkedPath) -> str:
-        in_pod = volume_of(path, spec) is not None or (path.kind == "function" and ".py:" not in path.value)
+        in_pod = volume_of(path, spec) is not None or (
+            path.kind == "function" and ".py:" not in path.value
+        )
         return path.value if in_pod else str((base / Path(path.value).expanduser()).resolve())
 
     document["spec"] = rewritten(RLJobSpec, spec, absolute)
@@ -45,21 +51,34 @@ def _problems(path: MarkedPath, job: RLJob) -> list[str]:
     """Faults of the files that a path leads to, each with the field's name."""
     if path.kind == "model":
         return _check_checkpoint(path, job)
-    check = {"tokenizer": _tokenizer, "data": _prompts, "rollouts": _rollouts, "function": problem_of}[path.kind]
+    check = {
+        "tokenizer": _tokenizer,
+        "data": _prompts,
+        "rollouts": _rollouts,
+        "function": problem_of,
+    }[path.kind]
     problem = check(path.value)
     return [f"{path.field}: {problem}"] if problem else []
 
 
 def _check_checkpoint(path: MarkedPath, job: RLJob) -> list[str]:
-    """Say what a Hugging Face checkpoint lacks. Only the trained model may be drawn, and only it needs a tokenizer."""
+    """Say what a Hugging Face checkpoint lacks. Only the trained model may be drawn, and only it
+    needs a tokenizer.
+    """
     directory, trained = Path(path.value), path.field == "spec.model.path"
     if not directory.is_dir():
-        return [f"{path.field}: there is no directory {directory}; expected a Hugging Face checkpoint"]
+        return [
+            f"{path.field}: there is no directory {directory}; expected a Hugging Face checkpoint"
+        ]
     problems = [_configuration(directory)]
     if trained:
         problems.append(_tokenizer(path.value))
     if not (trained and job.spec.model.init == "random"):
-        cure = "add them, or set spec.model.init: random" if trained else "only a model that was trained is of use here"
+        cure = (
+            "add them, or set spec.model.init: random"
+            if trained
+            else "only a model that was trained is of use here"
+        )
         problems.append(_weights(directory, cure))
     return [f"{path.field}: {problem}" for problem in problems if problem]
 

@@ -1,4 +1,6 @@
-"""`sluice run`: the reconciler on a LocalCluster, with something to look at, and a report at the end."""
+"""`sluice run`: the reconciler on a LocalCluster, with something to look at, and a report at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ LOCK_SECONDS = 5.0
 """How long to wait for a run that is just ending."""
 
 
-def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool) -> int:
-    """Run or continue a job. Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued."""
+def run_here(
+    path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool
+) -> int:
+    """Run or continue a job. Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be
+    continued.
+    """
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
     check_gpus(job)
@@ -57,7 +63,10 @@ def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: b
     except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
-        text = f"{directory}: the run cannot go on: {error}; when that is mended, the same command continues it"
+        text = (
+            f"{directory}: the run cannot go on: {error}; when that is mended, the same command "
+            "continues it"
+        )
         raise ManifestError(text) from error
     finally:
         view.close()
@@ -65,17 +74,22 @@ def run_here(path: Path, overrides: list[str], run_dir: Path | None, *, fresh: b
 
 
 def check_gpus(job: RLJob) -> None:
-    """Raise ManifestError where this machine has not the GPUs that the trainer and one engine need at the same time."""
+    """Raise ManifestError where this machine has not the GPUs that the trainer and one engine need
+    at the same time.
+    """
     wanted, there = gpus.least(render_all(job)), len(gpus.visible_gpus())
     if wanted > there:
         raise ManifestError(
-            f"the trainer and one engine need {wanted} GPU(s), and this machine shows {there} (CUDA_VISIBLE_DEVICES); "
+            f"the trainer and one engine need {wanted} GPU(s), and this machine shows {there} "
+            "(CUDA_VISIBLE_DEVICES); "
             "to run on CPUs set spec.trainer.gpusPerNode: 0 and spec.rollout.gpusPerReplica: 0"
         )
 
 
 def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
-    """Make or accept the run directory. A run goes on only with the manifest that it was started with."""
+    """Make or accept the run directory. A run goes on only with the manifest that it was started
+    with.
+    """
     known = directory / JOB
     if fresh and known.exists():
         delete(directory)
@@ -114,8 +128,13 @@ def _read(path: Path) -> Any:
 async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.monotonic()
-    monitor, metrics = Monitor(directory / run_directory.TIMELINE), Metrics(directory / run_directory.METRICS)
-    watch = Warnings(health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size))  # earlier is not news
+    monitor, metrics = (
+        Monitor(directory / run_directory.TIMELINE),
+        Metrics(directory / run_directory.METRICS),
+    )
+    watch = Warnings(
+        health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size)
+    )  # earlier is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     async with LocalCluster(directory, volumes=volumes) as cluster:
@@ -126,8 +145,12 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             secret = observed.objects.get(("Secret", names.token_name(job)))
             if address is None or secret is None:
                 return None
-            snapshot = await monitor.ask(address, secret["stringData"][names.TOKEN_KEY], tls_of(job, observed))
-            return progress_of(snapshot.stats, snapshot.ledger or Ledger()) if snapshot.stats else None
+            snapshot = await monitor.ask(
+                address, secret["stringData"][names.TOKEN_KEY], tls_of(job, observed)
+            )
+            return (
+                progress_of(snapshot.stats, snapshot.ledger or Ledger()) if snapshot.stats else None
+            )
 
         def on_plan(plan: Plan) -> None:
             nonlocal status
@@ -143,7 +166,9 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
         refreshing = asyncio.create_task(refresh())
         try:
             with cancelled_by_signals():
-                status = await run_job(cluster, job, probe=probe, on_plan=on_plan, retry_failed=True)
+                status = await run_job(
+                    cluster, job, probe=probe, on_plan=on_plan, retry_failed=True
+                )
             stopped = False
         except asyncio.CancelledError:
             stopped = True
@@ -167,13 +192,19 @@ class Warnings:
             yield f"step {finding.step}: {finding.text}"
         if stats:
             counters = stats.counters
-            found = self.harvest.see(stats.step, int(counters["groups_failed"]), int(counters["groups_filtered"]))
+            found = self.harvest.see(
+                stats.step, int(counters["groups_failed"]), int(counters["groups_filtered"])
+            )
             if found:
                 yield found.text
 
 
-def show(view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, warnings: Warnings) -> None:
-    """The present picture; and a warning where a new step looks sick in a way that was not told before."""
+def show(
+    view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, warnings: Warnings
+) -> None:
+    """The present picture; and a warning where a new step looks sick in a way that was not told
+    before.
+    """
     fresh = metrics.read()
     view.show(status, snapshot, metrics, fresh)
     for text in warnings.see(fresh, snapshot.stats):
@@ -183,17 +214,25 @@ def show(view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Me
 def tls_of(job: RLJob, observed: Observed) -> Tls:
     """How this run's servers prove themselves."""
     secret = observed.objects.get(("Secret", names.tls_name(job))) if job.spec.tls.enabled else None
-    return Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job)) if secret else PLAIN
+    return (
+        Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job))
+        if secret
+        else PLAIN
+    )
 
 
 def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
-    """By the last statistics that we have of the buffer, or by those that the trainer ended with."""
+    """By the last statistics that we have of the buffer, or by those that the trainer
+    ended with.
+    """
     path = directory / run_directory.TOTALS
     closing = Totals(**_read(path)) if path.exists() else None
     return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
 
 
-def write_summary(directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float) -> None:
+def write_summary(
+    directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float
+) -> None:
     """summary.json. Wall time adds up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
     earlier = _read(path)["wall_seconds"] if path.exists() else 0.0
@@ -224,15 +263,23 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
         learned = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
         ends = [f"{what}_{when}" for what in learned for when in ("first", "last")]
         shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
-        words += ": " + ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items())
+        words += ": " + ", ".join(
+            f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
+        )
     console.print(words, highlight=False, soft_wrap=True)
     for warning in summary["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
     if status.state == "Failed":
         condition, failure = status.condition("Failed"), status.last_failure
         reason = condition.message if condition else "the job failed"
         console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
-        if failure and failure.message and failure.message.splitlines()[-1].removeprefix("error: ") not in reason:
+        if (
+            failure
+            and failure.message
+            and failure.message.splitlines()[-1].removeprefix("error: ") not in reason
+        ):
             console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
         console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
         return 1

@@ -18,13 +18,17 @@ from sluice_operator.plan import is_finished
 REFRESH_SECONDS = 2.0
 
 
-def print_status(name: str | None, namespace: str | None, run_dir: Path | None, *, watch: bool) -> None:
+def print_status(
+    name: str | None, namespace: str | None, run_dir: Path | None, *, watch: bool
+) -> None:
     """ReadError: it cannot be read."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_print(name, namespace, run_dir, watch))
 
 
-async def _print(name: str | None, namespace: str | None, run_dir: Path | None, watch: bool) -> None:
+async def _print(
+    name: str | None, namespace: str | None, run_dir: Path | None, watch: bool
+) -> None:
     console = Console(soft_wrap=False)
     async with reading(name, namespace, run_dir) as reader:
         if watch:
@@ -34,8 +38,14 @@ async def _print(name: str | None, namespace: str | None, run_dir: Path | None, 
 
 
 async def _watch(reader: Reader, console: Console) -> None:
-    """Until the job has ended. Elsewhere than on a terminal only what is new is printed, and so it can be kept."""
-    with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:
+    """Until the job has ended. Elsewhere than on a terminal only what is new is printed, and so it
+    can be kept.
+    """
+    with (
+        Live(console=console, auto_refresh=False)
+        if console.is_terminal
+        else contextlib.nullcontext() as live
+    ):
         before: object = None
         while True:
             picture = await reader.picture()

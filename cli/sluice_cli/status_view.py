@@ -1,4 +1,5 @@
-"""`sluice status` as text: what one job is doing, what it waits for, what went wrong last and what to do about it.
+"""`sluice status` as text: what one job is doing, what it waits for, what went wrong last and what
+to do about it.
 
 Pure: from a Picture and the time to something that rich prints.
 """
@@ -23,8 +24,19 @@ from sluice_operator.cluster.view import Happened, Picture
 from sluice_operator.plan import KubeObject, clock, podstate
 
 EVENTS, LOG_LINES = 8, 12
-STATES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
-_GOOD = {"Admitted": "True", "Running": "True", "WeightsInSync": "True", "Suspended": "False", "Failed": "False"}
+STATES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Restarting": "yellow",
+}
+_GOOD = {
+    "Admitted": "True",
+    "Running": "True",
+    "WeightsInSync": "True",
+    "Suspended": "False",
+    "Failed": "False",
+}
 
 
 def show(picture: Picture, now: datetime) -> RenderableType:
@@ -50,7 +62,11 @@ def status_of(stored: KubeObject) -> RLJobStatus:
     try:
         return RLJobStatus.model_validate(stored.get("status") or {})
     except ValidationError:
-        known = {key: value for key, value in stored["status"].items() if key in ("state", "step", "reward")}
+        known = {
+            key: value
+            for key, value in stored["status"].items()
+            if key in ("state", "step", "reward")
+        }
         return RLJobStatus.model_validate(known)
 
 
@@ -75,7 +91,10 @@ def _head(picture: Picture, status: RLJobStatus, now: datetime) -> Text:
     begun = clock.parse_optional(status.start_time)
     ended = clock.parse_optional(status.completion_time)
     if begun:
-        head.append(f"  {'took' if ended else 'for'} {duration(((ended or now) - begun).total_seconds())}", "dim")
+        head.append(
+            f"  {'took' if ended else 'for'} {duration(((ended or now) - begun).total_seconds())}",
+            "dim",
+        )
     head.append(f"  {picture.where}", "dim")
     return head
 
@@ -91,7 +110,11 @@ def _progress(status: RLJobStatus) -> Table | None:
         ("weight version", status.weight_version),
         ("restarts", status.restarts or None),
     ]
-    shown = [Text.assemble((f"{name} ", "dim"), (str(value), "bold")) for name, value in cells if value is not None]
+    shown = [
+        Text.assemble((f"{name} ", "dim"), (str(value), "bold"))
+        for name, value in cells
+        if value is not None
+    ]
     if not shown:
         return None
     grid = Table.grid(padding=(0, 3))
@@ -112,7 +135,13 @@ def _conditions(status: RLJobStatus, now: datetime) -> Table | None:
 def _condition(condition: Condition) -> Text:
     """Succeeded is neither good nor bad before the end."""
     wanted = _GOOD.get(condition.type, condition.status)
-    style = "green" if condition.status == wanted else "dim" if condition.status == "Unknown" else "yellow"
+    style = (
+        "green"
+        if condition.status == wanted
+        else "dim"
+        if condition.status == "Unknown"
+        else "yellow"
+    )
     style = "red" if condition.type == "Failed" and condition.status == "True" else style
     return Text(f"{condition.type}={condition.status}", style=style)
 
@@ -123,7 +152,9 @@ def _roles(status: RLJobStatus) -> Table | None:
     rows = [
         (
             role.name,
-            Text(f"{role.ready}/{role.desired}", style="" if role.ready >= role.desired else "yellow"),
+            Text(
+                f"{role.ready}/{role.desired}", style="" if role.ready >= role.desired else "yellow"
+            ),
             str(role.attempt),
             str(role.restarts),
         )
@@ -154,7 +185,11 @@ def pod_state(pod: KubeObject) -> tuple[str, str]:
     if podstate.is_gated(pod):
         return "Queued", "waits for admission by a queue"
     phase = str((pod.get("status") or {}).get("phase") or "Pending")
-    waits = [_waiting(each) for each in podstate.container_statuses(pod) if (each.get("state") or {}).get("waiting")]
+    waits = [
+        _waiting(each)
+        for each in podstate.container_statuses(pod)
+        if (each.get("state") or {}).get("waiting")
+    ]
     ends = [_ended(each) for each in podstate.container_statuses(pod) if _exit_code(each)]
     if phase == "Running" and not podstate.is_ready(pod):
         phase = "NotReady"
@@ -175,7 +210,9 @@ def _exit_code(status: dict[str, Any]) -> int:
     return int(((status.get("state") or {}).get("terminated") or {}).get("exitCode") or 0)
 
 
-def _upcoming(job: RLJob | None, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> Table | None:
+def _upcoming(
+    job: RLJob | None, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
+) -> Table | None:
     moments = upcoming(job, status, pods, now) if job else []
     if not moments:
         return None
@@ -191,7 +228,9 @@ def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | No
         return None
     where = f"{failure.pod}{f', container {failure.container}' if failure.container else ''}"
     code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
-    head = Text.assemble((where, "bold"), f": {failure.reason or 'Error'}{code}, {_age(failure.time, now)} ago")
+    head = Text.assemble(
+        (where, "bold"), f": {failure.reason or 'Error'}{code}, {_age(failure.time, now)} ago"
+    )
     lines = [Text(f"  {line}", style="dim") for line in failure.message.splitlines()[-LOG_LINES:]]
     return Group(head, *lines, Text(f"what to do: {advice(failure, picture)}", style="yellow"))
 
@@ -203,11 +242,20 @@ def advice(failure: LastFailure, picture: Picture) -> str:
     logs += f" -n {namespace}" if picture.where.startswith("namespace") and namespace else ""
     message = failure.message.lower()
     if failure.reason == "OOMKilled":
-        return f"it used more memory than it may; raise {memory_field(failure.role, failure.container)}"
+        return (
+            "it used more memory than it may; raise "
+            f"{memory_field(failure.role, failure.container)}"
+        )
     if failure.exit_code == 2:
-        return "a configuration error, which no restart cures; mend what the last line names, and start the job anew"
+        return (
+            "a configuration error, which no restart cures; mend what the last line names, and "
+            "start the job anew"
+        )
     if "out of memory" in message and "cuda" in message:
-        return "the GPU ran out of memory; lower trainer.maxTokensPerGpu, or rollout.engineArgs.memFractionStatic"
+        return (
+            "the GPU ran out of memory; lower trainer.maxTokensPerGpu, or "
+            "rollout.engineArgs.memFractionStatic"
+        )
     if failure.reason == "ProgressDeadlineExceeded":
         return f"it hung; see what it did last with: {logs}"
     if failure.exit_code in (134, 136, 139):
@@ -236,7 +284,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tabl
     for index in shown:
         table.add_column(columns[index], overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in (row[index] for index in shown)))
+        table.add_row(
+            *(
+                Text(cell) if isinstance(cell, str) else cell
+                for cell in (row[index] for index in shown)
+            )
+        )
     return table
 
 

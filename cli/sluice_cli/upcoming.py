@@ -16,7 +16,9 @@ from sluice_operator.plan.model import Gang
 Moment = tuple[datetime, str]
 
 
-def upcoming(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> list[Moment]:
+def upcoming(
+    job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
+) -> list[Moment]:
     """Moments to come, and what happens then; the next one first."""
     if is_finished(status):
         end = expiry(job.spec, status)
@@ -39,13 +41,19 @@ def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
     return found
 
 
-def _hang(job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime) -> list[Moment]:
+def _hang(
+    job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
+) -> list[Moment]:
     gang, known = Gang("trainer", 0, job.spec.trainer.nodes), status.gang("trainer", 0)
     if known is None:
         return []
     own = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == known.attempt]
     due = progress_due(job.spec, status, known, gang_facts(gang, own, now), gang.size)
-    return [(due, "the trainer restarts, without another step (progressDeadlineSeconds)")] if due else []
+    return (
+        [(due, "the trainer restarts, without another step (progressDeadlineSeconds)")]
+        if due
+        else []
+    )
 
 
 def _retries(status: RLJobStatus) -> list[Moment]:

@@ -14,7 +14,9 @@ def validate_file(path: Path, overrides: list[str]) -> str:
     spec = job.spec
     if spec.model.volume is None and spec.data.volume is None:  # else the files are in the cluster
         check_files(resolve(job, path.parent))
-    length = f"{spec.trainer.steps} steps" if spec.trainer.steps else f"{spec.trainer.epochs} epochs"
+    length = (
+        f"{spec.trainer.steps} steps" if spec.trainer.steps else f"{spec.trainer.epochs} epochs"
+    )
     method = "sft" if spec.algorithm.sft else spec.algorithm.estimator
     return (
         f"{path}: RLJob {job.key} is valid: {method}, {length} of {spec.rollout.batch_size} x "

@@ -21,7 +21,12 @@ from sluice.telemetry.headline import headline
 from sluice_cli.monitor import Snapshot
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STYLES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Restarting": "yellow"}
+_STYLES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Restarting": "yellow",
+}
 
 
 class Metrics:
@@ -48,7 +53,11 @@ class Metrics:
 
 class View(Protocol):
     def show(
-        self, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, fresh: list[dict[str, Any]]
+        self,
+        status: RLJobStatus | None,
+        snapshot: Snapshot,
+        metrics: Metrics,
+        fresh: list[dict[str, Any]],
     ) -> None:
         """The present picture; `fresh` are the metrics that are new in it."""
 
@@ -67,7 +76,11 @@ class PlainView:
         self._state = ""
 
     def show(
-        self, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, fresh: list[dict[str, Any]]
+        self,
+        status: RLJobStatus | None,
+        snapshot: Snapshot,
+        metrics: Metrics,
+        fresh: list[dict[str, Any]],
     ) -> None:
         if status and status.state != self._state:
             self._state = status.state
@@ -78,7 +91,8 @@ class PlainView:
             name, course = headline([record])
             self._print(
                 f"step {record['step']}/{total}{f' {name} {course[-1]:.3f}' if course else ''}"
-                f"{f' eval {evaluation}' if evaluation else ''} {record['perf/tokens_per_second']:.0f} tok/s "
+                f"{f' eval {evaluation}' if evaluation else ''} "
+                f"{record['perf/tokens_per_second']:.0f} tok/s "
                 f"lag {record['rollout/policy_lag']:.2f} step {record['perf/step_time']:.2f} s"
             )
 
@@ -89,7 +103,9 @@ class PlainView:
         return
 
     def _print(self, text: str) -> None:
-        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 class LiveView:
@@ -104,10 +120,16 @@ class LiveView:
         self._live.start()
 
     def show(
-        self, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, fresh: list[dict[str, Any]]
+        self,
+        status: RLJobStatus | None,
+        snapshot: Snapshot,
+        metrics: Metrics,
+        fresh: list[dict[str, Any]],
     ) -> None:
         state = status.state if status and status.state else "Pending"
-        title = Text.assemble((self._job.metadata.name, "bold"), "  ", (state, _STYLES.get(state, "cyan")))
+        title = Text.assemble(
+            (self._job.metadata.name, "bold"), "  ", (state, _STYLES.get(state, "cyan"))
+        )
         parts: list[RenderableType] = [self._progress(snapshot), self._numbers(snapshot, metrics)]
         parts.append(roles(status, snapshot))
         if status and (waits := waiting(status)):
@@ -146,11 +168,17 @@ class LiveView:
         name, course = headline(metrics.steps[s] for s in sorted(metrics.steps))
         grid = Table.grid(padding=(0, 3))
         grid.add_row(
-            Text.assemble(f"{name} ", (f"{course[-1]:.3f}" if course else "-", "bold green"), " ", sparkline(course)),
+            Text.assemble(
+                f"{name} ",
+                (f"{course[-1]:.3f}" if course else "-", "bold green"),
+                " ",
+                sparkline(course),
+            ),
             Text.assemble("evaluation ", (evaluation_text(snapshot) or "-", "bold green")),
         )
         grid.add_row(
-            f"{last.get('perf/tokens_per_second', 0):,.0f} tokens/s   {last.get('perf/step_time', 0):.2f} s a step",
+            f"{last.get('perf/tokens_per_second', 0):,.0f} tokens/s   "
+            f"{last.get('perf/step_time', 0):.2f} s a step",
             f"policy lag {last.get('rollout/policy_lag', 0):.2f}   "
             f"buffer {stats.depth if stats else 0} ready, {stats.leases if stats else 0} in work",
         )
@@ -160,7 +188,11 @@ class LiveView:
 def waiting(status: RLJobStatus) -> str:
     """Words for what a job waits for that does not run yet, or not any more."""
     running = status.condition("Running")
-    return running.message if running and status.state in ("Pending", "Queued", "Starting", "Restarting") else ""
+    return (
+        running.message
+        if running and status.state in ("Pending", "Queued", "Starting", "Restarting")
+        else ""
+    )
 
 
 def roles(status: RLJobStatus | None, snapshot: Snapshot) -> Table:
@@ -170,7 +202,11 @@ def roles(status: RLJobStatus | None, snapshot: Snapshot) -> Table:
         table.add_column(column)
     states = snapshot.states()
     for role in status.roles if status else []:
-        doing = ", ".join(f"{state}" for name, state in sorted(states.items()) if name.rpartition("-")[0] == role.name)
+        doing = ", ".join(
+            f"{state}"
+            for name, state in sorted(states.items())
+            if name.rpartition("-")[0] == role.name
+        )
         if role.name == "rendezvous":
             doing = "serving" if snapshot.ledger else ""
         style = "" if role.ready >= role.desired else "yellow"
@@ -185,7 +221,9 @@ def sparkline(values: list[float], width: int = 40) -> str:
         return ""
     size = max(len(values) / width, 1.0)
     count = min(len(values), width)
-    buckets = [values[int(i * size) : max(int((i + 1) * size), int(i * size) + 1)] for i in range(count)]
+    buckets = [
+        values[int(i * size) : max(int((i + 1) * size), int(i * size) + 1)] for i in range(count)
+    ]
     means = [sum(b) / len(b) for b in buckets if b]
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
@@ -195,7 +233,10 @@ def sparkline(values: list[float], width: int = 40) -> str:
 def evaluation_text(snapshot: Snapshot) -> str:
     evaluation = dict(snapshot.stats.evaluation) if snapshot.stats else {}
     names: Iterable[str] = sorted(evaluation)
-    return ", ".join(f"{evaluation[n]:.3f}" if len(evaluation) == 1 else f"{n[5:]} {evaluation[n]:.3f}" for n in names)
+    return ", ".join(
+        f"{evaluation[n]:.3f}" if len(evaluation) == 1 else f"{n[5:]} {evaluation[n]:.3f}"
+        for n in names
+    )
 
 
 def duration(seconds: float) -> str:

@@ -1,10 +1,12 @@
-"""Makes what the example distils: a teacher that knows its task, the shape of a smaller student, and prompts.
+"""Makes what the example distils: a teacher that knows its task, the shape of a smaller student,
+and prompts.
 
     python make_data.py DIRECTORY
 
-The task is to sort three digits: "sort 7 3 2 =" -> "2 3 7". All 1000 triples are split once: 128 are held out for
-evaluation. The teacher is taught the others here, by plain supervised training (about half a minute on two CPU cores);
-the student is shown no answer, only what the teacher thinks of its own.
+The task is to sort three digits: "sort 7 3 2 =" -> "2 3 7". All 1000 triples are split once: 128
+are held out for evaluation. The teacher is taught the others here, by plain supervised training
+(about half a minute on two CPU cores); the student is shown no answer, only what the teacher thinks
+of its own.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ Triple = tuple[int, ...]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """16 words; the same for teacher and student, or log-probs of their tokens could not be compared."""
+    """16 words; the same for teacher and student, or log-probs of their tokens could not be
+    compared.
+    """
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
 
 
 def shape(fast: PreTrainedTokenizerFast, hidden: int) -> Qwen3Config:

@@ -1,10 +1,12 @@
-"""Makes what the quickstart trains: a tiny Qwen3-shaped model directory, training prompts and held-out prompts.
+"""Makes what the quickstart trains: a tiny Qwen3-shaped model directory, training prompts and
+held-out prompts.
 
     python make_data.py DIRECTORY
 
-The task is the largest of three digits. All 1000 triples are split once: 128 are held out for evaluation, the training
-rows are drawn from the other 872, each answer equally often (else "9" would be a good guess for everything). Rows are
-slime's: {"prompt", "label", "metadata"}; `metadata.rm_type` has the held-out rows judged by exact match.
+The task is the largest of three digits. All 1000 triples are split once: 128 are held out for
+evaluation, the training rows are drawn from the other 872, each answer equally often (else "9"
+would be a good guess for everything). Rows are slime's: {"prompt", "label", "metadata"};
+`metadata.rm_type` has the held-out rows judged by exact match.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def make_model(directory: Path) -> None:
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
     fast.save_pretrained(directory)
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
@@ -59,7 +63,9 @@ def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, An
     held_out, rest = triples[:HELD_OUT], triples[HELD_OUT:]
     by_answer = [[t for t in rest if max(t) == answer] for answer in range(10)]
     training = [draw.choice(by_answer[i % 10]) for i in range(TRAINING_ROWS)]
-    return [row(t) for t in training], [row(t) | {"metadata": {"rm_type": "exact_match"}} for t in held_out]
+    return [row(t) for t in training], [
+        row(t) | {"metadata": {"rm_type": "exact_match"}} for t in held_out
+    ]
 
 
 def row(triple: tuple[int, ...]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, conversations, and held-out chats.
+"""Makes what the example trains: a tiny Qwen3-shaped model directory, conversations, and held-out
+chats.
 
     python make_data.py DIRECTORY
 
-The user asks for the largest or the smallest of three digits, and then for the other one. In every fourth conversation
-the assistant is wrong at first, and corrected; that answer says `loss_mask: 0`, so it is read and not learned. All 1000
-triples are split once: the conversations are about 872 of them, half of the held-out rows ask for a first answer about
-the other 128, half for the second one.
+The user asks for the largest or the smallest of three digits, and then for the other one. In every
+fourth conversation the assistant is wrong at first, and corrected; that answer says `loss_mask: 0`,
+so it is read and not learned. All 1000 triples are split once: the conversations are about 872 of
+them, half of the held-out rows ask for a first answer about the other 128, half for the second one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ HELD_OUT, CONVERSATIONS = 128, 4096
 
 
 def make_model(directory: Path) -> None:
-    """config.json and a tokenizer of 20 words with a chat template; the job draws the weights itself."""
+    """config.json and a tokenizer of 20 words with a chat template; the job draws the weights
+    itself.
+    """
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -82,7 +85,13 @@ def conversation(triple: Triple, first: str, wrong: int | None) -> list[Message]
     second = "min" if first == "max" else "max"
     mistake = [] if wrong is None else [assistant(wrong, loss_mask=0), user("no")]
     question = user("{} of {} {} {}".format(first, *triple))
-    return [question, *mistake, assistant(BEST[first](triple)), user(f"and {second}"), assistant(BEST[second](triple))]
+    return [
+        question,
+        *mistake,
+        assistant(BEST[first](triple)),
+        user(f"and {second}"),
+        assistant(BEST[second](triple)),
+    ]
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -95,7 +104,9 @@ def make_rows(seed: int = 1234) -> tuple[list[dict[str, Any]], list[dict[str, An
     for number in range(CONVERSATIONS):
         triple, first = draw.choice(rest), draw.choice(list(BEST))
         wrong = draw.choice([digit for digit in range(10) if digit != BEST[first](triple)])
-        training.append({"messages": conversation(triple, first, wrong if number % 4 == 0 else None)})
+        training.append(
+            {"messages": conversation(triple, first, wrong if number % 4 == 0 else None)}
+        )
     questions = []
     for number, triple in enumerate(held_out):
         messages = conversation(triple, draw.choice(list(BEST)), None)

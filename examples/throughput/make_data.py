@@ -1,10 +1,11 @@
-"""Makes what the throughput example trains: a model of Qwen3-0.6B's shape, prompts and held-out prompts.
+"""Makes what the throughput example trains: a model of Qwen3-0.6B's shape, prompts and held-out
+prompts.
 
     python make_data.py DIRECTORY [--tiny]
 
-The task: "first 3 7 2 =" -> "3 3 3 ..." to the end. The words are few, the weights are drawn by the job; the layers are
-as wide and as many as those of Qwen3-0.6B (0.44 billion parameters): a step costs what it costs there. `--tiny` makes a
-model for a rehearsal on a CPU.
+The task: "first 3 7 2 =" -> "3 3 3 ..." to the end. The words are few, the weights are drawn by the
+job; the layers are as wide and as many as those of Qwen3-0.6B (0.44 billion parameters): a step
+costs what it costs there. `--tiny` makes a model for a rehearsal on a CPU.
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 WORDS = ["<pad>", "<bos>", "<eos>", *"0123456789", "=", "first", "<unused>"]
 SHAPES = {
-    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-             "num_key_value_heads": 8, "head_dim": 128, "initializer_range": 0.02, "dtype": "bfloat16"},
-    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.05, "dtype": "float32"},
-}  # fmt: skip
+    "0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "initializer_range": 0.02,
+        "dtype": "bfloat16",
+    },
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "initializer_range": 0.05,
+        "dtype": "float32",
+    },
+}
 HELD_OUT = 64
 
 
@@ -33,7 +50,9 @@ def make_model(directory: Path, shape: str) -> None:
     vocabulary = {word: number for number, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
     fast.save_pretrained(directory)
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
@@ -49,7 +68,9 @@ def make_model(directory: Path, shape: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, nargs="?", default=Path(__file__).parent)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
@@ -60,7 +81,9 @@ def main() -> None:
     ]
     random.Random(1234).shuffle(rows)
     for name, part in (("eval", rows[:HELD_OUT]), ("train", rows[HELD_OUT:])):
-        (options.directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        (options.directory / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in part)
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""The reward of the throughput example: which share of a response of full length is the digit asked for."""
+"""The reward of the throughput example: which share of a response of full length is the digit asked
+for.
+"""
 
 from sluice.rewards import RewardInput
 
 LENGTH = 256
-"""As `rollout.sampling.maxResponseTokens`: a response that ends early loses what it did not write."""
+"""As `rollout.sampling.maxResponseTokens`: a response that ends early loses what it did not write.
+"""
 
 
 def share(sample: RewardInput) -> float:

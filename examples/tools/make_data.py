@@ -1,9 +1,10 @@
-"""Makes what the example trains: a tiny Qwen3-shaped model directory, training prompts and held-out prompts.
+"""Makes what the example trains: a tiny Qwen3-shaped model directory, training prompts and held-out
+prompts.
 
     python make_data.py DIRECTORY
 
-The task: the last digit of a * b + c. A model of this size does not learn that in minutes; it can learn to call the
-calculator, and to copy what that says.
+The task: the last digit of a * b + c. A model of this size does not learn that in minutes; it can
+learn to call the calculator, and to copy what that says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def make_model(directory: Path) -> None:
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unused>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
     fast.save_pretrained(directory)
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
@@ -50,7 +53,9 @@ def make_model(directory: Path) -> None:
 
 
 def make_rows(seed: int = 1234) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(training rows, held-out rows); no triple is in both, and every answer is asked for equally often."""
+    """(training rows, held-out rows); no triple is in both, and every answer is asked for equally
+    often.
+    """
     draw = random.Random(seed)
     triples = list(itertools.product(range(10), repeat=3))
     draw.shuffle(triples)

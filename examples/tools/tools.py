@@ -3,8 +3,9 @@
     prompt           the model      the calculator       the model
     7 * 8 + 5 =      c              1 >                  1 <eos>
 
-Asked for is the last digit. A turn ends with the end token, or with `c`; where that is all it says, it is a call.
-What the calculator writes is in the context and is never trained on; that a call pays off the model has to find out.
+Asked for is the last digit. A turn ends with the end token, or with `c`; where that is all it says,
+it is a call. What the calculator writes is in the context and is never trained on; that a call pays
+off the model has to find out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ CALL, END = "c", "<end>"
 
 
 async def play(episode: Episode) -> None:
-    """At most one call, then the answer. The reward sees the last turn, and whether it was a guess (`called`)."""
+    """At most one call, then the answer. The reward sees the last turn, and whether it was a guess
+    (`called`).
+    """
     turn = await episode.generate(stop=[CALL])
     called = turn.stop == CALL and len(turn.tokens) == 1
     if called:
@@ -32,12 +35,15 @@ def calculate(prompt: str) -> int:
 
 
 def right(sample: RewardInput) -> float:
-    """A third for the call, a third for the right digit after it, a third for the end after that; nothing for a guess.
+    """A third for the call, a third for the right digit after it, a third for the end after that;
+    nothing for a guess.
 
-    Where a guess pays too a model of this size is content with it: that is learned sooner than to call and to copy.
-    And an end after the wrong digit pays nothing, as in the quickstart.
+    Where a guess pays too a model of this size is content with it: that is learned sooner than to
+    call and to copy. And an end after the wrong digit pays nothing, as in the quickstart.
     """
-    given = str(sample.metadata.get("answer", "")).split() + [END] * bool(sample.metadata.get("ended"))
+    given = str(sample.metadata.get("answer", "")).split() + [END] * bool(
+        sample.metadata.get("ended")
+    )
     if not sample.metadata.get("called"):
         return 0.0
     if given[:1] != [str(sample.label)]:
@@ -47,4 +53,6 @@ def right(sample: RewardInput) -> float:
 
 def exact(sample: RewardInput) -> float:
     """1 for the right answer and its end, whichever way it was found."""
-    return float(sample.metadata.get("answer") == sample.label and bool(sample.metadata.get("ended")))
+    return float(
+        sample.metadata.get("answer") == sample.label and bool(sample.metadata.get("ended"))
+    )

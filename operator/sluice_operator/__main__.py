@@ -1,6 +1,8 @@
-"""python -m sluice_operator: watch, wait for the lease, reconcile. Exit code 0 on SIGTERM, 1 when the lease is lost.
+"""python -m sluice_operator: watch, wait for the lease, reconcile. Exit code 0 on SIGTERM, 1 when
+the lease is lost.
 
-A leader who lost the lease ends rather than steps back: a fresh process surely has no work of a former term in flight.
+A leader who lost the lease ends rather than steps back: a fresh process surely has no work of a
+former term in flight.
 """
 
 from __future__ import annotations
@@ -50,19 +52,27 @@ async def main() -> int:
             return pulse.check() or (controller.stuck() if controller else "")
 
         def is_ready() -> str:
-            return "not watching yet" if territory is None or not ready.is_set() else territory.refusal
+            return (
+                "not watching yet" if territory is None or not ready.is_set() else territory.refusal
+            )
 
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(pulse.beating())
             _, close = endpoints.listen(
-                found.http_port, found.bind, ready=is_ready, alive=is_stuck, registry=metrics.registry
+                found.http_port,
+                found.bind,
+                ready=is_ready,
+                alive=is_stuck,
+                registry=metrics.registry,
             )
             stack.callback(close)
             cluster = await _until_either(_open(api, found), stop)
             if cluster is None:
                 return 0
             territory = Territory(api, f"{found.namespace}/{found.lease_name}")
-            controller = Controller(cluster, found, metrics, Prober(cluster.keys), territory.is_ours)
+            controller = Controller(
+                cluster, found, metrics, Prober(cluster.keys), territory.is_ours
+            )
             return await _run(api, cluster, controller, territory, ready, stop)
 
 
@@ -74,7 +84,9 @@ async def _run(
     ready: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:
-    """Watch and lead until told to stop; then finish what is being done, and hand the lease over."""
+    """Watch and lead until told to stop; then finish what is being done, and hand the
+    lease over.
+    """
     found, timing = controller.settings, Timing(controller.settings.lease_seconds)
     watches = handlers.Watches(controller, cluster)
     unwatch = asyncio.Event()
@@ -114,16 +126,24 @@ async def _run(
 
 
 async def _open(api: Api, found: Settings) -> KubeCluster:
-    """The cluster with our key and with all that there is. Waits for an API server that serves RLJobs."""
-    keys = await _patiently(lambda: operatorkey.read_or_make(api, found.namespace, found.key_secret), "our own key")
+    """The cluster with our key and with all that there is. Waits for an API server that serves
+    RLJobs.
+    """
+    keys = await _patiently(
+        lambda: operatorkey.read_or_make(api, found.namespace, found.key_secret), "our own key"
+    )
     await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
     cluster = KubeCluster(api, found.identity, keys, found.namespace, found.job_defaults)
-    await _patiently(lambda: cluster.prime(found.namespaces or (None,)), "the lists of jobs and pods")
+    await _patiently(
+        lambda: cluster.prime(found.namespaces or (None,)), "the lists of jobs and pods"
+    )
     return cluster
 
 
 async def _patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
-    """Try until the API server answers; what is missing may be a right, or a CRD, that comes later."""
+    """Try until the API server answers; what is missing may be a right, or a CRD, that comes
+    later.
+    """
     told = ""
     while True:
         try:
@@ -152,7 +172,9 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """At its start kopf makes signals its own; but watches must end last, after the passes and the lease."""
+    """At its start kopf makes signals its own; but watches must end last, after the passes and the
+    lease.
+    """
     await ready.wait()
     _stop_on_signals(stop)
 

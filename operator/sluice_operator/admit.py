@@ -1,9 +1,10 @@
 """Stored object -> the job that is reconciled, or the status of one that cannot be.
 
-Three things stand between them. Unknown fields are dropped, as an API server prunes them: an object that was stored
-under another version of the CRD must not fail for it. A spec that breaks a rule ends the job, where it has not begun.
-And once pods were started for a spec only some fields may change; of any other change the job goes on with what it was
-started with, and says so. Templates are checked before the start only: what has run once goes on.
+Three things stand between them. Unknown fields are dropped, as an API server prunes them: an object
+that was stored under another version of the CRD must not fail for it. A spec that breaks a rule
+ends the job, where it has not begun. And once pods were started for a spec only some fields may
+change; of any other change the job goes on with what it was started with, and says so. Templates
+are checked before the start only: what has run once goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Accepted:
 
 
 def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
-    """config: the ConfigMap that the job's pods were started with; None: none were. ManifestError: an invalid spec."""
+    """config: the ConfigMap that the job's pods were started with; None: none were. ManifestError:
+    an invalid spec.
+    """
     known = _started_with(config)
     if known is None:
         job = parse(stored)
@@ -64,7 +67,9 @@ def parse(stored: KubeObject) -> RLJob:
         try:
             return RLJob.model_validate(document)
         except ValidationError as error:
-            unknown = [problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"]
+            unknown = [
+                problem["loc"] for problem in error.errors() if problem["type"] == "extra_forbidden"
+            ]
             removed = [_remove(document, location) for location in unknown]
             if not removed or not all(removed):
                 raise ManifestError(describe(error, document, _name(stored))) from error
@@ -77,7 +82,9 @@ def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatu
     except ValidationError:
         status = RLJobStatus()
     generation = stored["metadata"].get("generation", 1)
-    conditions = updated(status, [Finding("Failed", "True", INVALID_SPEC, message)], generation, now)
+    conditions = updated(
+        status, [Finding("Failed", "True", INVALID_SPEC, message)], generation, now
+    )
     update = {
         "observed_generation": generation,
         "conditions": conditions,
@@ -88,32 +95,50 @@ def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatu
 
 
 def hampered(stored: KubeObject, note: str, earlier: str, now: datetime) -> RLJobStatus | None:
-    """The status of a job of which a pass met an error of the operator's own; all else stays as the last pass left it.
+    """The status of a job of which a pass met an error of the operator's own; all else stays as the
+    last pass left it.
 
-    note: of the error; earlier: the one that the status may have already. None: there is no status that can be read,
-    and what stands there (attempts, the start) must not be lost.
+    note: of the error; earlier: the one that the status may have already. None: there is no status
+    that can be read, and what stands there (attempts, the start) must not be lost.
     """
     try:
         status = RLJobStatus.model_validate(stored.get("status") or {})
     except ValidationError:
         return None
     before = status.condition("Running")
-    text = before.message.removesuffix(f"; {earlier}").removesuffix(f"; {note}") if before else UNBEGUN
-    finding = Finding("Running", before.status if before else "Unknown", RECONCILE_FAILED.name, f"{text}; {note}")
+    text = (
+        before.message.removesuffix(f"; {earlier}").removesuffix(f"; {note}") if before else UNBEGUN
+    )
+    finding = Finding(
+        "Running", before.status if before else "Unknown", RECONCILE_FAILED.name, f"{text}; {note}"
+    )
     conditions = updated(status, [finding], stored["metadata"].get("generation", 1), now)
     words = summary(conditions)
-    return status.model_copy(update={"conditions": conditions, **words, "state": status.state or words["state"]})
+    return status.model_copy(
+        update={"conditions": conditions, **words, "state": status.state or words["state"]}
+    )
 
 
 def is_mended(status: RLJobStatus | None) -> bool:
-    """The spec was invalid, and has been corrected before anything was started: the one way back from Failed."""
+    """The spec was invalid, and has been corrected before anything was started: the one way back
+    from Failed.
+    """
     failed = status.condition("Failed") if status else None
-    return status is not None and failed is not None and failed.reason == INVALID_SPEC and status.start_time is None
+    return (
+        status is not None
+        and failed is not None
+        and failed.reason == INVALID_SPEC
+        and status.start_time is None
+    )
 
 
 def runs_first(before: RLJobStatus | None, now: RLJobStatus) -> bool:
-    """It runs, and neither did before nor has trained a step yet: a restart or a resume is no start."""
-    ran = before is not None and (before.is_true("Running") or before.last_progress_time is not None)
+    """It runs, and neither did before nor has trained a step yet: a restart or a resume is no
+    start.
+    """
+    ran = before is not None and (
+        before.is_true("Running") or before.last_progress_time is not None
+    )
     return now.is_true("Running") and not ran
 
 
@@ -138,7 +163,9 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
 
 
 def _full(job: RLJob) -> dict[str, Any]:
-    """The spec with all defaults filled in, and paths in one spelling: a new default is no change."""
+    """The spec with all defaults filled in, and paths in one spelling: a new default
+    is no change.
+    """
     return spelled(job.spec.model_dump(mode="json", by_alias=True))
 
 

@@ -1,7 +1,8 @@
-"""Takes jobs from the work queue and reconciles them; asks running jobs for their progress; sweeps what watches missed.
+"""Takes jobs from the work queue and reconciles them; asks running jobs for their progress; sweeps
+what watches missed.
 
-Everything here is level-triggered: a key in the queue says only that something about the job may have changed. It knows
-no Kubernetes: what it needs of a cluster is the protocol `Jobs`.
+Everything here is level-triggered: a key in the queue says only that something about the job may
+have changed. It knows no Kubernetes: what it needs of a cluster is the protocol `Jobs`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ DRAIN_SECONDS = 2.0
 SWEEP_SECONDS = 2.0
 FOLLOW_UP_SECONDS = 0.02
 STOP_SECONDS = 15.0
-CURABLE = (errors.ForbiddenError, errors.InvalidError, errors.MissingApiError, errors.ForeignObjectError)
+CURABLE = (
+    errors.ForbiddenError,
+    errors.InvalidError,
+    errors.MissingApiError,
+    errors.ForeignObjectError,
+)
 STARTING_SECONDS = 15.0
 """While pods start: why one does not, events say, and those are not watched."""
 CURE_SECONDS = 30.0
@@ -85,7 +91,8 @@ class Controller:
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life
+    # ----------------------------------------------------------------------------------------------
 
     def changed(self, key: Key) -> None:
         """Something about the job may have changed. A follower only keeps its memory up to date."""
@@ -151,11 +158,15 @@ class Controller:
             if found["kind"] == KIND:
                 self.deleted(found)
             else:
-                self.changed((found["metadata"]["namespace"], found["metadata"]["labels"][names.LABEL_JOB]))
+                self.changed(
+                    (found["metadata"]["namespace"], found["metadata"]["labels"][names.LABEL_JOB])
+                )
         self._look_again_at_starting()
 
     def _look_again_at_starting(self) -> None:
-        """Pods that do not start may lack an object of the job that somebody deleted, and those are not watched."""
+        """Pods that do not start may lack an object of the job that somebody deleted, and those are
+        not watched.
+        """
         for key in self.cluster.all_keys():
             stored = self.cluster.stored(key)
             if stored is not None and any(map(podstate.is_starting, self.cluster.pods_of(stored))):
@@ -171,7 +182,8 @@ class Controller:
             await asyncio.sleep(seconds)
             await work()
 
-    # -- one pass -----------------------------------------------------------------------------------------------------
+    # -- one pass
+    # ----------------------------------------------------------------------------------------------
 
     async def _work_forever(self) -> None:
         while True:
@@ -215,7 +227,9 @@ class Controller:
         return "requeue_after"
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring the job one step further; seconds after which to look again, None: when something changes."""
+        """Bring the job one step further; seconds after which to look again, None: when something
+        changes.
+        """
         stored = self.cluster.stored(key)
         await self.cluster.release(key)
         if stored is None:
@@ -240,29 +254,45 @@ class Controller:
 
     async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: Told) -> float | None:
         progress = await self.prober.latest(self.cluster, stored)
-        found = await reconcile(self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note)
+        found = await reconcile(
+            self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note
+        )
         self._measure(key, job, found, told)
         cured = told.cured()
         if not (found.create or found.delete or cured):
             starting = any(map(podstate.is_starting, self.cluster.pods_of(stored)))
-            return min(STARTING_SECONDS, found.requeue_after or STARTING_SECONDS) if starting else found.requeue_after
+            return (
+                min(STARTING_SECONDS, found.requeue_after or STARTING_SECONDS)
+                if starting
+                else found.requeue_after
+            )
         # What was just made may be all that the next step waits for, and not everything is watched.
-        return min(FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS, found.requeue_after or DRAIN_SECONDS)
+        return min(
+            FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS,
+            found.requeue_after or DRAIN_SECONDS,
+        )
 
     def _measure(self, key: Key, job: RLJob, found: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, found.status)
-        if admit.runs_first(job.status, found.status) and found.status.start_time and not told.has_run:
+        if (
+            admit.runs_first(job.status, found.status)
+            and found.status.start_time
+            and not told.has_run
+        ):
             told.has_run = True
             start = datetime.fromisoformat(found.status.start_time)
             self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())
         for event in found.events:
             log.info("event", reason=event.reason, message=event.message)
 
-    # -- what is not the planner's matter -----------------------------------------------------------------------------
+    # -- what is not the planner's matter
+    # -----------------------------------------------------------------------------
 
     async def _drain(self, stored: KubeObject) -> float | None:
-        """The job is being deleted, and somebody's finalizer keeps it: its pods need not wait for that."""
+        """The job is being deleted, and somebody's finalizer keeps it: its pods need not wait for
+        that.
+        """
         if ORPHAN in stored["metadata"].get("finalizers", []):
             return None
         try:
@@ -280,7 +310,9 @@ class Controller:
         curable = isinstance(error, CURABLE)
         at_least = getattr(error, "retry_after", None) or 0.0
         delay = self.queue.retry(key, at_least, CURE_SECONDS if curable else MAX_SECONDS)
-        log.warning("API server refused", error=str(error), kind=type(error).__name__, again_in=delay)
+        log.warning(
+            "API server refused", error=str(error), kind=type(error).__name__, again_in=delay
+        )
         if curable and (stored := self.cluster.stored(key)) is not None:
             await self.teller.not_applied(stored, error)
         return "error"

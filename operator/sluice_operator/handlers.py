@@ -1,10 +1,11 @@
 """Watches, by kopf, and nothing else.
 
-Only `on.event` handlers: they keep no state in the objects and add no finalizers. They fill our own memory
-(cluster/kube/store.py) instead of kopf's indices: those cannot be told of our own writes, keep for ever what vanished
-while a watch was away, and doubled the CPU of a start with 1,100 objects, since each object's task wakes up whenever
-another one is done. What indices would be for here, KubeCluster.prime does: nothing is planned before all is known. The
-handlers are coroutines: kopf runs plain functions in threads.
+Only `on.event` handlers: they keep no state in the objects and add no finalizers. They fill our own
+memory (cluster/kube/store.py) instead of kopf's indices: those cannot be told of our own writes,
+keep for ever what vanished while a watch was away, and doubled the CPU of a start with 1,100
+objects, since each object's task wakes up whenever another one is done. What indices would be for
+here, KubeCluster.prime does: nothing is planned before all is known. The handlers are coroutines:
+kopf runs plain functions in threads.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Watches:
             self._seen(key, kind, pods.bury({**body}) if kind == "DELETED" else pods.put({**body}))
 
     def _seen(self, key: Key, kind: str | None, news: bool) -> None:
-        """kind: None in a list, the first one or one after a watch was away. An echo of our own write is no news."""
+        """kind: None in a list, the first one or one after a watch was away. An echo of our own
+        write is no news.
+        """
         if kind is None:
             self.controller.sweep_soon()
         if news:
@@ -66,7 +69,9 @@ async def pod_event(type: str | None, body: kopf.Body, memo: Watches, **_: Any) 
     memo.pod_event(type, body)
 
 
-async def watch(watches: Watches, namespaces: Sequence[str], ready: asyncio.Event, stop: asyncio.Event) -> None:
+async def watch(
+    watches: Watches, namespaces: Sequence[str], ready: asyncio.Event, stop: asyncio.Event
+) -> None:
     """Run kopf until `stop`. Namespaces: those to watch; none: all of them."""
     await kopf.operator(
         settings=_settings(),
@@ -80,14 +85,18 @@ async def watch(watches: Watches, namespaces: Sequence[str], ready: asyncio.Even
 
 
 class _Patience(Iterable[float]):
-    """Seconds between tries. Kopf's own list ends after a minute, and the process with it; outages may last longer."""
+    """Seconds between tries. Kopf's own list ends after a minute, and the process with it; outages
+    may last longer.
+    """
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(15))
 
 
 def _settings() -> kopf.OperatorSettings:
-    """Without this kopf would post events, and ask for rights that it does not need (CRDs, namespaces)."""
+    """Without this kopf would post events, and ask for rights that it does not need (CRDs,
+    namespaces).
+    """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -101,5 +110,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = NoDiffs()
     settings.persistence.progress_storage = NoProgress()
     settings.execution.max_workers = 1
-    settings.queueing.idle_timeout = 0.1  # kopf keeps a task and the last whole copy of each object for so long
+    settings.queueing.idle_timeout = (
+        0.1  # kopf keeps a task and the last whole copy of each object for so long
+    )
     return settings

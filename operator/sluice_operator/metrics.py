@@ -1,6 +1,8 @@
-"""The operator's metrics, under the names that dashboards of controller-runtime and kube-state-metrics expect.
+"""The operator's metrics, under the names that dashboards of controller-runtime and
+kube-state-metrics expect.
 
-A job's series live as long as the job. None has a pod in its labels: their number must not grow with a job's size.
+A job's series live as long as the job. None has a pod in its labels: their number must not grow
+with a job's size.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Key = tuple[str, str]
 class QueueMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         def named(kind: type, name: str, text: str, **options: object) -> object:
-            return kind(f"workqueue_{name}", text, ["name"], registry=registry, **options).labels(CONTROLLER)
+            return kind(f"workqueue_{name}", text, ["name"], registry=registry, **options).labels(
+                CONTROLLER
+            )
 
         self.depth: Gauge = named(Gauge, "depth", "Keys that wait for a worker.")  # type: ignore[assignment]
         self.adds: Counter = named(Counter, "adds", "Keys added.")  # type: ignore[assignment]
@@ -41,7 +45,9 @@ class QueueMetrics:
             Histogram, "work_duration_seconds", "How long keys were worked on.", buckets=_FAST
         )
         self.unfinished: Gauge = named(  # type: ignore[assignment]
-            Gauge, "unfinished_work_seconds", "For how long the keys that are worked on have been, in sum."
+            Gauge,
+            "unfinished_work_seconds",
+            "For how long the keys that are worked on have been, in sum.",
         )
         self.longest: Gauge = named(  # type: ignore[assignment]
             Gauge, "longest_running_processor_seconds", "For how long the oldest of them has been."
@@ -65,33 +71,64 @@ class OperatorMetrics:
         self.registry = found = registry or CollectorRegistry()
         ProcessCollector(registry=found)
         self.queue = QueueMetrics(found)
-        self.reconciles = Counter("controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found)
+        self.reconciles = Counter(
+            "controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found
+        )
         self.reconcile_errors = Counter(
-            "controller_runtime_reconcile_errors", "Passes that failed.", ["controller"], registry=found
+            "controller_runtime_reconcile_errors",
+            "Passes that failed.",
+            ["controller"],
+            registry=found,
         )
         self.reconcile_seconds = Histogram(
-            "controller_runtime_reconcile_time_seconds", "A pass.", ["controller"], registry=found, buckets=_FAST
+            "controller_runtime_reconcile_time_seconds",
+            "A pass.",
+            ["controller"],
+            registry=found,
+            buckets=_FAST,
         )
         self.workers = Gauge(
-            "controller_runtime_max_concurrent_reconciles", "Workers.", ["controller"], registry=found
+            "controller_runtime_max_concurrent_reconciles",
+            "Workers.",
+            ["controller"],
+            registry=found,
         ).labels(CONTROLLER)
         self.active_workers = Gauge(
-            "controller_runtime_active_workers", "Workers that work.", ["controller"], registry=found
+            "controller_runtime_active_workers",
+            "Workers that work.",
+            ["controller"],
+            registry=found,
         ).labels(CONTROLLER)
         self.requests = Counter(
-            "rest_client_requests", "Requests to the API server.", ["method", "code"], registry=found
+            "rest_client_requests",
+            "Requests to the API server.",
+            ["method", "code"],
+            registry=found,
         )
-        self.leading = Gauge("leader_election_master_status", "1: this replica works.", ["name"], registry=found)
+        self.leading = Gauge(
+            "leader_election_master_status", "1: this replica works.", ["name"], registry=found
+        )
         self.info = Gauge(
-            "rljob_info", "Always 1.", ["namespace", "name", "uid", "engine", "transport"], registry=found
+            "rljob_info",
+            "Always 1.",
+            ["namespace", "name", "uid", "engine", "transport"],
+            registry=found,
         )
         self.condition = Gauge(
-            "rljob_status_condition", "1 for what holds.", ["namespace", "name", "condition", "status"], registry=found
+            "rljob_status_condition",
+            "1 for what holds.",
+            ["namespace", "name", "condition", "status"],
+            registry=found,
         )
-        self.restarts = Counter("rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=found)
+        self.restarts = Counter(
+            "rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=found
+        )
         self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=found)
         self.time_to_running = Histogram(
-            "rljob_time_to_running_seconds", "From a job's start until it ran first.", registry=found, buckets=_SLOW
+            "rljob_time_to_running_seconds",
+            "From a job's start until it ran first.",
+            registry=found,
+            buckets=_SLOW,
         )
         self._shown: dict[Key, _Shown] = {}
 
@@ -108,7 +145,9 @@ class OperatorMetrics:
         for condition in status.conditions:
             shown.conditions[condition.type] = condition.status
             for value in _VALUES:
-                self.condition.labels(*key, condition.type, value).set(int(value == condition.status))
+                self.condition.labels(*key, condition.type, value).set(
+                    int(value == condition.status)
+                )
         for role in status.roles:
             known = shown.restarts.setdefault(role.name, role.restarts)
             self.restarts.labels(*key, role.name).inc(max(role.restarts - known, 0))

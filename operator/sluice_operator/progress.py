@@ -1,4 +1,6 @@
-"""Asks running jobs how far they are, one by one or all of them: the rendezvous for members, the buffer for data."""
+"""Asks running jobs how far they are, one by one or all of them: the rendezvous for members, the
+buffer for data.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Target:
 
 
 async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
-    """The job's progress; None: nobody answers in time, which may be because the buffer is starting, or gone."""
+    """The job's progress; None: nobody answers in time, which may be because the buffer is
+    starting, or gone.
+    """
     try:
         async with asyncio.timeout(deadline):
             return await _ask(target)
@@ -46,14 +50,21 @@ async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
 
 
 def _tell(target: Target, error: TimeoutError | grpc.aio.AioRpcError) -> None:
-    """Silence is normal, and shown in the job's status. A peer that does not take the job's token, or our protocol,
-    is not.
+    """Silence is normal, and shown in the job's status. A peer that does not take the job's token,
+    or our protocol, is not.
     """
     if isinstance(error, TimeoutError):
         log.debug("probe failed", rendezvous=target.rendezvous, cause="no answer in time")
     elif error.code() == grpc.StatusCode.UNAUTHENTICATED or tls.refusal(error.details()):
-        text = "the job's token or certificate is not the one that this operator derives; was its key replaced?"
-        log.warning(text, rendezvous=target.rendezvous, cause=tls.refusal(error.details()) or error.details())
+        text = (
+            "the job's token or certificate is not the one that this operator derives; was its key "
+            "replaced?"
+        )
+        log.warning(
+            text,
+            rendezvous=target.rendezvous,
+            cause=tls.refusal(error.details()) or error.details(),
+        )
     elif protocol.is_refusal(error.trailing_metadata()):
         text = "the job's pods are of another release, and its progress is not known"
         log.warning(text, rendezvous=target.rendezvous, cause=error.details())
@@ -62,7 +73,9 @@ def _tell(target: Target, error: TimeoutError | grpc.aio.AioRpcError) -> None:
 
 
 async def _ask(target: Target) -> Progress | None:
-    """A channel for each question: a job is asked every few seconds, and a thousand open channels cost more."""
+    """A channel for each question: a job is asked every few seconds, and a thousand open channels
+    cost more.
+    """
     async with rpc.channel(target.rendezvous, target.tls) as channel:
         ledger = await wire.ledger(channel, target.token)
     address = wire.buffer_address(ledger)
@@ -74,7 +87,11 @@ async def _ask(target: Target) -> Progress | None:
 
 def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) -> Progress:
     """The two answers as the planner wants them."""
-    engines = [entry for entry in ledger.entries if entry.member.role == "rollout" and entry.member.index == 0]
+    engines = [
+        entry
+        for entry in ledger.entries
+        if entry.member.role == "rollout" and entry.member.index == 0
+    ]
     return Progress(
         step=stats.step,
         total_steps=stats.total_steps or None,
@@ -83,7 +100,9 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
         version=stats.version,
         lag=stats.policy_lag,
         engines=len(engines),
-        engines_in_sync=sum(entry.admitted and entry.member.version == ledger.version for entry in engines),
+        engines_in_sync=sum(
+            entry.admitted and entry.member.version == ledger.version for entry in engines
+        ),
     )
 
 
@@ -98,7 +117,9 @@ class Seen(Protocol):
 
 
 class Prober:
-    """Remembers the last answer of each job. keys: what the jobs' tokens are made from; deadline: seconds an answer."""
+    """Remembers the last answer of each job. keys: what the jobs' tokens are made from; deadline:
+    seconds an answer.
+    """
 
     def __init__(self, keys: JobKeys, ask_one: Ask = ask, deadline: float = 5.0) -> None:
         self._keys, self._ask, self._deadline = keys, ask_one, deadline
@@ -106,13 +127,18 @@ class Prober:
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def latest(self, seen: Seen, stored: KubeObject) -> Progress | None:
-        """The last answer; a trainer that has just ended is asked for once more, for its last step."""
+        """The last answer; a trainer that has just ended is asked for once more, for its last
+        step.
+        """
         key = uid(stored)
         target = target_of(seen, stored, self._keys)
         if target is None:
             self._answers.pop(key, None)
             return None
-        if any(podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in seen.pods_of(stored)):
+        if any(
+            podstate.role(pod) == "trainer" and podstate.succeeded(pod)
+            for pod in seen.pods_of(stored)
+        ):
             return await self._ask(target, LAST_WORD_SECONDS) or self._answers.get(key)
         return self._answers.get(key)
 
@@ -141,7 +167,10 @@ def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
         return None
     name, owned = stored["metadata"]["name"], seen.owned(stored)
-    service, config = owned.get(("Service", f"{name}-rendezvous")), owned.get(("ConfigMap", f"{name}-config"))
+    service, config = (
+        owned.get(("Service", f"{name}-rendezvous")),
+        owned.get(("ConfigMap", f"{name}-config")),
+    )
     running = {podstate.role(pod) for pod in seen.pods_of(stored) if podstate.is_running(pod)}
     if service is None or config is None or not {"rendezvous", "buffer"} <= running:
         return None
@@ -151,7 +180,9 @@ def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
 
 
 def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
-    """By the spec that the pods were started with: the stored one may ask for something else since."""
+    """By the spec that the pods were started with: the stored one may ask for something else
+    since.
+    """
     started = json.loads(config["data"][names.JOB_FILE])["spec"]
     if not (started.get("tls") or {}).get("enabled"):
         return PLAIN

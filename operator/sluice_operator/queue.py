@@ -1,8 +1,8 @@
 """A work queue, as client-go has one: keys, not events.
 
-A key that is added many times before it is worked on is worked on once; a key that is added while it is worked on is
-worked on once more, after that; no key is ever worked on by two workers. Failures come back after a delay that doubles
-with each one in a row.
+A key that is added many times before it is worked on is worked on once; a key that is added while
+it is worked on is worked on once more, after that; no key is ever worked on by two workers.
+Failures come back after a delay that doubles with each one in a row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class WorkQueue(Generic[K]):
             self._push(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add later. Of several times for one key the earliest counts; an `add` in between makes them void."""
+        """Add later. Of several times for one key the earliest counts; an `add` in between makes
+        them void.
+        """
         if seconds <= 0:
             self.add(key)
             return

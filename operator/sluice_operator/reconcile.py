@@ -1,7 +1,7 @@
 """observe -> plan -> apply, for one job; and the loop that does it on a laptop.
 
-The order of an application is what makes a crash at any point harmless: the status first (with it the next attempt's
-number), then deletions, then creations, events last.
+The order of an application is what makes a crash at any point harmless: the status first (with it
+the next attempt's number), then deletions, then creations, events last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ async def reconcile(
     return await _settle(cluster, job, observed, now, images)
 
 
-async def _settle(cluster: Cluster, job: RLJob, observed: Observed, now: datetime, images: Images) -> Plan:
+async def _settle(
+    cluster: Cluster, job: RLJob, observed: Observed, now: datetime, images: Images
+) -> Plan:
     found = plan(job, observed, now, images)
     if found.status != observed.status:
         await cluster.write_status(job, found.status)
@@ -69,10 +71,11 @@ async def run_job(
 ) -> RLJobStatus:
     """Run the job until it has ended and its pods are gone; the final status.
 
-    probe: asks the buffer and the rendezvous how far the job is. on_plan: called after each pass that changed the
-    status or told an event. Cancelled, it suspends the job: all pods end with their grace, and the same call goes on
-    from there another time. Cancelled once more, it kills them. A job with spec.suspend counts as ended.
-    retry_failed: a job that has failed is tried again, with new attempts and a fresh budget.
+    probe: asks the buffer and the rendezvous how far the job is. on_plan: called after each pass
+    that changed the status or told an event. Cancelled, it suspends the job: all pods end with
+    their grace, and the same call goes on from there another time. Cancelled once more, it kills
+    them. A job with spec.suspend counts as ended. retry_failed: a job that has failed is tried
+    again, with new attempts and a fresh budget.
     """
     stored = (await cluster.observe(job)).status
     if retry_failed and stored is not None and stored.is_true("Failed"):
@@ -87,8 +90,16 @@ async def run_job(
 
 
 class _Loop:
-    def __init__(self, cluster: Host, job: RLJob, latest: _Latest, on_plan: OnPlan | None, images: Images) -> None:
-        self.cluster, self.job, self.latest, self.on_plan, self.images = cluster, job, latest, on_plan, images
+    def __init__(
+        self, cluster: Host, job: RLJob, latest: _Latest, on_plan: OnPlan | None, images: Images
+    ) -> None:
+        self.cluster, self.job, self.latest, self.on_plan, self.images = (
+            cluster,
+            job,
+            latest,
+            on_plan,
+            images,
+        )
         self.status: RLJobStatus | None = None
 
     async def until_stopped(self) -> RLJobStatus:
@@ -108,7 +119,9 @@ class _Loop:
 
     async def stop(self) -> None:
         """The user wants to end the run: the policy of a suspended job is exactly that."""
-        self.job = self.job.model_copy(update={"spec": self.job.spec.model_copy(update={"suspend": True})})
+        self.job = self.job.model_copy(
+            update={"spec": self.job.spec.model_copy(update={"suspend": True})}
+        )
         self.latest.progress = None
         try:
             await self.until_stopped()
@@ -117,9 +130,13 @@ class _Loop:
             raise
 
     async def _progress(self, observed: Observed) -> Progress | None:
-        """The last answer. A trainer that has just ended is asked for once more: the buffer ends in this pass too."""
+        """The last answer. A trainer that has just ended is asked for once more: the buffer ends in
+        this pass too.
+        """
         latest, over = self.latest, observed.status is not None and is_finished(observed.status)
-        ended = any(podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in observed.pods)
+        ended = any(
+            podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in observed.pods
+        )
         if latest.probe and ended and not over:
             latest.progress = await _asked(latest.probe) or latest.progress
         return latest.progress
@@ -131,7 +148,9 @@ class _Loop:
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task, each time they come."""
+    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task, each time they
+    come.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -173,7 +192,9 @@ async def _probe_forever(probe: Probe, latest: _Latest) -> None:
 
 
 async def _asked(probe: Probe) -> Progress | None:
-    """None where the probe fails: the buffer may be starting, restarting or gone, and the pods will tell which."""
+    """None where the probe fails: the buffer may be starting, restarting or gone, and the pods will
+    tell which.
+    """
     try:
         async with asyncio.timeout(PROBE_DEADLINE):
             return await probe()

@@ -1,7 +1,8 @@
 """python -m sluice_operator.selftest [URL]: does this cluster run RLJobs? `helm test` asks.
 
-It says what it has found, one line each: that the API server serves RLJobs where the operator watches, that an operator
-renews its lease, and, with the URL of its /readyz, that it answers. Exit code 1 with words about the first that fails.
+It says what it has found, one line each: that the API server serves RLJobs where the operator
+watches, that an operator renews its lease, and, with the URL of its /readyz, that it answers. Exit
+code 1 with words about the first that fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sluice_operator.settings import Settings
 
 LOOK_SECONDS = 1.0
 PATIENCE = 4
-"""Durations of a lease after which nobody will renew it any more: a new leader has had his chance."""
+"""Durations of a lease after which nobody will renew it any more: a new leader has had his chance.
+"""
 
 
 class FailedError(Exception):
@@ -47,10 +49,15 @@ async def _served(api: Api, found: Settings) -> str:
         try:
             await api.get(collection("RLJob", namespace), {"limit": 1})
         except errors.NotFoundError as error:
-            raise FailedError("this cluster knows no RLJobs: install the CRD (crds.install=true)") from error
+            raise FailedError(
+                "this cluster knows no RLJobs: install the CRD (crds.install=true)"
+            ) from error
         except errors.ApiError as error:
             raise FailedError(f"the operator cannot list RLJobs: {error}") from error
-    return f"RLJobs are served {'in ' + ', '.join(found.namespaces) if found.namespaces else 'in all namespaces'}"
+    return (
+        "RLJobs are served "
+        f"{'in ' + ', '.join(found.namespaces) if found.namespaces else 'in all namespaces'}"
+    )
 
 
 async def _led(api: Api, found: Settings) -> str:
@@ -58,7 +65,9 @@ async def _led(api: Api, found: Settings) -> str:
     first, waited = "", 0.0
     while waited < PATIENCE * found.lease_seconds:
         try:
-            spec = (await api.get(path("Lease", found.namespace, found.lease_name))).get("spec") or {}
+            spec = (await api.get(path("Lease", found.namespace, found.lease_name))).get(
+                "spec"
+            ) or {}
         except errors.NotFoundError:
             spec = {}
         holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
@@ -76,7 +85,9 @@ def _answers(url: str) -> str:
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the chart's own address
             return f"{url} answers {answer.status}"
     except urllib.error.HTTPError as error:
-        raise FailedError(f"{url} answers {error.code}: {error.read().decode(errors='replace').strip()}") from error
+        raise FailedError(
+            f"{url} answers {error.code}: {error.read().decode(errors='replace').strip()}"
+        ) from error
     except OSError as error:
         raise FailedError(f"{url} does not answer: {error}") from error
 

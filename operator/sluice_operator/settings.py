@@ -34,7 +34,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are kept.
+    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are
+    kept.
 
     job_defaults: what jobs get that say nothing themselves.
     """
@@ -55,9 +56,13 @@ class Settings:
 
 
 def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Settings:
-    """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for SLUICE_PROBE_SECONDS."""
+    """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for
+    SLUICE_PROBE_SECONDS.
+    """
     found = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
-    watched = [name.strip() for name in found.get("SLUICE_WATCH_NAMESPACES", "").split(",") if name.strip()]
+    watched = [
+        name.strip() for name in found.get("SLUICE_WATCH_NAMESPACES", "").split(",") if name.strip()
+    ]
     defaults = Images()
     settings = Settings(
         namespaces=tuple(dict.fromkeys(watched)),
@@ -76,12 +81,16 @@ def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = 
             engine=found.get("SLUICE_IMAGE_ENGINE") or defaults.engine,
             rollout=found.get("SLUICE_IMAGE_ROLLOUT") or defaults.rollout,
             buffer=found.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
-            rendezvous=found.get("SLUICE_IMAGE_RENDEZVOUS") or found.get("SLUICE_IMAGE_BUFFER") or defaults.rendezvous,
+            rendezvous=found.get("SLUICE_IMAGE_RENDEZVOUS")
+            or found.get("SLUICE_IMAGE_BUFFER")
+            or defaults.rendezvous,
         ),
         job_defaults=_job_defaults(found.get("SLUICE_JOB_DEFAULTS", "")),
     )
     if settings.lease_seconds < 3 or settings.workers < 1:
-        raise ConfigurationError("SLUICE_LEASE_SECONDS must be at least 3, and SLUICE_WORKERS at least 1")
+        raise ConfigurationError(
+            "SLUICE_LEASE_SECONDS must be at least 3, and SLUICE_WORKERS at least 1"
+        )
     return settings
 
 
@@ -107,7 +116,9 @@ def _job_defaults(file: str) -> JobDefaults:
     try:
         return JobDefaults.model_validate(document)
     except ValidationError as error:
-        raise ConfigurationError(f"SLUICE_JOB_DEFAULTS: {describe(error, document, file)}") from error
+        raise ConfigurationError(
+            f"SLUICE_JOB_DEFAULTS: {describe(error, document, file)}"
+        ) from error
 
 
 def _own_namespace() -> str:

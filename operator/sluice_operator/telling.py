@@ -1,4 +1,6 @@
-"""Tells users what stands in a job's way besides what the planner says of it: once, in its status and as an event."""
+"""Tells users what stands in a job's way besides what the planner says of it: once, in its status
+and as an event.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Told:
     refused: str = ""
     trouble: str = ""
     place: str = ""
-    """Of an error of ours: its type, and where it was raised. Its message may be another one each time."""
+    """Of an error of ours: its type, and where it was raised. Its message may be another one each
+    time."""
     has_run: bool = False
 
     @property
@@ -80,7 +83,9 @@ class Teller:
             await self.cluster.tell(stored, [Event("Warning", admit.REFUSED, refused)])
         told.refused = refused
 
-    async def not_applied(self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError) -> None:
+    async def not_applied(
+        self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError
+    ) -> None:
         """The API server did not take what the plan wanted, and people can cure that."""
         told, text = self.told(stored), cures.with_cure(str(error), cures.OF_REFUSALS)
         if told.trouble != text:
@@ -88,7 +93,9 @@ class Teller:
             await self.cluster.tell(stored, [Event("Warning", admit.NOT_APPLIED, text)])
 
     async def of_ours(self, stored: KubeObject, error: Exception) -> None:
-        """An error of ours in one job must not stop all others, nor must its user wait without a word."""
+        """An error of ours in one job must not stop all others, nor must its user wait without a
+        word.
+        """
         told, place = self.told(stored), f"{type(error).__name__} {_line_of_ours(error)}"
         if told.place == place:
             return
@@ -107,5 +114,9 @@ class Teller:
 def _line_of_ours(error: Exception) -> str:
     """`accept.py:79`: the innermost line of the operator's own."""
     frames = traceback.walk_tb(error.__traceback__)
-    ours = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__", "").startswith("sluice")]
+    ours = [
+        (frame, line)
+        for frame, line in frames
+        if frame.f_globals.get("__name__", "").startswith("sluice")
+    ]
     return f"{Path(ours[-1][0].f_code.co_filename).name}:{ours[-1][1]}" if ours else ""

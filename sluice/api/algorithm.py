@@ -31,7 +31,8 @@ class KL(Model):
     loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
     type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
         "k1",
-        description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d; low_var_kl: k3, "
+        description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + "
+        "d; low_var_kl: k3, "
         "clamped to [-10, 10].",
     )
     unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
@@ -57,12 +58,19 @@ class Critic(Model):
 
     model_path: ModelPath | None = Field(
         None,
-        description="Checkpoint that the critic starts from, of a language or a reward model. Default: model.path.",
+        description="Checkpoint that the critic starts from, of a language or a reward model. "
+        "Default: model.path.",
     )
     lr: NonNegativeFloat = Field(1e-5, description="Learning rate of the critic.")
-    min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule of trainer.optimizer ends for the critic.")
-    clip: PositiveFloat = Field(0.2, description="Values may move this far from those before the step.")
-    warmup_steps: NonNegativeInt = Field(0, description="First steps in which only the critic is trained.")
+    min_lr: NonNegativeFloat = Field(
+        0.0, description="Where the schedule of trainer.optimizer ends for the critic."
+    )
+    clip: PositiveFloat = Field(
+        0.2, description="Values may move this far from those before the step."
+    )
+    warmup_steps: NonNegativeInt = Field(
+        0, description="First steps in which only the critic is trained."
+    )
 
 
 def _is(names: tuple[str, ...]) -> str:
@@ -70,16 +78,23 @@ def _is(names: tuple[str, ...]) -> str:
 
 
 class Algorithm(Model):
-    """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime and verl do."""
+    """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime
+    and verl do.
+    """
 
     estimator: Estimator = Field("grpo", description="How rewards become advantages.")
-    function: UserFunction | None = Field(None, description="Own estimator; with `estimator: custom`.")
+    function: UserFunction | None = Field(
+        None, description="Own estimator; with `estimator: custom`."
+    )
     normalize_std: bool = Field(
-        True, description="grpo, gspo, cispo, grpo_passk: divide advantages by the group's standard deviation."
+        True,
+        description="grpo, gspo, cispo, grpo_passk: divide advantages by the group's standard "
+        "deviation.",
     )
     normalize_advantages: bool | None = Field(
         None,
-        description="Whiten advantages over the whole batch. Default: only for reinforce_plus_plus and "
+        description="Whiten advantages over the whole batch. Default: only for reinforce_plus_plus "
+        "and "
         "reinforce_plus_plus_baseline, which always do.",
     )
     gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
@@ -89,28 +104,37 @@ class Algorithm(Model):
     entropy_coef: float = Field(0.0, description="Weight of the entropy bonus in the loss.")
     aggregation: Aggregation | None = Field(
         None,
-        description="From tokens to one number. sequence_mean: mean of each sequence, then of all; token_mean: mean of "
-        "all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum divided by "
-        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo; token_mean for sft.",
+        description="From tokens to one number. sequence_mean: mean of each sequence, then of all; "
+        "token_mean: mean of "
+        "all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum divided "
+        "by "
+        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo; "
+        "token_mean for sft.",
     )
     loss: PolicyLoss | None = Field(
         None,
-        description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; reinforce: "
-        "-A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, dppo_kl: tokens whose probability "
-        "moved less than clip.low and clip.high, by total variation or KL; clip_cov, kl_cov: tokens of large "
+        description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; "
+        "reinforce: "
+        "-A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, dppo_kl: "
+        "tokens whose probability "
+        "moved less than clip.low and clip.high, by total variation or KL; clip_cov, kl_cov: "
+        "tokens of large "
         "covariance of log-prob and advantage are left out, or held back. "
         "Default: gspo and cispo for the estimators of that name, else clip.",
     )
     loss_function: LossFunction | None = Field(
         None,
-        description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has their rows). Or an own "
+        description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has "
+        "their rows). Or an own "
         "policy loss by dotted path, in place of `loss`.",
     )
     gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
     clip_cov: ClipCov | None = Field(None, description="Of the loss clip_cov.")
     kl_cov: KLCov | None = Field(None, description="Of the loss kl_cov.")
     off_policy: OffPolicy = Field(default_factory=OffPolicy)
-    critic: Critic | None = Field(None, description="Value model; ppo has one also where this is left out.")
+    critic: Critic | None = Field(
+        None, description="Value model; ppo has one also where this is left out."
+    )
     distillation: Distillation | None = None
 
     rules = (
@@ -128,15 +152,18 @@ class Algorithm(Model):
             reason="FieldValueForbidden",
         ),
         Rule(
-            f"self.?normalizeAdvantages.orValue(true) || !({_is(estimators(lambda kind: kind.whitened))})",
+            "self.?normalizeAdvantages.orValue(true) || "
+            f"!({_is(estimators(lambda kind: kind.whitened))})",
             lambda a: a.normalize_advantages is not False or not a.kind.whitened,
-            "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; leave it out",
+            "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; "
+            "leave it out",
             "normalizeAdvantages",
         ),
         Rule(
             f"self.gamma == 1.0 || {_is(estimators(lambda kind: kind.discounts))}",
             lambda a: a.gamma == 1 or a.kind.discounts,
-            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the same",
+            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the "
+            "same",
             "gamma",
         ),
         Rule(
@@ -155,13 +182,17 @@ class Algorithm(Model):
         Rule(
             "!has(self.clip.dual) || has(self.lossFunction) || "
             f"(has(self.loss) ? self.loss in {listed(DUAL_CLIPPED)} : self.estimator != 'cispo')",
-            lambda a: a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED,
-            "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have nothing to bound",
+            lambda a: (
+                a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED
+            ),
+            "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have "
+            "nothing to bound",
             "clip.dual",
             reason="FieldValueForbidden",
         ),
         Rule(
-            f"self.?loss.orValue('') == 'sapo' || has(self.lossFunction) || !({differs('self.gate', Gate())})",
+            "self.?loss.orValue('') == 'sapo' || has(self.lossFunction) || "
+            f"!({differs('self.gate', Gate())})",
             lambda a: a.gate == Gate() or a.policy_loss == "sapo" or a.loss_function is not None,
             "only the loss sapo has a gate",
             "gate",
@@ -201,20 +232,28 @@ class Algorithm(Model):
 
     @property
     def value_model(self) -> Critic | None:
-        """The critic, with its defaults where it is not described; None: this estimator has none."""
+        """The critic, with its defaults where it is not described; None: this
+        estimator has none.
+        """
         return (self.critic or Critic()) if self.kind.critic else None
 
 
-_HAS_OLD_POLICY = "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
+_HAS_OLD_POLICY = (
+    "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
+)
 
 ACROSS_GROUPS = (
     Rule(
         f"self.rollout.samplesPerPrompt > 1 || !has(self.reward) || {IS_SFT} || "
         f"self.algorithm.estimator in {listed(estimators(lambda kind: not kind.grouped))}",
         lambda s: (
-            s.rollout.samples_per_prompt > 1 or s.reward is None or s.algorithm.sft or not s.algorithm.kind.grouped
+            s.rollout.samples_per_prompt > 1
+            or s.reward is None
+            or s.algorithm.sft
+            or not s.algorithm.kind.grouped
         ),
-        "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: nothing would be "
+        "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: "
+        "nothing would be "
         "learned; use reinforce_plus_plus, remax or ppo, or more samples",
         "algorithm.estimator",
     ),
@@ -222,13 +261,17 @@ ACROSS_GROUPS = (
         f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy))}) || "
         "!self.?reward.group.orValue(false)",
         lambda s: not s.algorithm.kind.greedy or not (s.reward and s.reward.group),
-        "remax scores its greedy response alone; a reward that needs the whole group cannot do that",
+        "remax scores its greedy response alone; a reward that needs the whole group cannot do "
+        "that",
         "reward.group",
     ),
     Rule(
         "!has(self.algorithm.critic) || !has(self.trainer.steps) || "
         "self.algorithm.critic.warmupSteps < self.trainer.steps",
-        lambda s: not (s.algorithm.critic and s.trainer.steps) or s.algorithm.critic.warmup_steps < s.trainer.steps,
+        lambda s: (
+            not (s.algorithm.critic and s.trainer.steps)
+            or s.algorithm.critic.warmup_steps < s.trainer.steps
+        ),
         "the policy would never be trained: warmupSteps must be less than trainer.steps",
         "algorithm.critic.warmupSteps",
     ),
@@ -239,7 +282,8 @@ ACROSS_GROUPS = (
             or s.algorithm.off_policy.old_log_probs == "rollout"
             or s.trainer.steps_per_batch > 1
         ),
-        "with one optimizer step a batch the old policy is the present one and no sequence is ever masked; set "
+        "with one optimizer step a batch the old policy is the present one and no sequence is ever "
+        "masked; set "
         "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.offPolicy.opsmDelta",
     ),
@@ -250,7 +294,8 @@ ACROSS_GROUPS = (
             or s.algorithm.off_policy.old_log_probs == "rollout"
             or s.trainer.steps_per_batch > 1
         ),
-        "with one optimizer step a batch the old policy is the present one and kl_cov holds nothing back; set "
+        "with one optimizer step a batch the old policy is the present one and kl_cov holds "
+        "nothing back; set "
         "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.loss",
     ),

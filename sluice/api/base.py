@@ -1,4 +1,6 @@
-"""The base of all API models: camelCase in YAML, unknown fields refused, rules that are also CEL."""
+"""The base of all API models: camelCase in YAML, unknown fields refused, rules that
+are also CEL.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,18 @@ API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
 
 
 Reason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
-"""What an API server calls the error: a value that does not fit, one that lacks, one that must not be there."""
+"""What an API server calls the error: a value that does not fit, one that lacks, one that must not
+be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule over several fields of one model: once as CEL for the API server, once as Python.
 
-    cel: CEL expression over `self`; check: the same in Python, True where the rule holds.
-    field: the field (camelCase, relative to the model) that the message is about. message: what is expected and what
-    to do; `{}` in it stands for the values that `shows` gives in Python, and is left out in CEL. reason: the kind of
-    error.
+    cel: CEL expression over `self`; check: the same in Python, True where the rule holds. field:
+    the field (camelCase, relative to the model) that the message is about. message: what is
+    expected and what to do; `{}` in it stands for the values that `shows` gives in Python, and is
+    left out in CEL. reason: the kind of error.
     """
 
     cel: str
@@ -52,7 +55,11 @@ class Model(BaseModel):
     """Base of all API objects."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", validate_default=False, frozen=True
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        validate_default=False,
+        frozen=True,
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
@@ -62,20 +69,25 @@ class Model(BaseModel):
             if not rule.check(self):
                 values = f"({rule.shows(self)}) " if rule.shows else ""
                 message = rule.message.replace("{} ", values)
-                raise PydanticCustomError("rule", "{message}", {"message": message, "field": rule.field})
+                raise PydanticCustomError(
+                    "rule", "{message}", {"message": message, "field": rule.field}
+                )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Part of a list's type: no two entries are the same, or have the same value in the field `key` (camelCase).
+    """Part of a list's type: no two entries are the same, or have the same value in the field `key`
+    (camelCase).
 
     Two writers may then apply one entry each (server-side apply), and neither removes the other's.
     """
 
     key: str = ""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
@@ -105,7 +117,17 @@ def manifest(model: Model) -> dict[str, Any]:
 
 
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)([eE][-+]?\d+|[KMGTPE]i|[numkMGTPE])?$")
-_SUFFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_SUFFIX = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+}
 _SUFFIX |= {f"{prefix}i": 1024.0 ** (power + 1) for power, prefix in enumerate("KMGTPE")}
 
 
@@ -129,11 +151,15 @@ def _quantity(value: str | int | float) -> str:
 Quantity = Annotated[
     str | int,
     AfterValidator(_quantity),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
+    WithJsonSchema(
+        {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    ),
 ]
 """A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
 
-FreeForm = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+FreeForm = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
 """An object whose fields are somebody else's: a pod template, a volume source."""
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]

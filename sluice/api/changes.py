@@ -1,7 +1,7 @@
 """Fields that may change while a job lives: for the operator, and as rules of the API server.
 
-A job has started once its status names an attempt of a gang: the operator writes that before it makes the first pod.
-Until then a spec may be mended.
+A job has started once its status names an attempt of a gang: the operator writes that before it
+makes the first pod. Until then a spec may be mended.
 """
 
 from __future__ import annotations
@@ -28,20 +28,32 @@ MUTABLE = (
 )
 """Fields of the spec that may change while a job lives."""
 NEVER = ("managedBy",)
-"""Fields that may not even change before the start: two controllers would take themselves for the job's own."""
-_STARTED = "has(oldSelf.status) && has(oldSelf.status.roles) && oldSelf.status.roles.exists(r, r.attempt > 0)"
+"""Fields that may not even change before the start: two controllers would take themselves for the
+job's own."""
+_STARTED = (
+    "has(oldSelf.status) && has(oldSelf.status.roles) && oldSelf.status.roles.exists(r, r.attempt "
+    "> 0)"
+)
 
 
 def transitions(spec: type[Model]) -> list[dict[str, str]]:
-    """CEL rules over the whole object, one for each part of its spec that may not change, whole groups where it can."""
+    """CEL rules over the whole object, one for each part of its spec that may not change, whole
+    groups where it can.
+    """
     return [_transition(path, always_there) for path, always_there in _frozen(spec, "")]
 
 
 def _transition(path: str, always_there: bool) -> dict[str, str]:
-    """Optional values (`.?`) would be shorter: of their sizes the server assumes the worst, and refuses the rule."""
+    """Optional values (`.?`) would be shorter: of their sizes the server assumes the worst, and
+    refuses the rule.
+    """
     parent, _, name = f"spec.{path}".rpartition(".")
     new, old = (f"{root}.{parent}.{escaped(name)}" for root in ("self", "oldSelf"))
-    same = f"{new} == {old}" if always_there else f"(has({new}) ? has({old}) && {new} == {old} : !has({old}))"
+    same = (
+        f"{new} == {old}"
+        if always_there
+        else f"(has({new}) ? has({old}) && {new} == {old} : !has({old}))"
+    )
     always = path in NEVER
     return {
         "rule": same if always else f"{same} || !({_STARTED})",
@@ -52,7 +64,9 @@ def _transition(path: str, always_there: bool) -> dict[str, str]:
 
 
 def _frozen(model: type[Model], path: str) -> Iterator[tuple[str, bool]]:
-    """Parts of the spec, the largest that hold nothing that may change. True: the server fills it in if need be."""
+    """Parts of the spec, the largest that hold nothing that may change. True: the server fills it
+    in if need be.
+    """
     for field, info in model.model_fields.items():
         name = info.alias or field
         at = f"{path}.{name}" if path else name
@@ -72,6 +86,9 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
-        parts = [differences(old.get(key), new.get(key), f"{path}.{key}" if path else key) for key in keys]
+        parts = [
+            differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            for key in keys
+        ]
         return [change for part in parts for change in part]
     return [f"spec.{path}: {old!r} -> {new!r}"]

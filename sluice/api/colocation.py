@@ -33,13 +33,15 @@ COLOCATION = (
     Rule(
         f"!{_ON} || {_TRANSPORT} != 'nccl'",
         lambda s: not s.trainer.colocate or s.weight_sync.transport != "nccl",
-        "NCCL connects no two processes of one GPU; with colocate leave transport out (ipc), or use disk",
+        "NCCL connects no two processes of one GPU; with colocate leave transport out (ipc), or "
+        "use disk",
         "weightSync.transport",
     ),
     Rule(
         f"{_TRANSPORT} != 'ipc' || {_ON}",
         lambda s: s.weight_sync.transport != "ipc" or s.trainer.colocate,
-        "ipc hands over memory of GPUs that trainer and engines share: it needs trainer.colocate: true",
+        "ipc hands over memory of GPUs that trainer and engines share: it needs trainer.colocate: "
+        "true",
         "weightSync.transport",
     ),
     Rule(
@@ -59,7 +61,8 @@ COLOCATION = (
         f"!{_ON} || {_GPUS} == 0 || !has(self.rollout.replicas) || "
         f"self.rollout.replicas * {_ENGINE} == self.trainer.nodes * {_GPUS}",
         lambda s: not s.trainer.colocate or _filled(s),
-        "with colocate replicas x gpusPerReplica must be the trainer's nodes x gpusPerNode; leave replicas out",
+        "with colocate replicas x gpusPerReplica must be the trainer's nodes x gpusPerNode; leave "
+        "replicas out",
         "rollout.replicas",
     ),
     Rule(

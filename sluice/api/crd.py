@@ -1,7 +1,9 @@
-"""RLJob models -> CustomResourceDefinition: a structural schema with defaults, CEL rules, columns and subresources.
+"""RLJob models -> CustomResourceDefinition: a structural schema with defaults, CEL rules, columns
+and subresources.
 
-Kubernetes' structural schemas are a subset of what pydantic emits: references are inlined, `anyOf` with null becomes
-`nullable`, and constraints that OpenAPI v3.0 writes otherwise (exclusive bounds) are rewritten.
+Kubernetes' structural schemas are a subset of what pydantic emits: references are inlined, `anyOf`
+with null becomes `nullable`, and constraints that OpenAPI v3.0 writes otherwise (exclusive bounds)
+are rewritten.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ COLUMNS = [
 def custom_resource_definition() -> dict[str, Any]:
     """The CRD of RLJob v1alpha1."""
     name_rule = {
-        "rule": "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "message": "metadata.name must be an RFC 1035 label of at most 40 characters: pods add their own suffixes",
+        "rule": "size(self.metadata.name) <= 40 && "
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "message": "metadata.name must be an RFC 1035 label of at most 40 characters: pods add "
+        "their own suffixes",
     }
     schema = {
-        "description": (RLJob.__doc__ or "").strip(),
+        "description": _unwrapped((RLJob.__doc__ or "").strip()),
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -66,7 +70,12 @@ def custom_resource_definition() -> dict[str, Any]:
             },
         },
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
+            {
+                "name": name,
+                "type": kind,
+                "jsonPath": path,
+                **({"priority": priority} if priority else {}),
+            }
             for name, kind, path, priority in COLUMNS
         ],
         "schema": {"openAPIV3Schema": schema},
@@ -92,14 +101,18 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _status() -> dict[str, Any]:
-    """A job that no operator has looked at yet is pending too: `kubectl get` never shows an empty state."""
+    """A job that no operator has looked at yet is pending too: `kubectl get` never shows an empty
+    state.
+    """
     schema = schema_of(RLJobStatus)
     schema["properties"]["state"]["default"] = "Pending"
     return schema | {"default": {"state": "Pending"}}
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Structural schema of a model, with the defaults and the CEL rules of every model inside it."""
+    """Structural schema of a model, with the defaults and the CEL rules of every
+    model inside it.
+    """
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
     models = {each.__name__: each for each in _models(Model)}
@@ -110,13 +123,21 @@ def _models(base: type[Model]) -> list[type[Model]]:
     return [found for direct in base.__subclasses__() for found in (direct, *_models(direct))]
 
 
-def _structural(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
+def _structural(
+    node: dict[str, Any], definitions: dict[str, Any], models: Models
+) -> dict[str, Any]:
+    if "description" in node:
+        node = node | {"description": _unwrapped(node["description"])}
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
         extra = {k: v for k, v in node.items() if k != "$ref"}
         return _structural({**definitions[name], "_model": name} | extra, definitions, models)
     if "allOf" in node and len(node["allOf"]) == 1:
-        return _structural({**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}}, definitions, models)
+        return _structural(
+            {**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}},
+            definitions,
+            models,
+        )
     if node.get("x-kubernetes-int-or-string"):
         default = {"default": node["default"]} if node.get("default") is not None else {}
         return _described(node, {"x-kubernetes-int-or-string": True} | default)
@@ -125,8 +146,15 @@ def _structural(node: dict[str, Any], definitions: dict[str, Any], models: Model
     return _plain(node, definitions, models)
 
 
+def _unwrapped(description: str) -> str:
+    """Each paragraph of a docstring on one line."""
+    return "\n\n".join(" ".join(part.split()) for part in description.split("\n\n"))
+
+
 def _optional(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
-    """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing is `nullable`."""
+    """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing
+    is `nullable`.
+    """
     choices = [c for c in node["anyOf"] if c.get("type") != "null"]
     if len(choices) != 1:
         raise TypeError(f"a structural schema cannot choose between {choices}")
@@ -145,10 +173,14 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) ->
     if "const" in node:
         schema |= {"type": "string", "enum": [node["const"]]}
     if "properties" in schema:
-        schema["properties"] = {k: _structural(v, definitions, models) for k, v in schema["properties"].items()}
+        schema["properties"] = {
+            k: _structural(v, definitions, models) for k, v in schema["properties"].items()
+        }
         schema.pop("additionalProperties", None)
     elif isinstance(schema.get("additionalProperties"), dict):
-        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions, models)
+        schema["additionalProperties"] = _structural(
+            schema["additionalProperties"], definitions, models
+        )
     if "items" in schema:
         schema["items"] = _structural(schema["items"], definitions, models)
     if isinstance(node.get("default"), str | int | float | bool) and node["default"] != "":
@@ -159,7 +191,9 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) ->
 
 
 def _fill(schema: dict[str, Any], model: type[Model]) -> None:
-    """The defaults of objects that are always there, so that the whole spec is stored; and the rules."""
+    """The defaults of objects that are always there, so that the whole spec is stored; and the
+    rules.
+    """
     for name, field in model.model_fields.items():
         if inner := nested(field):
             schema["properties"][field.alias or name]["default"] = _default(inner())

@@ -30,7 +30,9 @@ _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$"
 
 
 def parse_path(text: str) -> tuple[Path, slice]:
-    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)), with Python's meaning of negative numbers."""
+    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)), with Python's meaning of negative
+    numbers.
+    """
     match = _SLICE.match(text)
     if not match:
         return Path(text), slice(None)
@@ -41,18 +43,26 @@ def parse_path(text: str) -> tuple[Path, slice]:
 class ModelSource(Model):
     """The model that is trained."""
 
-    path: ModelPath = Field(description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors.")
+    path: ModelPath = Field(
+        description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors."
+    )
     volume: VolumeSource | None = Field(
         None,
-        description="Kubernetes volume source that holds the model; `path`, and every other path of a model or a "
+        description="Kubernetes volume source that holds the model; `path`, and every other path "
+        "of a model or a "
         "tokenizer, is then relative to its root.",
     )
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the checkpoint."
+    )
     reference_path: ModelPath | None = Field(
-        None, description="Checkpoint of the reference policy for the KL terms. Default: the model as it is at step 0."
+        None,
+        description="Checkpoint of the reference policy for the KL terms. Default: the model as it "
+        "is at step 0.",
     )
     init: Literal["pretrained", "random"] = Field(
-        "pretrained", description="`random`: take the shape from config.json and draw the weights (data.seed)."
+        "pretrained",
+        description="`random`: take the shape from config.json and draw the weights (data.seed).",
     )
 
 
@@ -60,17 +70,23 @@ class RowSource(Model):
     """Rows that your own code yields. They are written to a file once, before the buffer starts."""
 
     function: UserFunction = Field(
-        description="What gives rows when it is called: `package.module.name` or `path/to/file.py:name`, a generator "
+        description="What gives rows when it is called: `package.module.name` or "
+        "`path/to/file.py:name`, a generator "
         "function, or a class whose objects one can iterate over or index."
     )
     args: FreeForm = Field(default_factory=dict, description="Its arguments, by name.")
-    rows: PositiveInt | None = Field(None, description="Stop after so many rows; needed where it never ends.")
+    rows: PositiveInt | None = Field(
+        None, description="Stop after so many rows; needed where it never ends."
+    )
 
     @property
     def file_name(self) -> str:
-        """Names function, arguments and number of rows: a file of other ones is never taken for this one's."""
+        """Names function, arguments and number of rows: a file of other ones is never taken for
+        this one's.
+        """
         origin = json.dumps([self.function, self.args, self.rows], sort_keys=True)
-        return f"{self.function_name}-{hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()}.jsonl"
+        digest = hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()
+        return f"{self.function_name}-{digest}.jsonl"
 
     @property
     def function_name(self) -> str:
@@ -78,36 +94,55 @@ class RowSource(Model):
 
 
 class PromptSource(Model):
-    """Prompts, one row each: a file of JSON Lines, JSON or Parquet, or your own code's; slime's or verl's rows."""
+    """Prompts, one row each: a file of JSON Lines, JSON or Parquet, or your own code's; slime's or
+    verl's rows.
+    """
 
     path: DataPath | None = Field(
         None,
-        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: `file.jsonl@[0:1000]`.",
+        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: "
+        "`file.jsonl@[0:1000]`.",
     )
     source: RowSource | None = Field(None, description="Rows of your own code, in place of `path`.")
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = Field(
-        None, description="Name in metrics. Default: the file's name without its ending; the function's name."
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = (
+        Field(
+            None,
+            description="Name in metrics. Default: the file's name without its ending; the "
+            "function's name.",
+        )
     )
     prompt_key: str | None = Field(
-        None, description="Column of the prompt (text or chat messages). Default: `prompt`, else `input`."
+        None,
+        description="Column of the prompt (text or chat messages). Default: `prompt`, else "
+        "`input`.",
     )
     label_key: str | None = Field(
-        None, description="Column of the label. Default: `label`, else verl's `reward_model.ground_truth`."
+        None,
+        description="Column of the label. Default: `label`, else verl's "
+        "`reward_model.ground_truth`.",
     )
-    metadata_key: str = Field("metadata", description="Column of a free object that rewards and filters see.")
-    tools_key: str = Field("tools", description="Column of the tool definitions for the chat template.")
+    metadata_key: str = Field(
+        "metadata", description="Column of a free object that rewards and filters see."
+    )
+    tools_key: str = Field(
+        "tools", description="Column of the tool definitions for the chat template."
+    )
     apply_chat_template: bool = Field(
-        False, description="Render the prompt with the tokenizer's chat template; a text becomes one user message."
+        False,
+        description="Render the prompt with the tokenizer's chat template; a text becomes one user "
+        "message.",
     )
     chat_template_args: FreeForm = Field(
-        default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
+        default_factory=dict,
+        description="Further variables of the chat template, such as `enable_thinking: false`.",
     )
     weight: PositiveFloat = Field(
         1.0, description="Share of this source among all sources, relative to its number of rows."
     )
     function: GenerateFunction | None = Field(
         None,
-        description="Own generate function for the prompts of this source. `none`: one answer of the model. "
+        description="Own generate function for the prompts of this source. `none`: one answer of "
+        "the model. "
         "Default: rollout.function.",
     )
 
@@ -121,8 +156,12 @@ class PromptSource(Model):
 
     @property
     def source_name(self) -> str:
-        """The name in metrics, and in every prompt of this source: as given, or the file's without its ending."""
-        return self.name or (self.source.function_name if self.source else parse_path(self.path or "")[0].stem)
+        """The name in metrics, and in every prompt of this source: as given, or the file's without
+        its ending.
+        """
+        return self.name or (
+            self.source.function_name if self.source else parse_path(self.path or "")[0].stem
+        )
 
     def file(self, made: Path) -> str:
         """Where its rows lie. made: the directory of those that `source` made."""
@@ -136,38 +175,54 @@ class Data(Model):
         description="Sources of prompts."
     )
     volume: VolumeSource | None = Field(
-        None, description="Kubernetes volume source that holds the prompt files; paths are then relative to its root."
+        None,
+        description="Kubernetes volume source that holds the prompt files; paths are then relative "
+        "to its root.",
     )
     shuffle: bool = Field(True, description="New order in every epoch, from `seed` and the epoch.")
-    seed: int = Field(42, ge=0, le=2**31 - 1, description="Seed of order, of random weights and of the trainer.")
+    seed: int = Field(
+        42, ge=0, le=2**31 - 1, description="Seed of order, of random weights and of the trainer."
+    )
     max_prompt_tokens: PositiveInt | None = Field(
-        None, description="Longer prompts are left out, and counted. Default: what fits the engine's context."
+        None,
+        description="Longer prompts are left out, and counted. Default: what fits the engine's "
+        "context.",
     )
 
 
 class Sandbox(Model):
-    """Limits of the processes that judge: those of functions and of mathematics, and the sandbox of type `code`."""
+    """Limits of the processes that judge: those of functions and of mathematics, and the sandbox of
+    type `code`.
+    """
 
     processes: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="Processes that judge side by side in each rollout pod. Default: a quarter of its cores, 2 to 16.",
+        description="Processes that judge side by side in each rollout pod. Default: a quarter of "
+        "its cores, 2 to 16.",
     )
-    memory: Quantity = Field("2Gi", description="Address space of a judging process; `code`: of the tested program.")
+    memory: Quantity = Field(
+        "2Gi", description="Address space of a judging process; `code`: of the tested program."
+    )
     cpu_seconds: PositiveInt = Field(60, description="Processor time for one sample.")
     test_seconds: PositiveFloat = Field(
-        6.0, description="`code`: time for one test; after one that takes longer the rest counts as failed."
+        6.0,
+        description="`code`: time for one test; after one that takes longer the rest counts as "
+        "failed.",
     )
 
 
 class RewardModel(Model):
-    """A reward model behind SGLang (`--is-embedding`): a request to /classify scores all samples that are ready."""
+    """A reward model behind SGLang (`--is-embedding`): a request to /classify scores all samples
+    that are ready.
+    """
 
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
         description="Address of the server, without path."
     )
     tokenizer: TokenizerPath | None = Field(
         None,
-        description="Directory of the reward model's tokenizer: its chat template renders prompt and response. "
+        description="Directory of the reward model's tokenizer: its chat template renders prompt "
+        "and response. "
         "With model.volume: relative to that volume's root. "
         "Default: the prompt and, right behind it, the response, as plain text.",
     )
@@ -205,17 +260,23 @@ class Reward(Model):
     )
     function: UserFunction | None = Field(
         None,
-        description="Own function: `package.module.function` or `path/to/file.py:function`, sync or async, "
+        description="Own function: `package.module.function` or `path/to/file.py:function`, sync "
+        "or async, "
         "with sluice's, slime's or verl's parameters.",
     )
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
-        None, description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer is the reward."
+        None,
+        description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer "
+        "is the reward.",
     )
     model: RewardModel | None = Field(None, description="A reward model.")
     key: str | None = Field(
-        None, description="Which entry is the reward, where a reward is a dictionary. Default: `score`."
+        None,
+        description="Which entry is the reward, where a reward is a dictionary. Default: `score`.",
     )
-    group: bool = Field(False, description="`function` takes all samples of a prompt at once and returns a list.")
+    group: bool = Field(
+        False, description="`function` takes all samples of a prompt at once and returns a list."
+    )
     timeout_seconds: PositiveFloat = Field(
         30.0,
         description="A reward that takes longer fails its sample. `url`, `model`: of one request; "
@@ -225,7 +286,8 @@ class Reward(Model):
 
     rules = (
         Rule(
-            "[has(self.type), has(self.__function__), has(self.url), has(self.model)].filter(x, x).size() == 1",
+            "[has(self.type), has(self.__function__), has(self.url), has(self.model)].filter(x, "
+            "x).size() == 1",
             lambda r: sum(x is not None for x in (r.type, r.function, r.url, r.model)) == 1,
             "exactly one of type, function, url and model must be set",
         ),
@@ -241,24 +303,36 @@ class Reward(Model):
 class EvaluationSampling(Model):
     """Sampling of evaluation; what is not set is as in rollout.sampling."""
 
-    temperature: NonNegativeFloat | None = Field(None, description="0: the likeliest token each time.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="As rollout.sampling.topP.")
+    temperature: NonNegativeFloat | None = Field(
+        None, description="0: the likeliest token each time."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="As rollout.sampling.topP."
+    )
     top_k: int | None = Field(None, description="As rollout.sampling.topK.")
-    max_response_tokens: PositiveInt | None = Field(None, description="As rollout.sampling.maxResponseTokens.")
+    max_response_tokens: PositiveInt | None = Field(
+        None, description="As rollout.sampling.maxResponseTokens."
+    )
 
 
 class EvaluationDataset(PromptSource):
     """A held-out set of prompts."""
 
     sampling: EvaluationSampling | None = None
-    samples_per_prompt: PositiveInt | None = Field(None, description="Default: evaluation.samplesPerPrompt.")
-    reward: Reward | None = Field(None, description="How this data set is judged. Default: as spec.reward says.")
+    samples_per_prompt: PositiveInt | None = Field(
+        None, description="Default: evaluation.samplesPerPrompt."
+    )
+    reward: Reward | None = Field(
+        None, description="How this data set is judged. Default: as spec.reward says."
+    )
 
 
 class Evaluation(Model):
     """Evaluation on held-out prompts, by the rollout engines, beside training."""
 
-    every_steps: PositiveInt = Field(10, description="Steps between evaluations; one comes before the first step.")
+    every_steps: PositiveInt = Field(
+        10, description="Steps between evaluations; one comes before the first step."
+    )
     datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)] = Field(
         description="Held-out sets of prompts."
     )
@@ -274,9 +348,11 @@ class Evaluation(Model):
     rules = (
         Rule(
             "!has(self.passAtK) || "
-            "self.passAtK.all(k, self.datasets.exists(d, k <= d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
+            "self.passAtK.all(k, self.datasets.exists(d, k <= "
+            "d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
             lambda e: all(
-                k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets) for k in e.pass_at_k
+                k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets)
+                for k in e.pass_at_k
             ),
             "every k must be at most the samplesPerPrompt of some data set",
             "passAtK",

@@ -1,4 +1,6 @@
-"""spec.algorithm.distillation: a teacher scores the tokens that the policy, its student, generates."""
+"""spec.algorithm.distillation: a teacher scores the tokens that the policy, its student,
+generates.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,25 @@ Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 
 
 class Teacher(Model):
-    """The model that is learned from. Its tokenizer must be the student's. Exactly one of `path` and `url`."""
+    """The model that is learned from. Its tokenizer must be the student's. Exactly one of `path`
+    and `url`.
+    """
 
     path: ModelPath | None = Field(
         None,
-        description="Hugging Face checkpoint that the trainer scores with, beside the policy and under its parallel "
+        description="Hugging Face checkpoint that the trainer scores with, beside the policy and "
+        "under its parallel "
         "layout; of any shape. With model.volume: relative to that volume's root.",
     )
     url: Url | None = Field(
         None,
-        description="SGLang server of your own, without path, that rollout workers ask once a response is finished.",
+        description="SGLang server of your own, without path, that rollout workers ask once a "
+        "response is finished.",
     )
     timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="`url`: of one request; failed requests are repeated with back-off, for at most 4 times as long in "
+        description="`url`: of one request; failed requests are repeated with back-off, for at "
+        "most 4 times as long in "
         "all. Then the sample fails.",
     )
 
@@ -37,7 +44,8 @@ class Teacher(Model):
         Rule(
             "has(self.path) != has(self.url)",
             lambda t: (t.path is None) != (t.url is None),
-            "exactly one of path (a checkpoint, scored by the trainer) and url (an SGLang server) must be set",
+            "exactly one of path (a checkpoint, scored by the trainer) and url (an SGLang server) "
+            "must be set",
         ),
     )
 
@@ -45,14 +53,18 @@ class Teacher(Model):
 class SourceTeacher(Model):
     """A teacher for rows of one data source."""
 
-    data_source: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="The rows' `data_source`.")
+    data_source: Annotated[str, Field(min_length=1, max_length=256)] = Field(
+        description="The rows' `data_source`."
+    )
     url: Url = Field(description="Its SGLang server, as in teacher.url.")
 
 
 class Distillation(Model):
-    """On-policy distillation: coef * (log pi_teacher - log pi_old) is added to the advantage of each token.
+    """On-policy distillation: coef * (log pi_teacher - log pi_old) is added to the advantage of
+    each token.
 
-    Or, with another divergence than token, coef * the divergence of student and teacher at each token to the loss.
+    Or, with another divergence than token, coef * the divergence of student and teacher at each
+    token to the loss.
     """
 
     coef: PositiveFloat = Field(
@@ -60,24 +72,29 @@ class Distillation(Model):
     )
     divergence: Literal["token", "reverse_kl", "forward_kl", "jsd"] = Field(
         "token",
-        description="token: reverse KL by the sampled token, as an advantage. The others are losses over the whole "
-        "vocabulary, with teacher.path: reverse_kl: KL(student || teacher); forward_kl: KL(teacher || student); jsd: "
+        description="token: reverse KL by the sampled token, as an advantage. The others are "
+        "losses over the whole "
+        "vocabulary, with teacher.path: reverse_kl: KL(student || teacher); forward_kl: KL(teacher "
+        "|| student); jsd: "
         "generalized Jensen-Shannon (GKD).",
     )
     beta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5."
+        None,
+        description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5.",
     )
     teacher: Teacher
     teachers: Annotated[list[SourceTeacher], Field(max_length=16), Once("dataSource")] = Field(
         default_factory=list,
-        description="Teachers for rows of some data sources, each in place of `teacher`, which has all others.",
+        description="Teachers for rows of some data sources, each in place of `teacher`, which has "
+        "all others.",
     )
 
     rules = (
         Rule(
             "self.divergence == 'token' || has(self.teacher.path)",
             lambda d: d.divergence == "token" or d.teacher.path is not None,
-            "a divergence over the whole vocabulary needs a teacher that the trainer scores with: teacher.path",
+            "a divergence over the whole vocabulary needs a teacher that the trainer scores with: "
+            "teacher.path",
             "divergence",
         ),
         Rule(
@@ -108,28 +125,33 @@ class Distillation(Model):
 
 DISTILLATION_ACROSS_GROUPS = (
     Rule(
-        "!self.algorithm.?distillation.teacher.url.hasValue() || self.rollout.sampling.temperature == 1.0",
+        "!self.algorithm.?distillation.teacher.url.hasValue() || self.rollout.sampling.temperature "
+        "== 1.0",
         lambda s: (
             s.algorithm.distillation is None
             or s.algorithm.distillation.teacher.url is None
             or s.rollout.sampling.temperature == 1
         ),
-        "SGLang scores given tokens at temperature 1 whatever it is told, and the student's log-probs are those at "
+        "SGLang scores given tokens at temperature 1 whatever it is told, and the student's "
+        "log-probs are those at "
         "rollout.sampling.temperature: set that to 1, or let the trainer score (teacher.path)",
         "algorithm.distillation.teacher.url",
     ),
     Rule(
         "has(self.reward) || "
-        f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy or kind.critic))})",
+        "!(self.algorithm.estimator in "
+        f"{listed(estimators(lambda kind: kind.greedy or kind.critic))})",
         lambda s: s.reward is not None or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
-        "without spec.reward there is nothing that this estimator's baseline or critic could predict; leave it out: "
+        "without spec.reward there is nothing that this estimator's baseline or critic could "
+        "predict; leave it out: "
         "the teacher alone gives the advantage",
         "algorithm.estimator",
     ),
     Rule(
         "has(self.reward) || self.rollout.?dynamicFilter.orValue('') != 'nonzero_std'",
         lambda s: s.reward is not None or s.rollout.dynamic_filter != "nonzero_std",
-        "without spec.reward all rewards of a prompt are equal, and nonzero_std would drop every group",
+        "without spec.reward all rewards of a prompt are equal, and nonzero_std would drop every "
+        "group",
         "rollout.dynamicFilter",
     ),
 )

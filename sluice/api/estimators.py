@@ -1,4 +1,5 @@
-"""The estimators of advantages, and what the rest of a job must know of each. To add one: a word, a record, a function.
+"""The estimators of advantages, and what the rest of a job must know of each. To add one: a word, a
+record, a function.
 
 The function is in the trainer (`sluice_trainer/algorithms/estimators.py`).
 """
@@ -63,7 +64,9 @@ ESTIMATORS: Mapping[Estimator, EstimatorKind] = {
     "opo": EstimatorKind(),
     "gpg": EstimatorKind(),
     "grpo_passk": EstimatorKind(),
-    "reinforce_plus_plus": EstimatorKind(grouped=False, whitened=True, discounts=True, token_kl=True),
+    "reinforce_plus_plus": EstimatorKind(
+        grouped=False, whitened=True, discounts=True, token_kl=True
+    ),
     "reinforce_plus_plus_baseline": EstimatorKind(whitened=True, token_kl=True),
     "remax": EstimatorKind(grouped=False, greedy=True, token_kl=True),
     "ppo": EstimatorKind(grouped=False, discounts=True, smooths=True, critic=True, token_kl=True),

@@ -1,7 +1,9 @@
-"""Parts of a spec whose fields are Kubernetes' own: pod templates, volume sources, a network policy's peers.
+"""Parts of a spec whose fields are Kubernetes' own: pod templates, volume sources, a network
+policy's peers.
 
-An API server drops or refuses what it does not know of them, long after the manifest was written. Their fields are
-known here, as Kubernetes' Python client of the operator has them (`make kubernetes-fields`).
+An API server drops or refuses what it does not know of them, long after the manifest was written.
+Their fields are known here, as Kubernetes' Python client of the operator has them (`make
+kubernetes-fields`).
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ _CALLED = {
 }
 _SIMPLE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "text": ("a text", lambda value: isinstance(value, str)),
-    "integer": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "integer": (
+        "a whole number",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+    ),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
-    "quantity": ("a quantity", lambda value: isinstance(value, str | int | float) and not isinstance(value, bool)),
+    "quantity": (
+        "a quantity",
+        lambda value: isinstance(value, str | int | float) and not isinstance(value, bool),
+    ),
     "any": ("anything", lambda value: True),
 }
 _DIRECTIVE = "$patch"
@@ -50,8 +58,12 @@ NetworkPolicyPeer = Annotated[FreeForm, OfKubernetes("NetworkPolicyPeer")]
 
 @cache
 def kubernetes_fields() -> dict[str, dict[str, str]]:
-    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for a map."""
-    found: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "kubernetes_fields.json").read_text())
+    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
+    a map.
+    """
+    found: dict[str, dict[str, str]] = json.loads(
+        (Path(__file__).parent / "kubernetes_fields.json").read_text()
+    )
     return found
 
 
@@ -93,7 +105,9 @@ def _check(value: Any, kind: str, at: Location) -> Iterator[Fault]:
 def _check_simple(value: Any, kind: str, at: Location) -> Iterator[Fault]:
     expected, fits = _SIMPLE[kind]
     if not fits(value):
-        cure = "; put it in quotes" if kind == "text" and isinstance(value, bool | int | float) else ""
+        cure = (
+            "; put it in quotes" if kind == "text" and isinstance(value, bool | int | float) else ""
+        )
         yield Fault(at, f"expected {expected}, found {value!r}{cure}")
 
 
@@ -102,7 +116,11 @@ def _check_list(value: Any, kind: str, at: Location) -> Iterator[Fault]:
         yield Fault(at, f"expected a list, found {value!r}")
         return
     for index, each in enumerate(value):
-        entry = {name: one for name, one in each.items() if name != _DIRECTIVE} if isinstance(each, Mapping) else each
+        entry = (
+            {name: one for name, one in each.items() if name != _DIRECTIVE}
+            if isinstance(each, Mapping)
+            else each
+        )
         yield from _check(entry, kind, (*at, index))
 
 

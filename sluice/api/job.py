@@ -37,8 +37,12 @@ Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=
 
 
 _GPUS = "self.trainer.gpusPerNode"
-_PROCESSES = f"self.trainer.nodes * self.trainer.?processesPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
-_MODEL_PARALLEL = " * ".join(f"self.trainer.parallelism.{name}" for name in ("tensor", "pipeline", "context"))
+_PROCESSES = (
+    f"self.trainer.nodes * self.trainer.?processesPerNode.orValue({_GPUS} > 0 ? {_GPUS} : 1)"
+)
+_MODEL_PARALLEL = " * ".join(
+    f"self.trainer.parallelism.{name}" for name in ("tensor", "pipeline", "context")
+)
 _SAMPLES = f"({IS_SFT} ? 1 : self.rollout.samplesPerPrompt)"
 _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
 
@@ -51,7 +55,8 @@ class RLJobSpec(Model):
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward | None = Field(
         None,
-        description="Needed, unless the job distils (algorithm.distillation) and learns from its teacher alone, or "
+        description="Needed, unless the job distils (algorithm.distillation) and learns from its "
+        "teacher alone, or "
         "learns from given answers (algorithm.lossFunction: sft).",
     )
     algorithm: Algorithm = Field(default_factory=Algorithm)
@@ -61,20 +66,28 @@ class RLJobSpec(Model):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     evaluation: Evaluation | None = None
     debug: Debug = Field(default_factory=Debug)
-    suspend: bool = Field(False, description="Stop all pods and keep everything that they have stored.")
+    suspend: bool = Field(
+        False, description="Stop all pods and keep everything that they have stored."
+    )
     managed_by: Annotated[str, Field(max_length=63)] | None = Field(
         None, description="Controller that is responsible. Default: ours. Cannot be changed."
     )
-    active_deadline_seconds: PositiveInt | None = Field(None, description="The job fails when it has run this long.")
+    active_deadline_seconds: PositiveInt | None = Field(
+        None, description="The job fails when it has run this long."
+    )
     startup_deadline_seconds: PositiveInt | None = Field(
-        None, description="The job fails when its first step is not trained this long after its start."
+        None,
+        description="The job fails when its first step is not trained this long after its start.",
     )
     progress_deadline_seconds: PositiveInt | None = Field(
-        None, description="No step for this long counts as a failure of the trainer, which is then restarted."
+        None,
+        description="No step for this long counts as a failure of the trainer, which is then "
+        "restarted.",
     )
     queue_timeout_seconds: PositiveInt | None = Field(
         None,
-        description="The job fails when a queue has held it this long, before its start or after it was preempted. "
+        description="The job fails when a queue has held it this long, before its start or after "
+        "it was preempted. "
         "Default: it waits.",
     )
     ttl_seconds_after_finished: NonNegativeInt | None = Field(
@@ -84,7 +97,8 @@ class RLJobSpec(Model):
     pod_group_policy: PodGroupPolicy | None = None
     topology: Topology | None = Field(
         None,
-        description="Domain of the cluster for all pods of trainer and engines. Default: one zone, as a wish. In a "
+        description="Domain of the cluster for all pods of trainer and engines. Default: one zone, "
+        "as a wish. In a "
         "queue of Kueue its topology-aware scheduling gets the level, else the pods' affinity.",
     )
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
@@ -92,14 +106,16 @@ class RLJobSpec(Model):
     secrets: Secrets = Field(default_factory=Secrets)
     tls: Tls = Field(default_factory=Tls)
     pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(
-        default_factory=list, description="Pod templates that are merged over everything else, in order."
+        default_factory=list,
+        description="Pod templates that are merged over everything else, in order.",
     )
 
     rules = (
         Rule(
             f"({_SEQUENCES}) % self.trainer.stepsPerBatch == 0",
             lambda s: s.total_samples % s.trainer.steps_per_batch == 0,
-            "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal steps",
+            "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal "
+            "steps",
             "trainer.stepsPerBatch",
             lambda s: f"{s.rollout.batch_size} x {s.samples_per_prompt} = {s.total_samples}",
         ),
@@ -111,8 +127,14 @@ class RLJobSpec(Model):
             lambda s: str(s.trainer.world_size),
         ),
         Rule(
-            f"({_PROCESSES}) / self.trainer.parallelism.pipeline % self.trainer.parallelism.expert == 0",
-            lambda s: s.trainer.world_size // s.trainer.parallelism.pipeline % s.trainer.parallelism.expert == 0,
+            f"({_PROCESSES}) / self.trainer.parallelism.pipeline % self.trainer.parallelism.expert "
+            "== 0",
+            lambda s: (
+                s.trainer.world_size
+                // s.trainer.parallelism.pipeline
+                % s.trainer.parallelism.expert
+                == 0
+            ),
             "nodes x processes a node / pipeline {} must be a multiple of expert",
             "trainer.parallelism.expert",
             lambda s: str(s.trainer.world_size // s.trainer.parallelism.pipeline),
@@ -132,20 +154,29 @@ class RLJobSpec(Model):
         Rule(
             "!self.debug.rolloutOnly || self.model.init != 'random'",
             lambda s: not s.debug.rollout_only or s.model.init != "random",
-            "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the engines any",
+            "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the "
+            "engines any",
             "debug.rolloutOnly",
         ),
         Rule(
             f"has(self.reward) || has(self.algorithm.distillation) || {IS_SFT}",
-            lambda s: s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft,
-            "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, or "
+            lambda s: (
+                s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft
+            ),
+            "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
+            "or "
             "algorithm.lossFunction: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),
         Rule(
-            "has(self.reward) || !has(self.evaluation) || self.evaluation.datasets.all(d, has(d.reward))",
-            lambda s: s.reward is not None or not s.evaluation or all(d.reward for d in s.evaluation.datasets),
+            "has(self.reward) || !has(self.evaluation) || self.evaluation.datasets.all(d, "
+            "has(d.reward))",
+            lambda s: (
+                s.reward is not None
+                or not s.evaluation
+                or all(d.reward for d in s.evaluation.datasets)
+            ),
             "without spec.reward each data set of the evaluation needs a reward of its own",
             "evaluation.datasets",
             reason="FieldValueRequired",
@@ -170,7 +201,9 @@ class RLJobSpec(Model):
 
     @property
     def temperature(self) -> float:
-        """The divisor of the trainer's logits: the temperature of sampling. Given answers were not sampled."""
+        """The divisor of the trainer's logits: the temperature of sampling. Given answers were not
+        sampled.
+        """
         return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
 
     @property
@@ -182,24 +215,37 @@ class RLJobSpec(Model):
     def row_sources(self) -> list[tuple[str, RowSource]]:
         """(field, source) of all prompts and evaluation data that come from the user's own code."""
         held_out = self.evaluation.datasets if self.evaluation else []
-        named = [(f"spec.data.prompts[{i}].source", one.source) for i, one in enumerate(self.data.prompts)]
-        named += [(f"spec.evaluation.datasets[{i}].source", one.source) for i, one in enumerate(held_out)]
+        named = [
+            (f"spec.data.prompts[{i}].source", one.source)
+            for i, one in enumerate(self.data.prompts)
+        ]
+        named += [
+            (f"spec.evaluation.datasets[{i}].source", one.source) for i, one in enumerate(held_out)
+        ]
         return [(field, source) for field, source in named if source]
 
     @property
     def replicas(self) -> int | None:
-        """Engines that the spec asks for; None: an autoscaler says. Colocated, they fill the trainer's GPUs.
+        """Engines that the spec asks for; None: an autoscaler says. Colocated, they fill the
+        trainer's GPUs.
 
         With sft they only evaluate.
         """
         if self.rollout.replicas is None and self.algorithm.sft and self.evaluation is None:
             return 0
         if self.rollout.replicas is None and self.trainer.colocate:
-            return self.trainer.nodes * self.trainer.gpus_per_node // max(self.rollout.gpus_per_replica, 1) or 1
+            return (
+                self.trainer.nodes
+                * self.trainer.gpus_per_node
+                // max(self.rollout.gpus_per_replica, 1)
+                or 1
+            )
         return self.rollout.replicas
 
     def transport(self, *, one_machine: bool) -> str:
-        """How weights reach the engines. Pods that share GPUs can share memory too on one machine, not in a cluster."""
+        """How weights reach the engines. Pods that share GPUs can share memory too on one machine,
+        not in a cluster.
+        """
         if self.weight_sync.transport:
             return self.weight_sync.transport
         if self.trainer.colocate:

@@ -29,15 +29,21 @@ class RolloutBackoff(Model):
 class FailurePolicy(Model):
     """The consequences of pods' failures."""
 
-    max_restarts: NonNegativeInt = Field(3, description="Restarts of the trainer gang before the job fails.")
+    max_restarts: NonNegativeInt = Field(
+        3, description="Restarts of the trainer gang before the job fails."
+    )
     rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
 
 
 class Kueue(Model):
     """Admission by Kueue."""
 
-    queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="A LocalQueue.")
-    priority_class: Annotated[str, Field(max_length=63)] | None = Field(None, description="A WorkloadPriorityClass.")
+    queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
+        description="A LocalQueue."
+    )
+    priority_class: Annotated[str, Field(max_length=63)] | None = Field(
+        None, description="A WorkloadPriorityClass."
+    )
 
 
 class Volcano(Model):
@@ -68,15 +74,23 @@ class PodGroupPolicy(Model):
 
 
 NodeLabel = Annotated[
-    str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317)
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        max_length=317,
+    ),
 ]
 
 
 class Topology(Model):
-    """Pods that are to lie in one domain of the cluster: one zone, block, rack, NVLink domain. Exactly one."""
+    """Pods that are to lie in one domain of the cluster: one zone, block, rack, NVLink domain.
+    Exactly one.
+    """
 
     required: NodeLabel | None = Field(
-        None, description="Label of nodes that names their domain. Where no domain has room the pods wait."
+        None,
+        description="Label of nodes that names their domain. Where no domain has room the pods "
+        "wait.",
     )
     preferred: NodeLabel | None = Field(None, description="The same as a wish.")
 
@@ -93,23 +107,30 @@ class NetworkPolicy(Model):
     """The connections to the job's pods that are allowed."""
 
     enabled: bool = Field(
-        True, description="Only pods of the same job, the operator and, on the metrics port, Prometheus may connect."
+        True,
+        description="Only pods of the same job, the operator and, on the metrics port, Prometheus "
+        "may connect.",
     )
     metrics_from: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
-        default_factory=list, description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster."
+        default_factory=list,
+        description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster.",
     )
 
 
 class PodDisruptionBudget(Model):
     """The pods that a drain of nodes may take."""
 
-    enabled: bool = Field(True, description="A drain of nodes never takes the last engine before another is ready.")
+    enabled: bool = Field(
+        True, description="A drain of nodes never takes the last engine before another is ready."
+    )
 
 
 class SecretKey(Model):
     """One key of a Secret of the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Name of the Secret.")
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Name of the Secret."
+    )
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
 
 
@@ -117,7 +138,8 @@ class Secrets(Model):
     """Tokens by reference; their texts never stand in a manifest."""
 
     hugging_face: SecretKey | None = Field(
-        None, description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the hub."
+        None,
+        description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the hub.",
     )
     wandb: SecretKey | None = Field(None, description="WANDB_API_KEY for the trainer.")
 
@@ -127,7 +149,8 @@ class Tls(Model):
 
     enabled: bool = Field(
         False,
-        description="Calls between the job's pods are encrypted; servers prove themselves by a certificate authority "
+        description="Calls between the job's pods are encrypted; servers prove themselves by a "
+        "certificate authority "
         "of the job's own. Cannot be changed once pods were started.",
     )
 
@@ -136,6 +159,8 @@ class PodTemplateOverride(Model):
     """A pod template that is merged into the pods of some roles, over everything else."""
 
     roles: Annotated[
-        list[Literal["trainer", "rollout", "buffer", "rendezvous"]], Field(min_length=1, max_length=4), Once()
+        list[Literal["trainer", "rollout", "buffer", "rendezvous"]],
+        Field(min_length=1, max_length=4),
+        Once(),
     ] = Field(description="Whose pods it is merged into.")
     template: PodTemplate = Field(description="Pod template (strategic merge).")

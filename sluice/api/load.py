@@ -1,4 +1,6 @@
-"""Manifest files -> RLJob. Bad input gets one message that names file, line, field and what was expected."""
+"""Manifest files -> RLJob. Bad input gets one message that names file, line, field and what was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def read_text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: not a text file: {error.reason} at byte {error.start}") from error
+        raise ManifestError(
+            f"{path}: not a text file: {error.reason} at byte {error.start}"
+        ) from error
 
 
 def parse_documents(text: str, source: str) -> list[CommentedMap]:
@@ -51,7 +55,9 @@ def parse_documents(text: str, source: str) -> list[CommentedMap]:
         raise ManifestError(f"{source}: the file is empty; expected an RLJob manifest")
     for document in documents:
         if not isinstance(document, CommentedMap):
-            raise ManifestError(f"{source}: expected an object with apiVersion, kind, metadata and spec")
+            raise ManifestError(
+                f"{source}: expected an object with apiVersion, kind, metadata and spec"
+            )
     return documents
 
 
@@ -70,7 +76,9 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
         apply_override(document, override)
     if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
         found = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
-        raise ManifestError(f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {found}")
+        raise ManifestError(
+            f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {found}"
+        )
     plain = _plain(document)
     try:
         job = RLJob.model_validate(plain)
@@ -81,7 +89,9 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
 
 
 def check_foreign(plain: Mapping[str, Any], document: Any, source: str) -> None:
-    """Raise ManifestError where Kubernetes would not understand a template or a volume. document: with its lines."""
+    """Raise ManifestError where Kubernetes would not understand a template or a volume. document:
+    with its lines.
+    """
     faults = faults_of(RLJobSpec, plain["spec"])
     if faults:
         raise ManifestError(describe_faults(faults, document, source))
@@ -132,7 +142,9 @@ def _can_hold(target: Any, override: str, path: str) -> None:
 
 def _index(target: list[Any], key: str, override: str) -> int:
     if not key.isdigit() or int(key) > len(target):
-        raise ManifestError(f"--set {override}: {key!r} is not an index into a list of {len(target)}")
+        raise ManifestError(
+            f"--set {override}: {key!r} is not an index into a list of {len(target)}"
+        )
     return int(key)
 
 

@@ -1,7 +1,8 @@
-"""Fields whose types say more than their form: marked there, and walked here, so that nobody keeps a list of them.
+"""Fields whose types say more than their form: marked there, and walked here, so that nobody keeps
+a list of them.
 
-A spec is walked as YAML or JSON holds it, beside the model that describes it. What the model does not describe is
-left alone, so a spec that another version of sluice stored is walked too.
+A spec is walked as YAML or JSON holds it, beside the model that describes it. What the model does
+not describe is left alone, so a spec that another version of sluice stored is walked too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def field_path(location: Sequence[str | int]) -> str:
 
 @cache
 def fields(model: type[Model], kind: type[M]) -> tuple[tuple[tuple[str, ...], M], ...]:
-    """Fields with a mark of a kind, by their names in YAML: ("data", "prompts", "[]", "path") and the mark."""
+    """Fields with a mark of a kind, by their names in YAML: ("data", "prompts", "[]", "path") and
+    the mark.
+    """
     return tuple(_marks(model, (), kind))
 
 
@@ -53,7 +56,9 @@ def places(document: Any, parts: Sequence[str], at: Location = ("spec",)) -> Ite
             yield Place(document, key, (*at, key))
 
 
-def _marks(annotation: Any, metadata: Sequence[Any], kind: type[M]) -> Iterator[tuple[tuple[str, ...], M]]:
+def _marks(
+    annotation: Any, metadata: Sequence[Any], kind: type[M]
+) -> Iterator[tuple[tuple[str, ...], M]]:
     """Marks within a type, each with the way to it."""
     mark = next((each for each in metadata if isinstance(each, kind)), None)
     origin = get_origin(annotation)
@@ -66,11 +71,16 @@ def _marks(annotation: Any, metadata: Sequence[Any], kind: type[M]) -> Iterator[
         for option in get_args(annotation):
             yield from _marks(option, (), kind)
     elif origin is list:
-        yield from ((("[]", *parts), each) for parts, each in _marks(get_args(annotation)[0], (), kind))
+        yield from (
+            (("[]", *parts), each) for parts, each in _marks(get_args(annotation)[0], (), kind)
+        )
     elif inspect.isclass(annotation) and issubclass(annotation, Model):
         for name, info in annotation.model_fields.items():
             way = info.alias or name
-            yield from (((way, *parts), each) for parts, each in _marks(info.annotation, info.metadata, kind))
+            yield from (
+                ((way, *parts), each)
+                for parts, each in _marks(info.annotation, info.metadata, kind)
+            )
 
 
 def _keys(document: Any, part: str) -> Sequence[str | int]:

@@ -14,12 +14,14 @@ from sluice.api.base import Model
 from sluice.api.marks import Place, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
-"""What a path leads to: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python function."""
+"""What a path leads to: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
+function."""
 VolumeName = Literal["model", "data"]
 VOLUMES: Mapping[PathKind, VolumeName] = {
     "model": "model", "tokenizer": "model", "data": "data", "rollouts": "data",
 }  # fmt: skip
-"""Where a path is relative to the root of a volume if the spec has one: spec.<name>.volume. Functions never are."""
+"""Where a path is relative to the root of a volume if the spec has one: spec.<name>.volume.
+Functions never are."""
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
 
 
@@ -40,7 +42,8 @@ DataPath = Annotated[_Path, Mark("data")]
 RolloutsPath = Annotated[_Path, Mark("rollouts")]
 """Directory of dumped rollouts."""
 UserFunction = Annotated[str, Field(pattern=DOTTED_PATH), Mark("function")]
-"""A Python function: `package.module.function`, `package.module:function` or `path/to/file.py:function`."""
+"""A Python function: `package.module.function`, `package.module:function` or
+`path/to/file.py:function`."""
 LossFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^sft$"), Mark("function")]
 """The word `sft`, or a Python function as in UserFunction."""
 GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$"), Mark("function")]
@@ -59,7 +62,9 @@ class MarkedPath:
 
 
 def fields(model: type[Model]) -> list[tuple[tuple[str, ...], PathKind]]:
-    """Fields of a model that name files, by their names in YAML: ("data", "prompts", "[]", "path") and the kind."""
+    """Fields of a model that name files, by their names in YAML: ("data", "prompts", "[]", "path")
+    and the kind.
+    """
     return [(parts, mark.kind) for parts, mark in marks.fields(model, Mark)]
 
 
@@ -68,7 +73,9 @@ def marked(model: type[Model], spec: Mapping[str, Any]) -> list[MarkedPath]:
     return [_read(place, kind) for parts, kind in fields(model) for place in _texts(spec, parts)]
 
 
-def rewritten(model: type[Model], spec: Mapping[str, Any], new: Callable[[MarkedPath], str]) -> dict[str, Any]:
+def rewritten(
+    model: type[Model], spec: Mapping[str, Any], new: Callable[[MarkedPath], str]
+) -> dict[str, Any]:
     """A copy of the spec in which `new` has replaced every path."""
     document = copy.deepcopy(dict(spec))
     for parts, kind in fields(model):

@@ -1,4 +1,6 @@
-"""Faults of a manifest, in words: file, line, field, what was expected, what was found, what may be meant."""
+"""Faults of a manifest, in words: file, line, field, what was expected, what was found, what may be
+meant.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ PATTERNS = {
     DOTTED_PATH + "|^none$": f"none, or {_FUNCTION}",
     DOTTED_PATH + "|^nonzero_std$": f"nonzero_std, or {_FUNCTION}",
     r"^https?://": "an address that begins with http:// or https://",
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits, '.', '_' and '-'; the first a letter or a digit",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits, '.', '_' and '-'; the first a letter or a "
+    "digit",
     r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
         "the name of a label, such as topology.kubernetes.io/zone"
     ),
-    r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last no '-'",
+    r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last "
+    "no '-'",
 }
 """Pattern of a field -> the same for people."""
 _EXPECTED = {
@@ -76,7 +80,11 @@ def describe_faults(faults: Iterable[Fault], document: Any, source: str) -> str:
 
 def _place(location: Sequence[str | int], document: Any, source: str) -> str:
     line = _line(document, location)
-    return f"{source}:{line}: {field_path(location)}: " if line else f"{source}: {field_path(location)}: "
+    return (
+        f"{source}:{line}: {field_path(location)}: "
+        if line
+        else f"{source}: {field_path(location)}: "
+    )
 
 
 def _explain(problem: Any, location: list[str | int]) -> str:
@@ -89,11 +97,16 @@ def _explain(problem: Any, location: list[str | int]) -> str:
         return str(problem["msg"])
     if kind == "value_error":
         return str(context["error"])
-    expected = PATTERNS.get(context.get("pattern", "")) or _EXPECTED.get(kind, "").format_map(context)
+    expected = PATTERNS.get(context.get("pattern", "")) or _EXPECTED.get(kind, "").format_map(
+        context
+    )
     text = f"expected {expected}" if expected else str(problem["msg"])
     text += f", found {value!r}" if isinstance(value, str | int | float) or value is None else ""
     if kind == "literal_error" and isinstance(value, str):
-        choices = [choice.strip("' ") for choice in str(context["expected"]).replace(" or ", ",").split(",")]
+        choices = [
+            choice.strip("' ")
+            for choice in str(context["expected"]).replace(" or ", ",").split(",")
+        ]
         close = difflib.get_close_matches(value, choices, n=1, cutoff=0.6)
         text += f"; did you mean {close[0]}?" if close else ""
     return text

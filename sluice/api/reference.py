@@ -1,4 +1,6 @@
-"""The API reference for people, written from the models: `make reference` puts it into docs/reference/rljob.md."""
+"""The API reference for people, written from the models: `make reference` puts it into
+docs/reference/rljob.md.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from sluice.api.status import RLJobStatus
 _HEAD = """\
 # RLJob `sluice.dev/v1alpha1`
 
-Generated from `sluice.api` by `make reference`. `kubectl explain rljob.spec` says the same in a cluster.
+Generated from `sluice.api` by `make reference`.
+`kubectl explain rljob.spec` says the same in a cluster.
 """
 
 

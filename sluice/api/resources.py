@@ -20,26 +20,34 @@ _MEMORY_FIELDS = {
 
 
 def memory_field(role: str, container: str) -> str:
-    """Path of the field with which a user gives a container more memory; for containers of his own, the template."""
+    """Path of the field with which a user gives a container more memory; for containers of his own,
+    the template.
+    """
     own = f"resources.limits.memory of {container or 'its container'} in the template of {role}"
     return _MEMORY_FIELDS.get(container, own)
 
 
 class Resources(Model):
-    """Requests and limits of a container, as in a pod. What is not named keeps the default of the container."""
+    """Requests and limits of a container, as in a pod. What is not named keeps the default of the
+    container.
+    """
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="What a node must have free, such as `cpu: 8` and `memory: 64Gi`."
+        default_factory=dict,
+        description="What a node must have free, such as `cpu: 8` and `memory: 64Gi`.",
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
-        default_factory=dict, description="What the container may use at most. A limit without a request is both."
+        default_factory=dict,
+        description="What the container may use at most. A limit without a request is both.",
     )
 
     rules = (
         Rule(
-            f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' in self.limits)",
+            f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' "
+            "in self.limits)",
             lambda r: GPU not in r.requests and GPU not in r.limits,
-            f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out here",
+            f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out "
+            "here",
             reason="FieldValueForbidden",
         ),
     )

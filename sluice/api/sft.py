@@ -1,7 +1,8 @@
-"""algorithm.lossFunction: sft. Such a job learns from given answers; nothing is generated, nothing judged.
+"""algorithm.lossFunction: sft. Such a job learns from given answers; nothing is generated, nothing
+judged.
 
-What has no effect then is refused. An API server fills defaults in, so a field counts as set where it has another
-value than its default.
+What has no effect then is refused. An API server fills defaults in, so a field counts as set where
+it has another value than its default.
 """
 
 from __future__ import annotations
@@ -21,20 +22,36 @@ _IS_NO_SFT = f"self.?lossFunction.orValue('') != '{SFT}'"
 """Its opposite, on spec.algorithm."""
 
 OF_ADVANTAGES: dict[str, Any] = {
-    "estimator": "grpo", "function": None, "normalizeStd": True, "normalizeAdvantages": None, "gamma": 1.0,
-    "lambda": 1.0, "clip": Clip(), "offPolicy": OffPolicy(), "critic": None, "distillation": None, "gate": Gate(),
-    "clipCov": None, "klCov": None,
-}  # fmt: skip
+    "estimator": "grpo",
+    "function": None,
+    "normalizeStd": True,
+    "normalizeAdvantages": None,
+    "gamma": 1.0,
+    "lambda": 1.0,
+    "clip": Clip(),
+    "offPolicy": OffPolicy(),
+    "critic": None,
+    "distillation": None,
+    "gate": Gate(),
+    "clipCov": None,
+    "klCov": None,
+}
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {
-    "dynamicFilter": None, "mode": "sync", "maxStaleness": 0, "overSampling": 1.0, "partial": Partial(),
-}  # fmt: skip
+    "dynamicFilter": None,
+    "mode": "sync",
+    "maxStaleness": 0,
+    "overSampling": 1.0,
+    "partial": Partial(),
+}
 """The same of spec.rollout."""
 
 
 def _any_set(group: str, fields: dict[str, Any]) -> str:
     """CEL: one of the group's fields has another value than its default."""
-    return " || ".join(differs(f"{group}.{escaped(name)}", default) for name, default in fields.items())
+    return " || ".join(
+        differs(f"{group}.{escaped(name)}", default) for name, default in fields.items()
+    )
 
 
 def _set(group: Any, fields: dict[str, Any]) -> list[str]:
@@ -47,7 +64,8 @@ WITHOUT_ADVANTAGES = (
     Rule(
         f"{_IS_NO_SFT} || !({_any_set('self', OF_ADVANTAGES)})",
         lambda a: not a.sft or not _set(a, OF_ADVANTAGES),
-        "sft learns from given answers, without rewards and advantages: leave out what belongs to these {} "
+        "sft learns from given answers, without rewards and advantages: leave out what belongs to "
+        "these {} "
         f"({', '.join(OF_ADVANTAGES)})",
         "lossFunction",
         lambda a: ", ".join(_set(a, OF_ADVANTAGES)),
@@ -85,7 +103,8 @@ SFT_ACROSS_GROUPS = (
     Rule(
         f"!{IS_SFT} || !self.trainer.colocate",
         lambda s: not s.algorithm.sft or not s.trainer.colocate,
-        "with sft no engine takes turns with the trainer: those of an evaluation have GPUs of their own",
+        "with sft no engine takes turns with the trainer: those of an evaluation have GPUs of "
+        "their own",
         "trainer.colocate",
     ),
 )

@@ -20,12 +20,14 @@ class Condition(Model):
 
     type: ConditionType = Field(description="What is or is not the case.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it is.")
-    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)] = Field(
-        description="One word, for machines."
-    )
+    reason: Annotated[
+        str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)
+    ] = Field(description="One word, for machines.")
     message: Annotated[str, Field(max_length=32768)] = Field("", description="For people.")
     last_transition_time: Time = Field(description="When `status` last changed.")
-    observed_generation: int = Field(0, description="Generation of the object that this says something about.")
+    observed_generation: int = Field(
+        0, description="Generation of the object that this says something about."
+    )
 
 
 class GangStatus(Model):
@@ -33,13 +35,19 @@ class GangStatus(Model):
 
     replica: int = Field(description="Number of the engine; 0 for other roles.")
     attempt: int = Field(
-        description="Number of the present attempt, from 1. Older attempts' pods are refused everywhere."
+        description="Number of the present attempt, from 1. Older attempts' pods are refused "
+        "everywhere."
     )
-    restarts: int = Field(0, description="Failures of its own: what counts for back-off and maxRestarts.")
-    last_restart_time: Time | None = Field(None, description="When its present attempt was started after a failure.")
+    restarts: int = Field(
+        0, description="Failures of its own: what counts for back-off and maxRestarts."
+    )
+    last_restart_time: Time | None = Field(
+        None, description="When its present attempt was started after a failure."
+    )
     retry_time: Time | None = Field(None, description="The next attempt starts no earlier.")
     seen: Annotated[list[int], Field(max_length=4096)] = Field(
-        default_factory=list, description="While an attempt's pods are being created: indices of those that were there."
+        default_factory=list,
+        description="While an attempt's pods are being created: indices of those that were there.",
     )
 
 
@@ -50,7 +58,9 @@ class RoleStatus(Model):
     desired: int = Field(0, description="Pods that there should be.")
     ready: int = Field(0, description="Pods that are ready.")
     attempt: int = Field(0, description="Highest attempt of the role's gangs.")
-    restarts: int = Field(0, description="Restarts after failures, of all of its gangs since the start.")
+    restarts: int = Field(
+        0, description="Restarts after failures, of all of its gangs since the start."
+    )
     gangs: Annotated[list[GangStatus], Field(max_length=4096), Once("replica")] = Field(
         default_factory=list, description="Its gangs, by replica."
     )
@@ -64,16 +74,25 @@ class LastFailure(Model):
     container: str = Field("", description="The container that failed.")
     reason: str = Field("", description="Such as OOMKilled, Error, Evicted.")
     exit_code: int | None = Field(None, description="Of that container.")
-    message: Annotated[str, Field(max_length=32768)] = Field("", description="Last log lines of what died.")
+    message: Annotated[str, Field(max_length=32768)] = Field(
+        "", description="Last log lines of what died."
+    )
     time: Time = Field(description="When it was seen.")
-    times: int = Field(1, description="How often in a row such a container has ended of the same cause.")
+    times: int = Field(
+        1, description="How often in a row such a container has ended of the same cause."
+    )
 
 
 class PodGroupStatus(Model):
     """The pods that a queue admits together: the trainer's and those of the first engines."""
 
-    number: int = Field(1, description="Number of the group, from 1. A job that was suspended comes back in another.")
-    replicas: int = Field(0, description="Engines in it: those with the lowest numbers. Each other is on its own.")
+    number: int = Field(
+        1,
+        description="Number of the group, from 1. A job that was suspended comes back in another.",
+    )
+    replicas: int = Field(
+        0, description="Engines in it: those with the lowest numbers. Each other is on its own."
+    )
 
 
 class RLJobStatus(Model):
@@ -83,7 +102,8 @@ class RLJobStatus(Model):
         None, description="Newest generation of the object that this status takes account of."
     )
     conditions: Annotated[list[Condition], Field(max_length=16), Once("type")] = Field(
-        default_factory=list, description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed."
+        default_factory=list,
+        description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed.",
     )
     state: str = Field("", description="One word for people, derived from the conditions.")
     reason: str = Field("", description="Reason of the condition that `state` is derived from.")
@@ -92,20 +112,31 @@ class RLJobStatus(Model):
         None, description="Steps that there will be. With epochs: once the prompts are counted."
     )
     reward: str | None = Field(None, description="Mean reward of the last step's samples.")
-    loss: str | None = Field(None, description="Loss of the last step, where its samples have no rewards.")
+    loss: str | None = Field(
+        None, description="Loss of the last step, where its samples have no rewards."
+    )
     weight_version: int | None = Field(None, description="Newest version that the engines serve.")
-    policy_lag: str | None = Field(None, description="Mean number of steps that the samples' weights were behind.")
+    policy_lag: str | None = Field(
+        None, description="Mean number of steps that the samples' weights were behind."
+    )
     restarts: int = Field(0, description="Restarts after failures, of all roles.")
     roles: Annotated[list[RoleStatus], Field(max_length=8), Once("name")] = Field(
         default_factory=list, description="The pods, by role."
     )
-    last_failure: LastFailure | None = Field(None, description="The last failure of a pod, kept when the pod is gone.")
-    rollout_replicas: int | None = Field(None, description="Engines that there should be: what /scale shows.")
+    last_failure: LastFailure | None = Field(
+        None, description="The last failure of a pod, kept when the pod is gone."
+    )
+    rollout_replicas: int | None = Field(
+        None, description="Engines that there should be: what /scale shows."
+    )
     rollout_selector: str | None = Field(
-        None, description="Label selector of the first pod of each engine: what autoscalers look at."
+        None,
+        description="Label selector of the first pod of each engine: what autoscalers look at.",
     )
     checkpoint_claim: str | None = Field(
-        None, description="The PersistentVolumeClaim with the job's checkpoints, where the operator has made it."
+        None,
+        description="The PersistentVolumeClaim with the job's checkpoints, where the operator has "
+        "made it.",
     )
     pod_group: PodGroupStatus | None = Field(
         None, description="What a queue admits as one, where the job has a podGroupPolicy."

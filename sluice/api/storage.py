@@ -1,7 +1,9 @@
-"""Volume claims that the operator makes: of the buffer, and for checkpoints; and the rules of `spec.checkpoint`.
+"""Volume claims that the operator makes: of the buffer, and for checkpoints; and the rules of
+`spec.checkpoint`.
 
-A job without a word about its checkpoints gets a claim for them. A lost trainer goes on from there, the final model
-stays when the job is deleted, and engines that read weights from a directory find it there.
+A job without a word about its checkpoints gets a claim for them. A lost trainer goes on from there,
+the final model stays when the job is deleted, and engines that read weights from a directory find
+it there.
 """
 
 from __future__ import annotations
@@ -17,27 +19,40 @@ class Storage(Model):
     """The volume claim of the buffer."""
 
     size: Quantity = Field("20Gi", description="Size of the claim.")
-    storage_class_name: str | None = Field(None, description="Default: the cluster's default class.")
+    storage_class_name: str | None = Field(
+        None, description="Default: the cluster's default class."
+    )
 
 
 class CheckpointStorage(Model):
-    """The volume claim for checkpoints, the final model, metrics and samples. The operator makes it."""
+    """The volume claim for checkpoints, the final model, metrics and samples. The operator makes
+    it.
+    """
 
     size: Quantity = Field(
         "100Gi",
-        description="Size of the claim. A checkpoint takes 14 bytes for each parameter of the model; `keep` of them "
+        description="Size of the claim. A checkpoint takes 14 bytes for each parameter of the "
+        "model; `keep` of them "
         "and one more lie there at a time, beside the final model. Default: 100Gi.",
     )
-    storage_class_name: str | None = Field(None, description="Default: the cluster's default class.")
+    storage_class_name: str | None = Field(
+        None, description="Default: the cluster's default class."
+    )
     access_modes: (
-        Annotated[list[Literal["ReadWriteOnce", "ReadWriteMany"]], Field(min_length=1, max_length=2), Once()] | None
+        Annotated[
+            list[Literal["ReadWriteOnce", "ReadWriteMany"]],
+            Field(min_length=1, max_length=2),
+            Once(),
+        ]
+        | None
     ) = Field(
         None,
         description="Default: ReadWriteMany where pods of several nodes use it (trainer.nodes > 1; "
         "weightSync.transport: disk without shared GPUs), else ReadWriteOnce.",
     )
     when_deleted: Literal["Retain", "Delete"] = Field(
-        "Retain", description="What becomes of the claim, and all that is on it, when the job is deleted."
+        "Retain",
+        description="What becomes of the claim, and all that is on it, when the job is deleted.",
     )
 
 
@@ -50,7 +65,8 @@ PLACES = (
     Rule(
         "[has(self.volume), has(self.storage), self.ephemeral].filter(x, x).size() <= 1",
         _at_most_one_place,
-        "at most one of volume, storage and ephemeral may be set; with none of them the operator makes a claim",
+        "at most one of volume, storage and ephemeral may be set; with none of them the operator "
+        "makes a claim",
     ),
 )
 """Rules of spec.checkpoint."""
@@ -70,14 +86,16 @@ CHECKPOINT_ACROSS_GROUPS = (
     Rule(
         f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
         lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
-        "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs ReadWriteMany, and a "
+        "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs "
+        "ReadWriteMany, and a "
         "storage class that has it",
         "checkpoint.storage.accessModes",
     ),
     Rule(
         "self.trainer.nodes == 1 || !self.checkpoint.ephemeral",
         lambda s: s.trainer.nodes == 1 or not s.checkpoint.ephemeral,
-        "trainer pods of several nodes write one checkpoint together, which no directory of a single pod can hold: "
+        "trainer pods of several nodes write one checkpoint together, which no directory of a "
+        "single pod can hold: "
         "with trainer.nodes > 1 leave ephemeral out",
         "checkpoint.ephemeral",
         reason="FieldValueForbidden",
@@ -85,7 +103,8 @@ CHECKPOINT_ACROSS_GROUPS = (
     Rule(
         f"!self.checkpoint.ephemeral || {_TRANSPORT} != 'disk'",
         lambda s: not s.checkpoint.ephemeral or s.transport(one_machine=False) != "disk",
-        "engines read the weights that the trainer has written (transport: disk, which colocate takes in a cluster), "
+        "engines read the weights that the trainer has written (transport: disk, which colocate "
+        "takes in a cluster), "
         "and an ephemeral directory is one pod's own: leave ephemeral out",
         "checkpoint.ephemeral",
         reason="FieldValueForbidden",

@@ -1,7 +1,9 @@
-"""YAML 1.2 of people's files. What is out of all proportion is refused before anything is built of it.
+"""YAML 1.2 of people's files. What is out of all proportion is refused before anything is built of
+it.
 
-Ten lines of aliases of aliases stand for a billion values, and a reader of nested brackets needs a stack, and time, of
-their depth. So a text is first looked at as a stream of events, which costs neither.
+Ten lines of aliases of aliases stand for a billion values, and a reader of nested brackets needs a
+stack, and time, of their depth. So a text is first looked at as a stream of events, which costs
+neither.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent, NodeEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    NodeEvent,
+)
 
 MAX_BYTES = 1 << 20
 """Of a file. An API server takes no larger object."""
@@ -88,12 +96,17 @@ class _Tally:
         if len(self._open) > MAX_DEPTH:
             raise _error(event, f"nested more than {MAX_DEPTH} levels deep")
         if self._values > MAX_VALUES:
-            raise _error(event, f"up to here, with what its aliases stand for, more than {MAX_VALUES:,} values")
+            raise _error(
+                event,
+                f"up to here, with what its aliases stand for, more than {MAX_VALUES:,} values",
+            )
 
     def _of_alias(self, event: Any) -> int:
         if any(anchor == event.anchor for anchor, _ in self._open):
             raise _error(event, f"*{event.anchor} stands inside of what it stands for")
-        return self._sizes.get(event.anchor, 1)  # an anchor that is not there is the parser's affair
+        return self._sizes.get(
+            event.anchor, 1
+        )  # an anchor that is not there is the parser's affair
 
 
 def _error(event: Any, problem: str) -> DisproportionError:
@@ -102,9 +115,15 @@ def _error(event: Any, problem: str) -> DisproportionError:
 
 def explain(error: YAMLError, source: str) -> str:
     """`source:line:column: what is wrong`, in one line."""
-    if not isinstance(error, MarkedYAMLError):  # a control character, of which ruamel tells only the place in the file
+    if not isinstance(
+        error, MarkedYAMLError
+    ):  # a control character, of which ruamel tells only the place in the file
         return f"{source}: not valid YAML: {' '.join(str(error).split())}"
     mark = error.problem_mark or error.context_mark
     where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
     problem = error.problem or error.context
-    return f"{where}: {problem}" if isinstance(error, DisproportionError) else f"{where}: not valid YAML: {problem}"
+    return (
+        f"{where}: {problem}"
+        if isinstance(error, DisproportionError)
+        else f"{where}: not valid YAML: {problem}"
+    )

@@ -1,1 +1,3 @@
-"""Prompt files: reading, checking, rendering, writing. Shared by the buffer, the rollout worker and `sluice data`."""
+"""Prompt files: reading, checking, rendering, writing. Shared by the buffer, the rollout worker and
+`sluice data`.
+"""

@@ -1,13 +1,14 @@
 """Rows with given answers (supervised fine-tuning) -> token ids, and which of them are trained.
 
-A row is one of three: a conversation, of which the assistant's messages are trained; a prompt and, as its label, the
-answer; token ids with a mask of their own.
+A row is one of three: a conversation, of which the assistant's messages are trained; a prompt and,
+as its label, the answer; token ids with a mask of their own.
 
-Which text of a conversation is the assistant's, only the chat template knows. One that marks it (`{% generation %}`)
-says so itself. With any other it is found by rendering parts of the conversation (slime's `MultiTurnLossMaskGenerator`
-and verl's `MultiTurnSFTDataset` render single messages): an answer begins where the messages before it end once the
-template has opened an answer, and ends where the messages up to it end. Both must be beginnings of the whole text, or
-the row is refused: a model is never trained on a text that it would not see.
+Which text of a conversation is the assistant's, only the chat template knows. One that marks it
+(`{% generation %}`) says so itself. With any other it is found by rendering parts of the
+conversation (slime's `MultiTurnLossMaskGenerator` and verl's `MultiTurnSFTDataset` render single
+messages): an answer begins where the messages before it end once the template has opened an answer,
+and ends where the messages up to it end. Both must be beginnings of the whole text, or the row is
+refused: a model is never trained on a text that it would not see.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRow(PromptRow):
-    """answer: what is trained behind the prompt; None: the prompt is a conversation that has its answers in it.
+    """answer: what is trained behind the prompt; None: the prompt is a conversation that has its
+    answers in it.
 
     tokens, mask: of a row that is encoded already; then the prompt is empty.
     """
@@ -55,7 +57,9 @@ class AnsweredRow(PromptRow):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """tokens, mask: equally long, 1: trained; the first token never is. answer: the trained text, where it is known."""
+    """tokens, mask: equally long, 1: trained; the first token never is. answer: the trained text,
+    where it is known.
+    """
 
     tokens: list[int]
     mask: list[int]
@@ -66,12 +70,18 @@ def parse_answer(row: Row, source: PromptSource) -> AnsweredRow:
     """Read a row with a given answer as the source says. Raises RowError."""
     key = prompt_key(row, source, KEYS)
     if key is None:
-        raise RowError(missing(row, [source.prompt_key] if source.prompt_key else KEYS, "promptKey"))
+        raise RowError(
+            missing(row, [source.prompt_key] if source.prompt_key else KEYS, "promptKey")
+        )
     if _numbers(row[key]):
         tokens, mask = _tokens(row, key)
         return AnsweredRow("", None, {}, None, tokens=tokens, mask=mask)
     plain = parse_row(row, source.model_copy(update={"prompt_key": key}))
-    answers = [] if isinstance(plain.prompt, str) else [message for message in plain.prompt if _is_answer(message)]
+    answers = (
+        []
+        if isinstance(plain.prompt, str)
+        else [message for message in plain.prompt if _is_answer(message)]
+    )
     answer = None if answers and answers[-1] is plain.prompt[-1] else plain.label
     if answer is None and not answers:
         raise RowError(
@@ -79,7 +89,9 @@ def parse_answer(row: Row, source: PromptSource) -> AnsweredRow:
             + missing(row, [source.label_key or "label"], "labelKey")
         )
     if answer is not None and not (isinstance(answer, str) and answer):
-        raise RowError(f"{source.label_key or 'label'}: expected the answer as a text, found {shown(answer)}")
+        raise RowError(
+            f"{source.label_key or 'label'}: expected the answer as a text, found {shown(answer)}"
+        )
     return AnsweredRow(plain.prompt, plain.label, plain.metadata, plain.tools, answer=answer)
 
 
@@ -94,7 +106,8 @@ def _tokens(row: Row, key: str) -> tuple[list[int], list[int]]:
         raise RowError(f"{key}: a token id is negative: {min(tokens)}")
     if not _numbers(mask) or len(mask) != len(tokens) or not set(mask) <= {0, 1}:
         raise RowError(
-            f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}): which tokens are trained; "
+            f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}): which "
+            "tokens are trained; "
             f"found {shown(mask)}"
         )
     return list(map(int, tokens)), list(map(int, mask))
@@ -105,11 +118,16 @@ def _is_answer(message: dict[str, Any]) -> bool:
 
 
 def encode(
-    tokenizer: Any, row: AnsweredRow, *, chat_text: bool = False, arguments: dict[str, Any] | None = None
+    tokenizer: Any,
+    row: AnsweredRow,
+    *,
+    chat_text: bool = False,
+    arguments: dict[str, Any] | None = None,
 ) -> Encoded:
     """The row's token ids and mask. Raises PromptError where that cannot be told.
 
-    chat_text: also a text goes through the chat template, as one user message. arguments: variables of the template.
+    chat_text: also a text goes through the chat template, as one user message. arguments: variables
+    of the template.
     """
     if row.tokens:
         return Encoded(row.tokens, [0, *row.mask[1:]])
@@ -121,10 +139,21 @@ def encode(
         return _marked(tokenizer, row.prompt, row.tools, arguments)
 
     def render(messages: Sequence[dict[str, Any]], *, opened: bool = False) -> str:
-        return chat.render(tokenizer, list(messages), chat=True, tools=row.tools, arguments=arguments, opened=opened)
+        return chat.render(
+            tokenizer,
+            list(messages),
+            chat=True,
+            tools=row.tools,
+            arguments=arguments,
+            opened=opened,
+        )
 
     text = render(row.prompt)
-    spans = [_span(render, text, row.prompt, i) for i, message in enumerate(row.prompt) if _trained(message)]
+    spans = [
+        _span(render, text, row.prompt, i)
+        for i, message in enumerate(row.prompt)
+        if _trained(message)
+    ]
     return _by_spans(tokenizer, text, spans)
 
 
@@ -132,7 +161,9 @@ def _template(tokenizer: Any, tools: list[dict[str, Any]] | None) -> str:
     try:
         template: str = tokenizer.get_chat_template(tools=tools)
     except ValueError as error:
-        raise PromptError(f"the tokenizer has no chat template, and the row is a conversation: {error}") from error
+        raise PromptError(
+            f"the tokenizer has no chat template, and the row is a conversation: {error}"
+        ) from error
     return template
 
 
@@ -142,9 +173,13 @@ def _prompt_and_answer(
     """The prompt as the engine would see it, the answer behind it, and the end token."""
     if tokenizer.eos_token_id is None:
         raise PromptError("the tokenizer has no end token (eos_token), which an answer ends with")
-    prompt = chat.encode(tokenizer, row.prompt, chat=chat_text, tools=row.tools, arguments=arguments)
+    prompt = chat.encode(
+        tokenizer, row.prompt, chat=chat_text, tools=row.tools, arguments=arguments
+    )
     trained = [*_ids(tokenizer, answer), int(tokenizer.eos_token_id)]
-    return Encoded([*prompt, *trained], [0] * len(prompt) + [1] * len(trained), answer + tokenizer.eos_token)
+    return Encoded(
+        [*prompt, *trained], [0] * len(prompt) + [1] * len(trained), answer + tokenizer.eos_token
+    )
 
 
 def _trained(message: dict[str, Any]) -> bool:
@@ -173,7 +208,8 @@ def _marked(
         runs = _runs(mask)
         if len(runs) != len(answers):
             raise PromptError(
-                f"the chat template marks {len(runs)} texts of {len(answers)} messages of the assistant's: which of "
+                f"the chat template marks {len(runs)} texts of {len(answers)} messages of the "
+                "assistant's: which of "
                 "them a message's mask is about cannot be told"
             )
         for (start, end), message in zip(runs, answers, strict=True):
@@ -184,42 +220,66 @@ def _marked(
 
 def _runs(mask: list[int]) -> list[Span]:
     """[start, end) of each run of ones."""
-    edges = [i for i in range(len(mask) + 1) if (mask[i - 1] if i else 0) != (mask[i] if i < len(mask) else 0)]
+    edges = [
+        i
+        for i in range(len(mask) + 1)
+        if (mask[i - 1] if i else 0) != (mask[i] if i < len(mask) else 0)
+    ]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _span(render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int) -> Span:
-    """Where the message at `position` stands in the text of all messages: [start, end) in characters."""
+def _span(
+    render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
+) -> Span:
+    """Where the message at `position` stands in the text of all messages: [start, end) in
+    characters.
+    """
     where = f"messages[{position}]"
     if position == 0:
-        raise PromptError(f"{where}: nothing comes before this answer; a mask of 0 leaves it untrained")
+        raise PromptError(
+            f"{where}: nothing comes before this answer; a mask of 0 leaves it untrained"
+        )
     before = render(messages[:position], opened=True)
     if not text.startswith(before):
         raise PromptError(
-            f"{where}: the chat template writes what comes before this answer differently once the answer is there, so "
-            "no text is both what is trained and what the model will see; see chatTemplateArgs, or give token ids"
+            f"{where}: the chat template writes what comes before this answer differently once the "
+            "answer is there, so "
+            "no text is both what is trained and what the model will see; see chatTemplateArgs, or "
+            "give token ids"
         )
     end = _end(render, text, messages, position)
     if end is None or end < len(before):
-        raise PromptError(f"{where}: where this answer ends in the chat template's text cannot be told; give token ids")
+        raise PromptError(
+            f"{where}: where this answer ends in the chat template's text cannot be told; give "
+            "token ids"
+        )
     if _left_out(messages[position], text[len(before) : end]):
         raise PromptError(
-            f"{where}: the chat template leaves out part of this answer, as templates do with earlier reasoning. Give "
+            f"{where}: the chat template leaves out part of this answer, as templates do with "
+            "earlier reasoning. Give "
             "the message a mask of 0 and its reasoning a row that ends with it, or give token ids"
         )
     return len(before), end
 
 
-def _end(render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int) -> int | None:
-    """Where the message at `position` ends in the text; None where the template does not let us see.
+def _end(
+    render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
+) -> int | None:
+    """Where the message at `position` ends in the text; None where the template does not let us
+    see.
 
-    Some templates write an answer differently once others follow (Qwen3: without its reasoning). Then a stand-in takes
-    its place: what the template writes behind that is the message's end, and the rest of the conversation.
+    Some templates write an answer differently once others follow (Qwen3: without its reasoning).
+    Then a stand-in takes its place: what the template writes behind that is the message's end, and
+    the rest of the conversation.
     """
     through = render(messages[: position + 1])
     if text.startswith(through):
         return len(through)
-    before, stand_in, after = messages[:position], {"role": "assistant", "content": _STAND_IN}, messages[position + 1 :]
+    before, stand_in, after = (
+        messages[:position],
+        {"role": "assistant", "content": _STAND_IN},
+        messages[position + 1 :],
+    )
     close = render([*before, stand_in]).rpartition(_STAND_IN)[2]
     behind = render([*before, stand_in, *after]).rpartition(_STAND_IN)[2]
     if not (text.endswith(behind) and behind.startswith(close)):
@@ -231,13 +291,19 @@ def _left_out(message: dict[str, Any], span: str) -> bool:
     """True where part of what the message says is not in its text; white space does not count."""
     content = message.get("content")
     parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
-    said = ["".join(part.split()) for part in (*parts, message.get("reasoning_content")) if isinstance(part, str)]
+    said = [
+        "".join(part.split())
+        for part in (*parts, message.get("reasoning_content"))
+        if isinstance(part, str)
+    ]
     written = "".join(span.split())
     return not all(part in written for part in said)
 
 
 def _by_spans(tokenizer: Any, text: str, spans: Sequence[Span]) -> Encoded:
-    """The text with these parts trained. Each part is encoded by itself, as it is when the model writes it."""
+    """The text with these parts trained. Each part is encoded by itself, as it is when the model
+    writes it.
+    """
     tokens: list[int] = []
     mask: list[int] = []
     at = 0

@@ -25,7 +25,9 @@ def context_length(model_dir: Path) -> int:
     try:
         config = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"spec.model.path: {model_dir}/config.json cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"spec.model.path: {model_dir}/config.json cannot be read: {error}"
+        ) from error
     return int(config.get("max_position_embeddings", DEFAULT_CONTEXT))
 
 
@@ -36,9 +38,13 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     if not any(next(directory.glob(pattern), None) for pattern in _TOKENIZER_FILES):
         raise ConfigurationError(f"{directory} has no tokenizer")
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
     except Exception as error:  # whatever transformers and tokenizers stumble over
-        raise ConfigurationError(f"{directory} has no usable tokenizer: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(
+            f"{directory} has no usable tokenizer: {type(error).__name__}: {error}"
+        ) from error
 
 
 def render(
@@ -50,11 +56,12 @@ def render(
     arguments: dict[str, Any] | None = None,
     opened: bool = True,
 ) -> str:
-    """The prompt as the text that the model sees. Raises PromptError where the template refuses the messages.
+    """The prompt as the text that the model sees. Raises PromptError where the template refuses the
+    messages.
 
-    chat: also a text goes through the template, as one user message; messages always do. arguments: further variables
-    of the template. opened: the template also begins the answer. What messages say about losses is not for the
-    template, and is left out.
+    chat: also a text goes through the template, as one user message; messages always do. arguments:
+    further variables of the template. opened: the template also begins the answer. What messages
+    say about losses is not for the template, and is left out.
     """
     from jinja2 import TemplateError
 
@@ -74,7 +81,9 @@ def render(
 
 def without_masks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages as the template is shown them."""
-    return [{key: value for key, value in message.items() if key not in MASKS} for message in messages]
+    return [
+        {key: value for key, value in message.items() if key not in MASKS} for message in messages
+    ]
 
 
 def encode(
@@ -85,7 +94,9 @@ def encode(
     tools: list[dict[str, Any]] | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt. A template writes special tokens itself; a plain text gets the tokenizer's own."""
+    """Token ids of a prompt. A template writes special tokens itself; a plain text gets the
+    tokenizer's own.
+    """
     text = render(tokenizer, prompt, chat=chat, tools=tools, arguments=arguments)
     rendered = chat or not isinstance(prompt, str)
     return [int(i) for i in tokenizer.encode(text, add_special_tokens=not rendered)]

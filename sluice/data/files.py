@@ -1,6 +1,8 @@
-"""Rows of prompt files, in order: JSON Lines, JSON, Parquet, directories of them, slices of them. None is kept.
+"""Rows of prompt files, in order: JSON Lines, JSON, Parquet, directories of them, slices of them.
+None is kept.
 
-A row is an object. What is no object, or no JSON, raises ConfigurationError `file:line:column: what`.
+A row is an object. What is no object, or no JSON, raises ConfigurationError `file:line:column:
+what`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Located:
-    """A row and where it stands. number: from 0 in its file; line, column: from 1, or 0 where the format has none."""
+    """A row and where it stands. number: from 0 in its file; line, column: from 1, or 0 where the
+    format has none.
+    """
 
     row: Row
     file: Path
@@ -47,7 +51,9 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_file():
         before, separator, after = str(path).rpartition("@")
         if separator and Path(before).exists():
-            raise ConfigurationError(f"{before}: a slice is written @[a:b] with whole numbers, found @{after}")
+            raise ConfigurationError(
+                f"{before}: a slice is written @[a:b] with whole numbers, found @{after}"
+            )
         raise ConfigurationError(f"{path}: no such prompt file")
     if path.suffix not in ENDINGS:
         raise ConfigurationError(f"{path}: expected a file that ends with {', '.join(ENDINGS)}")
@@ -70,7 +76,9 @@ def read_source(text: str) -> Iterator[Located]:
     rows = (found for file in files for found in read_file(file))
     if all(number is None or number >= 0 for number in (part.start, part.stop)):
         return islice(rows, part.start, part.stop)
-    window = range(sum(count_rows(file) for file in files))[part]  # numbers from the end need a pass of their own
+    window = range(sum(count_rows(file) for file in files))[
+        part
+    ]  # numbers from the end need a pass of their own
     return islice(rows, window.start, max(window.start, window.stop))
 
 
@@ -98,7 +106,9 @@ def _decode(data: bytes, where: str) -> Any:
     try:
         return json.loads(data)
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{where}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise ConfigurationError(
+            f"{where}: not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
     except json.JSONDecodeError as error:
         raise ConfigurationError(f"{where}:{error.colno}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
@@ -137,14 +147,18 @@ def _read_parquet(path: Path) -> Iterator[Located]:
         with _parquet(path) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
-                    yield Located({key: _present(value) for key, value in row.items()}, path, number)
+                    yield Located(
+                        {key: _present(value) for key, value in row.items()}, path, number
+                    )
                     number += 1
     except pa.ArrowException as error:
         raise ConfigurationError(f"{path}: not a readable Parquet file: {error}") from error
 
 
 def _present(value: Any) -> Any:
-    """A nested object without its empty fields: in Parquet every object of a column has the fields of all of them."""
+    """A nested object without its empty fields: in Parquet every object of a column has the fields
+    of all of them.
+    """
     if isinstance(value, dict):
         return {key: _present(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list):

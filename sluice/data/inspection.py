@@ -1,4 +1,6 @@
-"""Inspection of a prompt file, in one pass: formats, keys, labels, duplicates, rewards, lengths, unusable rows."""
+"""Inspection of a prompt file, in one pass: formats, keys, labels, duplicates, rewards, lengths,
+unusable rows.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,15 @@ class Inspection:
 
 
 def inspect(
-    rows: Iterable[Located], source: PromptSource, length: Length, limit: int | None = None, read: Read = parse_row
+    rows: Iterable[Located],
+    source: PromptSource,
+    length: Length,
+    limit: int | None = None,
+    read: Read = parse_row,
 ) -> Inspection:
-    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its length."""
+    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its
+    length.
+    """
     found = Inspection()
     seen: set[bytes] = set()
     for located in rows:
@@ -100,7 +108,9 @@ def _count(found: Inspection, located: Located, row: PromptRow) -> None:
 
 
 def reward_of(row: PromptRow) -> str:
-    """The row's reward under `reward.type: data_source`: its rm_type, its data_source; or what the job must name."""
+    """The row's reward under `reward.type: data_source`: its rm_type, its data_source; or what the
+    job must name.
+    """
     if not row.metadata.get("rm_type") and not row.metadata.get("data_source"):
         return "the job's own"
     try:
@@ -128,4 +138,7 @@ def histogram(lengths: array[int]) -> list[tuple[int, int, int]]:
     low, high = min(lengths), max(lengths)
     width = max(1, -(-(high - low + 1) // BARS))
     counts = Counter((length - low) // width for length in lengths)
-    return [(low + i * width, low + (i + 1) * width, counts[i]) for i in range((high - low) // width + 1)]
+    return [
+        (low + i * width, low + (i + 1) * width, counts[i])
+        for i in range((high - low) // width + 1)
+    ]

@@ -1,4 +1,6 @@
-"""A JSON list read one entry at a time: memory is that of a chunk and of the largest entry, not of the file."""
+"""A JSON list read one entry at a time: memory is that of a chunk and of the largest entry, not of
+the file.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,16 @@ from sluice.environment import ConfigurationError
 
 _CHUNK = 1 << 20
 _MARGIN = 16
-"""An error this close to the end of what was read may be no error, but an entry that goes on: the longest literal,
-`-Infinity`, and the longest escape, `\\ud83d\\ude00`, are shorter."""
+"""An error this close to the end of what was read may be no error, but an entry that goes on: the
+longest literal, `-Infinity`, and the longest escape, `\\ud83d\\ude00`, are shorter."""
 
 _BEHIND = tuple(" \t\n\r,]")
 
 
 def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]:
-    """Each entry with the line and column (from 1) where it begins. ConfigurationError `name:line:column: what`."""
+    """Each entry with the line and column (from 1) where it begins. ConfigurationError
+    `name:line:column: what`.
+    """
     text = _Text(file, name)
     first = text.peek()
     if first != "[":
@@ -32,7 +36,10 @@ def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]
         yield text.value(), line, column
         behind = text.peek()
         if behind not in ("]", ","):
-            raise text.error(f"not valid JSON: expected , or ] behind a row, found {behind or 'the end of the file'}")
+            raise text.error(
+                "not valid JSON: expected , or ] behind a row, found "
+                f"{behind or 'the end of the file'}"
+            )
         more = behind == ","
         if more:
             text.advance(1)
@@ -86,7 +93,11 @@ class _Text:
             except ValueError as error:  # a number of more digits than Python reads
                 raise self.error(f"not valid JSON: {error}") from error
             else:
-                if self._ended or self._text[end : end + 1] in _BEHIND or end < len(self._text) - _MARGIN:
+                if (
+                    self._ended
+                    or self._text[end : end + 1] in _BEHIND
+                    or end < len(self._text) - _MARGIN
+                ):
                     self.advance(end - self._at)
                     return value  # else it may be the beginning of a number: 0 of 0.5, 1 of 1e-9
             self._fill()
@@ -95,13 +106,17 @@ class _Text:
         return error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _MARGIN
 
     def _fill(self) -> None:
-        data = self._file.read(max(_CHUNK, len(self._text) - self._at))  # twice as much where an entry is long
+        data = self._file.read(
+            max(_CHUNK, len(self._text) - self._at)
+        )  # twice as much where an entry is long
         self._ended = not data
         try:
             more = self._decoder.decode(data, final=self._ended)
         except UnicodeDecodeError as error:
             at = self._read + error.start
-            raise ConfigurationError(f"{self._name}: not UTF-8 text: {error.reason} near byte {at}") from error
+            raise ConfigurationError(
+                f"{self._name}: not UTF-8 text: {error.reason} near byte {at}"
+            ) from error
         self._read += len(data)
         self._text, self._at = self._text[self._at :] + more, 0
 

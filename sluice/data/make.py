@@ -1,8 +1,9 @@
 """`python -m sluice.data.make`: the rows of a job's own code, as files, before the buffer starts.
 
-It runs in a container of its own in the buffer's pod (the worker's image, without the job's token), because no code of
-a user's runs in the buffer. A file that is there already stays as it is, whatever the code would yield today: so
-position n is the same row again, whoever restarts, and no prompt is lost or trained twice.
+It runs in a container of its own in the buffer's pod (the worker's image, without the job's token),
+because no code of a user's runs in the buffer. A file that is there already stays as it is,
+whatever the code would yield today: so position n is the same row again, whoever restarts, and no
+prompt is lost or trained twice.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SECONDS = 540
 
 
 def made_rows(function: str, args: Mapping[str, Any], rows: int | None) -> Iterator[Row]:
-    """Rows that a user's function yields, at most `rows`. Raises ConfigurationError where it is no row, or nothing to
-    call.
+    """Rows that a user's function yields, at most `rows`. Raises ConfigurationError where it is no
+    row, or nothing to call.
 
     What the function itself raises passes through.
     """
@@ -50,15 +51,21 @@ def _call(dotted: str, args: Mapping[str, Any]) -> Iterable[Any]:
     produced = function(**args)
     if isinstance(produced, Iterable):
         return produced
-    if hasattr(produced, "__getitem__") and hasattr(produced, "__len__"):  # a map-style data set, as PyTorch calls it
+    if hasattr(produced, "__getitem__") and hasattr(
+        produced, "__len__"
+    ):  # a map-style data set, as PyTorch calls it
         return (produced[position] for position in range(len(produced)))
-    raise ConfigurationError(f"{dotted}: expected rows one can iterate over, found {type(produced).__name__}")
+    raise ConfigurationError(
+        f"{dotted}: expected rows one can iterate over, found {type(produced).__name__}"
+    )
 
 
 def _objects(rows: Iterable[Any], dotted: str) -> Iterator[Row]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ConfigurationError(f"{dotted}: row {number}: a row must be a dict, found {type(row).__name__}")
+            raise ConfigurationError(
+                f"{dotted}: row {number}: a row must be a dict, found {type(row).__name__}"
+            )
         try:
             json.dumps(row)
         except (TypeError, ValueError) as error:
@@ -83,7 +90,9 @@ def make(spec: RLJobSpec, directory: Path) -> None:
                     writer.write(row)
         except ConfigurationError as error:
             raise ConfigurationError(f"{field}: {error}") from error
-        logs.get().info("rows made", field=field, function=source.function, rows=writer.rows, file=str(path))
+        logs.get().info(
+            "rows made", field=field, function=source.function, rows=writer.rows, file=str(path)
+        )
 
 
 class _TimeIsUpError(BaseException):

@@ -1,4 +1,6 @@
-"""One row of a prompt file -> what a worker needs of it. slime's and verl's rows are told apart by their columns."""
+"""One row of a prompt file -> what a worker needs of it. slime's and verl's rows are told apart by
+their columns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ PROMPT_KEYS = ("prompt", "input")
 MASKS = ("step_loss_mask", "loss_mask")
 """Keys by which a message says whether its tokens are trained on (slime: step_loss_mask)."""
 _OTHER_NAMES = {
-    "promptKey": ("messages", "question", "problem", "query", "instruction", "text", "conversations"),
+    "promptKey": (
+        "messages",
+        "question",
+        "problem",
+        "query",
+        "instruction",
+        "text",
+        "conversations",
+    ),
     "labelKey": ("label", "answer", "solution", "ground_truth", "target", "output"),
 }
 """Columns of other people's data sets that are likely meant."""
@@ -42,15 +52,18 @@ def is_verl(row: Row) -> bool:
 def parse_row(row: Row, source: PromptSource) -> PromptRow:
     """Read a row as the source says. Raises RowError.
 
-    slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as chat messages,
-    `reward_model.ground_truth` (the label), `ability` and `extra_info` with its `tools_kwargs` (into the metadata, with
-    `data_source`).
+    slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as
+    chat messages, `reward_model.ground_truth` (the label), `ability` and `extra_info` with its
+    `tools_kwargs` (into the metadata, with `data_source`).
     """
-    return PromptRow(_prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source))
+    return PromptRow(
+        _prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source)
+    )
 
 
 Read = Callable[[Row, PromptSource], PromptRow]
-"""How the rows of a job are read: `parse_row`, or with given answers `answers.parse_answer`. Raises RowError."""
+"""How the rows of a job are read: `parse_row`, or with given answers `answers.parse_answer`. Raises
+RowError."""
 
 
 def problem(row: Row, source: PromptSource, read: Read = parse_row) -> str | None:
@@ -71,7 +84,9 @@ def prompt_key(row: Row, source: PromptSource, usual: Sequence[str] = PROMPT_KEY
 def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
     key = prompt_key(row, source)
     if key is None:
-        raise RowError(missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey"))
+        raise RowError(
+            missing(row, [source.prompt_key] if source.prompt_key else PROMPT_KEYS, "promptKey")
+        )
     _check_no_pictures(row)
     value = row[key]
     if isinstance(value, str):
@@ -79,7 +94,10 @@ def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
             raise RowError(f"{key}: the prompt is empty")
         return value
     if not isinstance(value, list) or not value:
-        raise RowError(f"{key}: expected a text or a list of chat messages with role and content, found {shown(value)}")
+        raise RowError(
+            f"{key}: expected a text or a list of chat messages with role and content, found "
+            f"{shown(value)}"
+        )
     for position, message in enumerate(value):
         if wrong := _message_problem(message):
             raise RowError(f"{key}[{position}]: {wrong}")
@@ -94,7 +112,10 @@ def _message_problem(message: Any) -> str | None:
     if isinstance(content, list):
         kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
         if kinds - {"text"}:
-            return f"content: expected a text, or parts of type text: sluice reads no pictures; found {shown(content)}"
+            return (
+                "content: expected a text, or parts of type text: sluice reads no pictures; found "
+                f"{shown(content)}"
+            )
     elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         return f"content: expected a text, found {shown(content)}"
     for key in MASKS:
@@ -106,7 +127,9 @@ def _message_problem(message: Any) -> str | None:
 def _check_no_pictures(row: Row) -> None:
     key = next((key for key in _PICTURES if row.get(key)), None)
     if key:
-        raise RowError(f"{key}: the prompt has pictures, and sluice trains on text alone; take such rows out")
+        raise RowError(
+            f"{key}: the prompt has pictures, and sluice trains on text alone; take such rows out"
+        )
 
 
 def missing(row: Row, keys: Iterable[str], field: str) -> str:
@@ -114,10 +137,19 @@ def missing(row: Row, keys: Iterable[str], field: str) -> str:
     keys = list(keys)
     names = [str(name) for name in row]
     wanted = " or ".join(map(repr, keys))
-    close = [match for key in keys for match in difflib.get_close_matches(key, names, n=1, cutoff=0.7)]
-    meant = next(iter([*close, *(name for name in _OTHER_NAMES[field] if name in names and name not in keys)]), None)
+    close = [
+        match for key in keys for match in difflib.get_close_matches(key, names, n=1, cutoff=0.7)
+    ]
+    meant = next(
+        iter(
+            [*close, *(name for name in _OTHER_NAMES[field] if name in names and name not in keys)]
+        ),
+        None,
+    )
     found = ", ".join(map(repr, names[:20])) or "none"
-    return f"no column {wanted}; the row has {found}" + (f"; did you mean {field}: {meant}?" if meant else "")
+    return f"no column {wanted}; the row has {found}" + (
+        f"; did you mean {field}: {meant}?" if meant else ""
+    )
 
 
 def _label(row: Row, source: PromptSource) -> Any:
@@ -145,12 +177,17 @@ def _tools(row: Row, source: PromptSource) -> list[dict[str, Any]] | None:
     tools = _json_column(row.get(key), list, key) or []
     for position, tool in enumerate(tools):
         if not isinstance(tool, dict):
-            raise RowError(f"{key}[{position}]: expected the definition of a tool, an object, found {shown(tool)}")
+            raise RowError(
+                f"{key}[{position}]: expected the definition of a tool, an object, found "
+                f"{shown(tool)}"
+            )
     return list(tools) or None
 
 
 def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: str) -> Any:
-    """A column that holds an object or list, either itself or as JSON text (as Parquet writers like to have it)."""
+    """A column that holds an object or list, either itself or as JSON text (as Parquet writers like
+    to have it).
+    """
     if isinstance(value, str) and value:
         try:
             value = json.loads(value)
@@ -159,7 +196,9 @@ def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: 
     if value is None or value == "":
         return None
     if not isinstance(value, kind):
-        raise RowError(f"{key}: expected {'an object' if kind is dict else 'a list'}, found {shown(value)}")
+        raise RowError(
+            f"{key}: expected {'an object' if kind is dict else 'a list'}, found {shown(value)}"
+        )
     return value
 
 

@@ -1,4 +1,6 @@
-"""Rows of one shape -> rows of another: between slime's and verl's, with an id of their own, split in two. Pure."""
+"""Rows of one shape -> rows of another: between slime's and verl's, with an id of their own, split
+in two. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ UID = "uid"
 
 
 def to_slime(row: Row, source: PromptSource) -> Row:
-    """prompt, label, metadata (with verl's data_source, ability and extra_info), tools; other columns stay."""
+    """prompt, label, metadata (with verl's data_source, ability and extra_info), tools; other
+    columns stay.
+    """
     parsed = parse_row(row, source)
     named = {"prompt": parsed.prompt, "label": parsed.label, "metadata": parsed.metadata}
     return named | ({source.tools_key: parsed.tools} if parsed.tools else {}) | _others(row, source)
 
 
 def to_verl(row: Row, source: PromptSource, number: int, data_source: str) -> Row:
-    """data_source, prompt as messages, ability, reward_model, extra_info (the metadata); other columns stay.
+    """data_source, prompt as messages, ability, reward_model, extra_info (the metadata); other
+    columns stay.
 
     data_source: for rows whose metadata have none. number: extra_info.index of rows that have none.
     """
@@ -50,16 +55,23 @@ def _reward_model(row: Row, label: Any) -> Row:
 
 def _others(row: Row, source: PromptSource) -> Row:
     """Columns that mean nothing to sluice."""
-    read = {prompt_key(row, source), source.label_key, "label", source.metadata_key, source.tools_key}
+    read = {
+        prompt_key(row, source),
+        source.label_key,
+        "label",
+        source.metadata_key,
+        source.tools_key,
+    }
     read |= set(_VERL) if is_verl(row) else set()
     return {key: value for key, value in row.items() if key not in read}
 
 
 def with_uid(row: Row, source: PromptSource, seen: Counter[str]) -> Row:
-    """The row with `uid` in its metadata (verl: extra_info), where rewards and logs see it. A uid that is there stays.
+    """The row with `uid` in its metadata (verl: extra_info), where rewards and logs see it. A uid
+    that is there stays.
 
-    It is the digest of prompt and label, so the same row gets the same one in every file; the second of two equal rows
-    gets `-1` behind it, and so on.
+    It is the digest of prompt and label, so the same row gets the same one in every file; the
+    second of two equal rows gets `-1` behind it, and so on.
     """
     parsed = parse_row(row, source)
     if UID in parsed.metadata:
@@ -81,7 +93,8 @@ def digest(value: Any) -> bytes:
 def chosen(total: int, wanted: int, seed: int) -> Iterator[bool]:
     """Which of `total` rows are among `wanted` random ones, in order and without a list of them.
 
-    Every choice is equally likely (selection sampling, Knuth, The Art of Computer Programming 3.4.2, algorithm S).
+    Every choice is equally likely (selection sampling, Knuth, The Art of Computer Programming
+    3.4.2, algorithm S).
     """
     generator = random.Random(seed)
     for position in range(total):

@@ -1,4 +1,6 @@
-"""Rows to a file: JSON Lines, JSON or Parquet, one row at a time. A file appears whole, or not at all."""
+"""Rows to a file: JSON Lines, JSON or Parquet, one row at a time. A file appears whole, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
         temporary = Path(self._file.name)
         try:
             if kind is None:
@@ -74,10 +78,12 @@ class Writer:
 
 
 def write_parquet(lines: Path, target: Path, name: Path) -> None:
-    """JSON Lines as Parquet, in two passes: the types of all columns first, so that no row is unlike its file.
+    """JSON Lines as Parquet, in two passes: the types of all columns first, so that no row is
+    unlike its file.
 
-    An object or list whose fields do not fit one type becomes JSON text, which readers of prompt files take as well.
-    ConfigurationError, with `name`, where a column that is read by name cannot be written.
+    An object or list whose fields do not fit one type becomes JSON text, which readers of prompt
+    files take as well. ConfigurationError, with `name`, where a column that is read by name cannot
+    be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -87,7 +93,10 @@ def write_parquet(lines: Path, target: Path, name: Path) -> None:
     with pq.ParquetWriter(target, schema) as writer:
         for batch in _batches(lines):
             columns = [
-                pa.array([_text(row.get(key)) if kind is None else row.get(key) for row in batch], kind or pa.string())
+                pa.array(
+                    [_text(row.get(key)) if kind is None else row.get(key) for row in batch],
+                    kind or pa.string(),
+                )
                 for key, kind in types.items()
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -106,8 +115,13 @@ def _types(lines: Path, name: Path) -> dict[str, Any]:
                 if types.get(key, found) is not None:
                     types[key] = _common(types.get(key, found), found)
             except (pa.ArrowException, OverflowError) as error:
-                if key in _READ_BY_NAME or not all(value is None or isinstance(value, dict | list) for value in values):
-                    text = f"{name}: column {key!r} has values of several types, and Parquet has one type for a column"
+                if key in _READ_BY_NAME or not all(
+                    value is None or isinstance(value, dict | list) for value in values
+                ):
+                    text = (
+                        f"{name}: column {key!r} has values of several types, and Parquet has one "
+                        "type for a column"
+                    )
                     raise ConfigurationError(f"{text} ({error}); write .jsonl or .json") from error
                 types[key] = None
     return {key: None if kind is None or _fieldless(kind) else kind for key, kind in types.items()}

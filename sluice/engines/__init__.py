@@ -8,7 +8,9 @@ from sluice.engines.sglang import Sglang
 
 _ENGINES: dict[str, Engine] = {"sglang": Sglang()}
 """By the word of `rollout.engine`."""
-UNDECIDED = {name: value for engine in _ENGINES.values() for name, value in engine.launch.undecided.items()}
+UNDECIDED = {
+    name: value for engine in _ENGINES.values() for name, value in engine.launch.undecided.items()
+}
 """Variables of engines' containers, with the value that leaves it to the place what they say."""
 
 

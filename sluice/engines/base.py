@@ -1,7 +1,8 @@
-"""The parts of every inference engine: a launch, a client, a control of its weights, a layout of its tensors.
+"""The parts of every inference engine: a launch, a client, a control of its weights, a layout of
+its tensors.
 
-The operator knows the launch, the rollout worker the client, the trainer control and layout; none of them knows which
-engine it is. `sluice.engines.engine_of` has the one that a job names.
+The operator knows the launch, the rollout worker the client, the trainer control and layout; none
+of them knows which engine it is. `sluice.engines.engine_of` has the one that a job names.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESTING, WAKING = "resting", "waking"
-"""What an engine that shares its GPUs calls its weights when it has given its memory to the trainer, and when it has
-taken back the part that its weights need. It keeps the name, so that whoever comes next knows: a new trainer, the
-worker beside it.
+"""What an engine that shares its GPUs calls its weights when it has given its memory to the
+trainer, and when it has taken back the part that its weights need. It keeps the name, so that
+whoever comes next knows: a new trainer, the worker beside it.
 """
 UNKNOWN_VERSION = -1
 """Weights that are none of ours: what the engine had at its start."""
@@ -46,10 +47,11 @@ class EngineRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server runs, as its command line says it; `$(NAME)` stands for a variable of its container.
+    """Where a server runs, as its command line says it; `$(NAME)` stands for a variable of its
+    container.
 
-    model: directory of the model. bind, port: of its HTTP server. index: number of its pod. head: host:port at which
-    the pods of an engine of several meet; None: it has one.
+    model: directory of the model. bind, port: of its HTTP server. index: number of its pod. head:
+    host:port at which the pods of an engine of several meet; None: it has one.
     """
 
     model: str
@@ -61,7 +63,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Files of ours that an engine's image does not have. An init container of the worker's image brings them.
+    """Files of ours that an engine's image does not have. An init container of the worker's image
+    brings them.
 
     name: of the volume. directory: where it is mounted. command: what fills it.
     """
@@ -90,7 +93,9 @@ class Launch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's word about itself. ranks: processes that hold weights. context_tokens: None: the model's own."""
+    """A server's word about itself. ranks: processes that hold weights. context_tokens: None: the
+    model's own.
+    """
 
     ranks: int
     context_tokens: int | None
@@ -98,7 +103,9 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer to one request. finish: stop, length or abort. spans: positions count from the first new token."""
+    """The answer to one request. finish: stop, length or abort. spans: positions count from the
+    first new token.
+    """
 
     tokens: list[int]
     log_probs: list[float]
@@ -121,10 +128,14 @@ class Client(Protocol):
         """Wait until the server answers, and learn how it was started."""
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
+        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does
+        not.
+        """
 
     async def rests(self) -> bool:
-        """True where it has given its memory to the trainer, whose turn it is: it answers nothing, and is well."""
+        """True where it has given its memory to the trainer, whose turn it is: it answers nothing,
+        and is well.
+        """
 
     async def paused_seconds(self) -> float:
         """Seconds for which it has been seen paused, as it is for a weight update; 0: it is not."""
@@ -146,18 +157,23 @@ class Client(Protocol):
 
 
 class Scorer(Protocol):
-    """A server that somebody runs, asked about tokens that others wrote. Methods raise RewardError."""
+    """A server that somebody runs, asked about tokens that others wrote. Methods raise
+    RewardError.
+    """
 
     async def close(self) -> None: ...
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token.
 
-        Raises aiohttp.ClientError, OSError or TimeoutError: nobody answers; ConfigurationError: it is no such server.
+        Raises aiohttp.ClientError, OSError or TimeoutError: nobody answers; ConfigurationError: it
+        is no such server.
         """
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Log-probs of the last `count` of these tokens at temperature 1; nan where the server has none."""
+        """Log-probs of the last `count` of these tokens at temperature 1; nan where the server has
+        none.
+        """
 
 
 class Control(Protocol):
@@ -169,14 +185,20 @@ class Control(Protocol):
     async def learn(self) -> None:
         """Learn which interface the server has, where releases differ."""
 
-    async def init_group(self, group: str, host: str, port: int, world_size: int, backend: str) -> None:
-        """Join a communicator of `world_size` ranks, the trainer's first; returns once all have joined."""
+    async def init_group(
+        self, group: str, host: str, port: int, world_size: int, backend: str
+    ) -> None:
+        """Join a communicator of `world_size` ranks, the trainer's first; returns once all have
+        joined.
+        """
 
     async def pause(self, mode: str) -> None: ...
     async def resume(self) -> None: ...
 
     async def begin(self) -> None:
-        """Open an update over `receive` or `open`. One that is open already was left by who has died."""
+        """Open an update over `receive` or `open`. One that is open already was left by who has
+        died.
+        """
 
     async def end(self) -> None: ...
 
@@ -184,7 +206,9 @@ class Control(Protocol):
         """True where emptying the prefix cache inside the update is safe, whatever is running."""
 
     async def try_flush(self) -> bool:
-        """Empty the prefix cache, whose entries were computed with the old weights. False: requests are running."""
+        """Empty the prefix cache, whose entries were computed with the old weights. False: requests
+        are running.
+        """
 
     async def rest(self) -> None:
         """End what is running, and give the memory of weights and cache away."""
@@ -214,7 +238,8 @@ class Control(Protocol):
 
 class StackName(Protocol):
     def __call__(self, experts: str, *, gated: bool) -> str:
-        """The engine's name for all experts' first projections (gated: gate above up), or their second.
+        """The engine's name for all experts' first projections (gated: gate above up), or their
+        second.
 
         experts: name of the module, as `model.layers.3.mlp.experts`.
         """
@@ -237,7 +262,9 @@ class Layout(Protocol):
         """The tensors in their order, those together that must not come in two buckets."""
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
-        """The same tensors; those that no bucket can hold in parts which the engine puts together."""
+        """The same tensors; those that no bucket can hold in parts which the engine
+        puts together.
+        """
 
 
 class Engine(Protocol):
@@ -253,8 +280,12 @@ class Engine(Protocol):
     def scorer(self, url: str, seconds: float) -> Scorer:
         """seconds: of one request."""
 
-    def control(self, address: str, session: aiohttp.ClientSession, timeout: float, source: str) -> Control:
-        """source: name and attempt of the trainer that calls, as `trainer-0/3`. timeout: seconds of each call."""
+    def control(
+        self, address: str, session: aiohttp.ClientSession, timeout: float, source: str
+    ) -> Control:
+        """source: name and attempt of the trainer that calls, as `trainer-0/3`. timeout: seconds of
+        each call.
+        """
 
     def session(self) -> aiohttp.ClientSession:
         """Connections for controls, any number of them."""

@@ -1,7 +1,9 @@
-"""The rewards that come with sluice, by the name that `reward.type` and a row's `metadata.rm_type` use.
+"""The rewards that come with sluice, by the name that `reward.type` and a row's `metadata.rm_type`
+use.
 
-`here`: trusted, cheap and bounded by the length of the response; they run in the worker itself. `in_pool`: those that
-think (sympy), try many patterns, or run what a model wrote; they run in processes with limits.
+`here`: trusted, cheap and bounded by the length of the response; they run in the worker itself.
+`in_pool`: those that think (sympy), try many patterns, or run what a model wrote; they run in
+processes with limits.
 """
 
 from __future__ import annotations
@@ -64,12 +66,16 @@ _BY_SOURCE = {
     **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
     **dict.fromkeys(
         (
-            "numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc", "numina_cn_k12",
+            "numina_aops_forum",
+            "numina_synthetic_math",
+            "numina_amc_aime",
+            "numina_synthetic_amc",
+            "numina_cn_k12",
             "numina_olympiads",
         ),
         "math_prm800k",
     ),
-}  # fmt: skip
+}
 
 
 def names() -> Iterator[str]:
@@ -77,10 +83,11 @@ def names() -> Iterator[str]:
 
 
 def choose(sample: RewardInput, default: str | None) -> tuple[str | None, RewardInput]:
-    """(name of the built-in reward that judges this row, the sample as it judges it); None: what the job names.
+    """(name of the built-in reward that judges this row, the sample as it judges it); None: what
+    the job names.
 
-    A row's `metadata.rm_type` goes before the job's. With the prefix `boxed_` (slime's) only what stands in the last
-    box is judged. Raises RewardError on a name that does not exist.
+    A row's `metadata.rm_type` goes before the job's. With the prefix `boxed_` (slime's) only what
+    stands in the last box is judged. Raises RewardError on a name that does not exist.
     """
     name = str(sample.metadata.get("rm_type") or default or "").strip()
     if name == BY_SOURCE:
@@ -88,9 +95,14 @@ def choose(sample: RewardInput, default: str | None) -> tuple[str | None, Reward
     if not name or name == REMOTE:
         return name or None, sample
     if name.startswith(_BOXED):
-        name, sample = name.removeprefix(_BOXED), replace(sample, response=boxed(sample.response) or "")
+        name, sample = (
+            name.removeprefix(_BOXED),
+            replace(sample, response=boxed(sample.response) or ""),
+        )
     if name not in here and name not in in_pool:
-        raise RewardError(f"metadata.rm_type: no reward is called {shown(name)}; there are {', '.join(names())}")
+        raise RewardError(
+            f"metadata.rm_type: no reward is called {shown(name)}; there are {', '.join(names())}"
+        )
     return name, sample
 
 
@@ -100,7 +112,8 @@ def _from_source(sample: RewardInput) -> str:
         return "dapo"
     if source not in _BY_SOURCE:
         raise RewardError(
-            f"data_source: {shown(source)} has no reward; those that have are {', '.join(sorted(_BY_SOURCE))}, "
+            f"data_source: {shown(source)} has no reward; those that have are "
+            f"{', '.join(sorted(_BY_SOURCE))}, "
             "aime*. Set the row's metadata.rm_type, or reward.type"
         )
     return _BY_SOURCE[source]

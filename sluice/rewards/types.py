@@ -10,7 +10,8 @@ from typing import Any
 from sluice.sample import Messages
 
 RewardValue = float | int | bool | dict[str, Any]
-"""A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is the reward."""
+"""A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is
+the reward."""
 
 Judgement = tuple[float, dict[str, float]]
 """(the reward, all named parts of it)."""
@@ -24,7 +25,8 @@ _LONGEST_DETAILS = 20_000
 
 
 class RewardError(Exception):
-    """The reward of one sample could not be had. The message says why, for people; the reason, for metrics.
+    """The reward of one sample could not be had. The message says why, for people; the reason, for
+    metrics.
 
     details: the traceback of the function that raised, for a log.
     """
@@ -51,12 +53,15 @@ RewardFunction = Callable[[RewardInput], RewardValue]
 
 
 def read_value(value: Any, key: str | None) -> Judgement:
-    """(reward, parts) of what a reward function returned. Raises RewardError on anything that is no number."""
+    """(reward, parts) of what a reward function returned. Raises RewardError on anything that is no
+    number.
+    """
     if not isinstance(value, dict):
         return _number(value, "the reward"), {}
     if len(value) > _MOST_PARTS or any(len(str(name)) > _LONGEST_NAME for name in value):
         raise RewardError(
-            f"the reward is a dictionary of {len(value)} entries, expected at most {_MOST_PARTS} with short names"
+            f"the reward is a dictionary of {len(value)} entries, expected at most {_MOST_PARTS} "
+            "with short names"
         )
     parts = {str(k): _number(v, f"reward part {k!r}") for k, v in value.items() if _is_number(v)}
     wanted = key or DEFAULT_KEY
@@ -64,7 +69,9 @@ def read_value(value: Any, key: str | None) -> Judgement:
         return parts[wanted], parts
     names = ", ".join(map(str, value)) or "nothing"
     if key is None:
-        raise RewardError(f"the reward is a dictionary without {DEFAULT_KEY!r} ({names}): set reward.key")
+        raise RewardError(
+            f"the reward is a dictionary without {DEFAULT_KEY!r} ({names}): set reward.key"
+        )
     raise RewardError(f"the reward has no number {key!r}; it has {names}")
 
 
@@ -77,8 +84,14 @@ def _number(value: Any, what: str) -> float:
         raise RewardError(f"{what} is {type(value).__name__} {shown(value)}, expected a number")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:  # an array of several numbers, an int beyond floats
-        raise RewardError(f"{what} is {type(value).__name__}, expected one number: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:  # an array of several numbers, an int beyond floats
+        raise RewardError(
+            f"{what} is {type(value).__name__}, expected one number: {error}"
+        ) from error
     if not math.isfinite(number):
         raise RewardError(f"{what} is {number}, expected a finite number")
     return number
@@ -98,5 +111,7 @@ def shown(value: Any) -> str:
 def label_text(sample: RewardInput, reward: str) -> str:
     """The label of a reward that needs one, as text. Raises RewardError where there is none."""
     if sample.label is None or isinstance(sample.label, dict | list):
-        raise RewardError(f"label: {reward} needs a text or a number, the row has {shown(sample.label)}")
+        raise RewardError(
+            f"label: {reward} needs a text or a number, the row has {shown(sample.label)}"
+        )
     return str(sample.label)

@@ -1,7 +1,8 @@
-"""The books of a run: every prompt group that was leased is trained, filtered, failed, or still there.
+"""The books of a run: every prompt group that was leased is trained, filtered, failed, or still
+there.
 
-Checked at the end of every run. The buffer counts each state for itself, so that a group that is in none of them, or in
-two, shows up as a difference.
+Checked at the end of every run. The buffer counts each state for itself, so that a group that is in
+none of them, or in two, shows up as a difference.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Groups by what became of them. failed: by reason. open: in work, or stored and not trained."""
+    """Groups by what became of them. failed: by reason. open: in work, or stored and
+    not trained.
+    """
 
     leased: int
     trained: int
@@ -50,7 +53,8 @@ class Books:
         """`320 groups leased = 300 trained + 8 filtered + 12 failed (...) + 0 open`."""
         failed = f"{self.failed} failed" + (f" ({self._by_reason()})" if self.failed else "")
         return (
-            f"{self.leased} groups leased = {self.trained} trained + {self.filtered} filtered + {failed} "
+            f"{self.leased} groups leased = {self.trained} trained + {self.filtered} filtered + "
+            f"{failed} "
             f"+ {self.open} open"
         )
 
@@ -58,12 +62,14 @@ class Books:
         """Faults of the books, in words."""
         if self.lost or self.twice:
             yield (
-                f"the books do not balance: {self.text()}; {self.lost} groups are lost and {self.twice} were trained "
+                f"the books do not balance: {self.text()}; {self.lost} groups are lost and "
+                f"{self.twice} were trained "
                 "twice. This is a defect of sluice: please report it with the buffer's log"
             )
         if self.failed:
             yield (
-                f"{self.failed} of {self.leased} groups ({self.failed / max(self.leased, 1):.1%}) failed and were not "
+                f"{self.failed} of {self.leased} groups ({self.failed / max(self.leased, 1):.1%}) "
+                "failed and were not "
                 f"trained: {self._by_reason()}. failures.jsonl in the run directory names each"
             )
 
@@ -94,6 +100,10 @@ class Totals:
 
     @classmethod
     def latest(cls, *several: Totals | None) -> Totals:
-        """Of several looks at one buffer the last one: leases are only ever added. Zeros where nobody has looked."""
+        """Of several looks at one buffer the last one: leases are only ever added. Zeros where
+        nobody has looked.
+        """
         looks = (each for each in several if each)
-        return max(looks, key=lambda each: each.counters.get("groups_leased", 0), default=cls({}, {}))
+        return max(
+            looks, key=lambda each: each.counters.get("groups_leased", 0), default=cls({}, {})
+        )

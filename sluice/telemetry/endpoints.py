@@ -1,7 +1,7 @@
 """HTTP for the kubelet and for Prometheus, on threads of its own: /healthz, /readyz, /metrics.
 
-/healthz says whether the process should be restarted, /readyz whether it does its work. Both answer in words, so that
-`curl` explains what `kubectl` only counts.
+/healthz says whether the process should be restarted, /readyz whether it does its work. Both answer
+in words, so that `curl` explains what `kubectl` only counts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def well() -> str:
 
 
 class Pulse:
-    """The pulse of an event loop, which stops where the loop does: a process whose loop is stuck listens, and answers
-    nobody.
+    """The pulse of an event loop, which stops where the loop does: a process whose loop is stuck
+    listens, and answers nobody.
     """
 
-    def __init__(self, patience: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, patience: float = PATIENCE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._patience, self._clock = patience, clock
         self._last = clock()
 
@@ -60,13 +62,17 @@ class Pulse:
 
     def check(self) -> str:
         silent = self._clock() - self._last
-        return f"the event loop has been stuck for {silent:.0f} s" if silent > self._patience else ""
+        return (
+            f"the event loop has been stuck for {silent:.0f} s" if silent > self._patience else ""
+        )
 
 
 def serve(
     env: Environment, *, ready: Check, alive: Check = well, registry: CollectorRegistry = REGISTRY
 ) -> Callable[[], None]:
-    """Serve on the container's port `metrics`, if it has one, until the returned function is called."""
+    """Serve on the container's port `metrics`, if it has one, until the returned function is
+    called.
+    """
     if not env.variables.get("SLUICE_PORT_METRICS"):
         return lambda: None
     _, close = listen(env.port("metrics"), env.bind, ready=ready, alive=alive, registry=registry)
@@ -74,7 +80,12 @@ def serve(
 
 
 def listen(
-    port: int, bind: str, *, ready: Check, alive: Check = well, registry: CollectorRegistry = REGISTRY
+    port: int,
+    bind: str,
+    *,
+    ready: Check,
+    alive: Check = well,
+    registry: CollectorRegistry = REGISTRY,
 ) -> tuple[int, Callable[[], None]]:
     """(port, close). port 0: a free one."""
     app = _app(make_wsgi_app(registry), {"/healthz": alive, "/readyz": ready})

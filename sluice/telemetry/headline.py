@@ -1,16 +1,24 @@
-"""The one number that tells how training goes: the reward; where samples have none, what is learned instead."""
+"""The one number that tells how training goes: the reward; where samples have none, what is learned
+instead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-HEADLINES = {"rollout/raw_reward": "reward", "train/opd_reverse_kl": "reverse KL", "train/loss": "loss"}
+HEADLINES = {
+    "rollout/raw_reward": "reward",
+    "train/opd_reverse_kl": "reverse KL",
+    "train/loss": "loss",
+}
 """Metric -> its name for people, the most telling first."""
 
 
 def headline(records: Iterable[Mapping[str, Any]]) -> tuple[str, list[float]]:
-    """(name, course) of a run's number, from the records of its steps in their order. Reward where there is nothing."""
+    """(name, course) of a run's number, from the records of its steps in their order. Reward where
+    there is nothing.
+    """
     steps = list(records)
     for metric, name in HEADLINES.items():
         course = [float(record[metric]) for record in steps if metric in record]

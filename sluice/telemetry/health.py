@@ -1,4 +1,5 @@
-"""Does a run look sick? From its metrics, in words, with what to try. Pure; each finding is meant to be shown once.
+"""Does a run look sick? From its metrics, in words, with what to try. Pure; each finding is meant
+to be shown once.
 
 The bounds are loose on purpose: a warning should be worth stopping for.
 """
@@ -57,7 +58,8 @@ class Watch:
 class Harvest:
     """Between two steps: tells once that groups come to nothing, so that no step is made of them.
 
-    The buffer starts another group for each that fails or is filtered, so such a run would go on in silence.
+    The buffer starts another group for each that fails or is filtered, so such a run would go on in
+    silence.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -76,11 +78,19 @@ class Harvest:
         parts, advice = list[str](), list[str]()
         if failed:
             parts.append(f"{failed} groups failed")
-            advice.append("every sample of theirs failed, and the rollout log says why (sluice logs NAME rollout)")
+            advice.append(
+                "every sample of theirs failed, and the rollout log says why (sluice logs NAME "
+                "rollout)"
+            )
         if filtered:
             parts.append(f"{filtered} groups were filtered")
-            advice.append("rollout.dynamicFilter keeps too few: easier or harder prompts, more samplesPerPrompt")
-        return Finding("fruitless", step, f"{' and '.join(parts)} without a step: {'; '.join(advice)}")
+            advice.append(
+                "rollout.dynamicFilter keeps too few: easier or harder prompts, more "
+                "samplesPerPrompt"
+            )
+        return Finding(
+            "fruitless", step, f"{' and '.join(parts)} without a step: {'; '.join(advice)}"
+        )
 
 
 def findings(records: Iterable[Record]) -> list[Finding]:
@@ -106,7 +116,10 @@ def _not_finite(history: Sequence[Record]) -> str | None:
     bad = [n for n, v in history[-1].items() if isinstance(v, float) and not math.isfinite(v)]
     if not bad:
         return None
-    return f"{', '.join(sorted(bad)[:3])} is not a finite number: lower trainer.optimizer.lr, or look at the samples"
+    return (
+        f"{', '.join(sorted(bad)[:3])} is not a finite number: lower trainer.optimizer.lr, or look "
+        "at the samples"
+    )
 
 
 def _equal_rewards(history: Sequence[Record]) -> str | None:
@@ -115,8 +128,10 @@ def _equal_rewards(history: Sequence[Record]) -> str | None:
         return None
     reward = _values(history, "rollout/raw_reward")[-1:]
     return (
-        f"all rewards of each prompt were equal for {FLAT_STEPS} steps{_shown(' (reward {:.3g})', reward)}: nothing "
-        "can be learned from them. Try a reward that tells bad from worse, easier or harder prompts, more "
+        f"all rewards of each prompt were equal for {FLAT_STEPS} "
+        f"steps{_shown(' (reward {:.3g})', reward)}: nothing "
+        "can be learned from them. Try a reward that tells bad from worse, easier or harder "
+        "prompts, more "
         "samplesPerPrompt, a higher temperature; check the reward on samples/"
     )
 
@@ -134,7 +149,8 @@ def _entropy_collapse(history: Sequence[Record]) -> str | None:
     if solved and median(solved) >= 0.95:
         return None  # a policy that has found the answer may well be sure of it
     return (
-        f"entropy has collapsed to {now:.2g}: the policy hardly explores any more. Try algorithm.entropyCoef, a higher "
+        f"entropy has collapsed to {now:.2g}: the policy hardly explores any more. Try "
+        "algorithm.entropyCoef, a higher "
         "clip.high (0.28), a lower learning rate, or an earlier checkpoint"
     )
 
@@ -144,13 +160,16 @@ def _kl_explosion(history: Sequence[Record]) -> str | None:
     ppo, reference = abs(last.get("train/ppo_kl", 0.0)), last.get("train/kl_loss", 0.0)
     if ppo > _PPO_KL_LIMIT:
         return (
-            f"ppo_kl is {ppo:.2g}: within one batch the policy moves far from the one that generated it. Try a lower "
+            f"ppo_kl is {ppo:.2g}: within one batch the policy moves far from the one that "
+            "generated it. Try a lower "
             "learning rate, fewer trainer.stepsPerBatch, or a smaller rollout.maxStaleness"
         )
     if reference > _KL_LIMIT:
         return (
-            f"the KL to the reference is {reference:.2g}: the policy has left it far behind. Try a higher algorithm.kl "
-            "coefficient or a lower learning rate, and read samples/ for a reward that is being gamed"
+            f"the KL to the reference is {reference:.2g}: the policy has left it far behind. Try a "
+            "higher algorithm.kl "
+            "coefficient or a lower learning rate, and read samples/ for a reward that is being "
+            "gamed"
         )
     return None
 
@@ -161,28 +180,39 @@ def _mismatch(history: Sequence[Record]) -> str | None:
         return None
     text = f"log-probs of trainer and engine differ by {apart:.2g} on average"
     if same_weights is not None:
-        return f"{text}, with the same weights too: they disagree about the model. See dtype and engineArgs"
+        return (
+            f"{text}, with the same weights too: they disagree about the model. See dtype and "
+            "engineArgs"
+        )
     return (
-        f"{text}, and the weights that are trained have sampled no token: it may be the samples' age, then set "
-        "algorithm.offPolicy.method: tis; or they disagree about the model, then see dtype and engineArgs"
+        f"{text}, and the weights that are trained have sampled no token: it may be the samples' "
+        "age, then set "
+        "algorithm.offPolicy.method: tis; or they disagree about the model, then see dtype and "
+        "engineArgs"
     )
 
 
 def _old_samples(history: Sequence[Record]) -> str | None:
-    """Samples so old that the loss should know. A ratio other than 1, or a weight, says that it does."""
+    """Samples so old that the loss should know. A ratio other than 1, or a weight, says that it
+    does.
+    """
     apart, same_weights = _differences(history)
     known = "train/tis" in history[-1] or abs(history[-1].get("train/ppo_kl", 0.0)) > 0
     if known or same_weights is None or apart < _AGE_LIMIT or same_weights >= apart / 2:
         return None
     return (
-        f"the policy has moved by {apart:.2g} a token since its samples were made ({same_weights:.2g} where it made "
-        "them itself), and the loss takes them for its own. Set algorithm.offPolicy.method: tis, or lower "
+        f"the policy has moved by {apart:.2g} a token since its samples were made "
+        f"({same_weights:.2g} where it made "
+        "them itself), and the loss takes them for its own. Set algorithm.offPolicy.method: tis, "
+        "or lower "
         "rollout.maxStaleness or the learning rate"
     )
 
 
 def _differences(history: Sequence[Record]) -> tuple[float, float | None]:
-    """Between the log-probs of trainer and engine, of the last steps: all tokens; those of the weights trained."""
+    """Between the log-probs of trainer and engine, of the last steps: all tokens; those of the
+    weights trained.
+    """
     means = _values(history, "train/train_rollout_logprob_abs_diff")[-3:]
     same_weights = _values(history, "train/train_rollout_logprob_abs_diff_on_policy")[-3:]
     return median(means) if len(means) == 3 else 0.0, median(same_weights) if same_weights else None
@@ -193,7 +223,8 @@ def _truncation(history: Sequence[Record]) -> str | None:
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _TRUNCATED_SHARE:
         return None
     return (
-        f"{ratios[-1]:.0%} of the responses are cut off at their token limit. Try a higher sampling.maxResponseTokens; "
+        f"{ratios[-1]:.0%} of the responses are cut off at their token limit. Try a higher "
+        "sampling.maxResponseTokens; "
         "where the model never ends a turn, check its chat template and end token"
     )
 
@@ -203,7 +234,8 @@ def _failures(history: Sequence[Record]) -> str | None:
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _FAILED_SHARE:
         return None
     return (
-        f"{ratios[-1]:.0%} of the samples fail (reward, teacher or generate function): the rollout log has their errors"
+        f"{ratios[-1]:.0%} of the samples fail (reward, teacher or generate function): the rollout "
+        "log has their errors"
     )
 
 
@@ -215,8 +247,10 @@ def _leaves_teacher(history: Sequence[Record]) -> str | None:
     if now < _TEACHER_LEAST or now < _TEACHER_FACTOR * before:
         return None
     return (
-        f"the reverse KL to the teacher has grown from {before:.2g} to {now:.2g}: the student moves away from it. "
-        "Try a lower learning rate, a higher algorithm.distillation.coef where there is a reward too; read samples/"
+        f"the reverse KL to the teacher has grown from {before:.2g} to {now:.2g}: the student "
+        "moves away from it. "
+        "Try a lower learning rate, a higher algorithm.distillation.coef where there is a reward "
+        "too; read samples/"
     )
 
 
@@ -228,7 +262,8 @@ def _gradient_spike(history: Sequence[Record]) -> str | None:
     if norms[-1] < _SPIKE_LEAST or norms[-1] < _SPIKE * usual:
         return None
     return (
-        f"the gradient norm jumped to {norms[-1]:.3g}, usual is {usual:.2g}. Clipping (optimizer.clipGrad) holds it; "
+        f"the gradient norm jumped to {norms[-1]:.3g}, usual is {usual:.2g}. Clipping "
+        "(optimizer.clipGrad) holds it; "
         "if it comes again, lower the learning rate and look at that step's samples"
     )
 

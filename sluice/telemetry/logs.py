@@ -18,7 +18,9 @@ from sluice.environment import ConfigurationError
 
 
 def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
-    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json. `context` stands on every line."""
+    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json. `context` stands on every
+    line.
+    """
     as_json = os.environ.get("SLUICE_LOG_FORMAT") == "json"
     last: list[Any] = [
         structlog.processors.format_exc_info,
@@ -26,7 +28,11 @@ def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogge
         structlog.processors.JSONRenderer() if as_json else _plain,
     ]
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *last],
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            *last,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -47,7 +53,9 @@ def _of_libraries(last: list[Any]) -> logging.Handler:
         _name_object,
     ]
     drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[drop, *last]))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=first, processors=[drop, *last])
+    )
     return handler
 
 
@@ -68,15 +76,24 @@ def get() -> structlog.typing.FilteringBoundLogger:
 def _plain(_logger: Any, _method: str, event: Any) -> str:
     """2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0"""
     exception = event.pop("exception", None)
-    head = f"{event.pop('timestamp', '')[:19]}Z {event.pop('level', 'info'):<7} {event.pop('event', '')}"
-    for hidden in ("role", "name", "attempt"):  # a log file belongs to one process: its name says who it is
+    head = (
+        f"{event.pop('timestamp', '')[:19]}Z {event.pop('level', 'info'):<7} "
+        f"{event.pop('event', '')}"
+    )
+    for hidden in (
+        "role",
+        "name",
+        "attempt",
+    ):  # a log file belongs to one process: its name says who it is
         event.pop(hidden, None)
     fields = " ".join(f"{key}={value}" for key, value in event.items())
     return f"{head} {fields}".rstrip() + (f"\n{exception}" if exception else "")
 
 
 def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
-    """Run a role's main and end the process as docs/contracts.md says: exit code, and a last line `error: ...`."""
+    """Run a role's main and end the process as docs/contracts.md says: exit code, and a last line
+    `error: ...`.
+    """
     run_blocking(role, lambda: asyncio.run(main()))
 
 

@@ -8,15 +8,23 @@ from statistics import fmean
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    """Chance that one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k) (Chen et al.
+    2021, eq. 1).
+    """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
-    """`pass@k` -> its mean over the groups that have k samples. groups: the rewards of each; 1 is correct."""
+    """`pass@k` -> its mean over the groups that have k samples. groups: the rewards of each; 1 is
+    correct.
+    """
     found = {}
     for k in ks:
-        scores = [pass_at_k(len(group), sum(r == 1 for r in group), k) for group in groups if len(group) >= k]
+        scores = [
+            pass_at_k(len(group), sum(r == 1 for r in group), k)
+            for group in groups
+            if len(group) >= k
+        ]
         if scores:
             found[f"pass@{k}"] = fmean(scores)
     return found

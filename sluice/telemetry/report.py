@@ -32,7 +32,9 @@ Records = dict[int, dict[str, Any]]
 
 
 def write_report(directory: Path, title: str) -> Path:
-    """Make report.html, and a picture for people who want to show it: reward.png, or what is learned instead."""
+    """Make report.html, and a picture for people who want to show it: reward.png, or what is
+    learned instead.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -42,9 +44,17 @@ def write_report(directory: Path, title: str) -> Path:
     plots = {
         name.capitalize(): lambda axes: _headline(axes, steps, evaluations),
         "KL and clipping": lambda axes: _lines(
-            axes, steps, {"train/ppo_kl": "ppo_kl", "train/pg_clipfrac": "pg_clipfrac", "train/kl_loss": "kl_loss"}
+            axes,
+            steps,
+            {
+                "train/ppo_kl": "ppo_kl",
+                "train/pg_clipfrac": "pg_clipfrac",
+                "train/kl_loss": "kl_loss",
+            },
         ),
-        "Reverse KL to the teacher": lambda axes: _lines(axes, steps, {"train/opd_reverse_kl": "reverse KL"}),
+        "Reverse KL to the teacher": lambda axes: _lines(
+            axes, steps, {"train/opd_reverse_kl": "reverse KL"}
+        ),
         "Entropy and gradient norm": lambda axes: _lines(
             axes, steps, {"train/entropy_loss": "entropy", "train/grad_norm": "grad_norm"}
         ),
@@ -67,19 +77,27 @@ def write_report(directory: Path, title: str) -> Path:
             {
                 "train/train_rollout_logprob_abs_diff_max": "largest",
                 "train/train_rollout_logprob_abs_diff": "mean",
-                "train/train_rollout_logprob_abs_diff_on_policy": "mean, sampled by the same weights",
+                "train/train_rollout_logprob_abs_diff_on_policy": "mean, sampled by the same "
+                "weights",
             },
             log=True,
         ),
         "Where a step's time goes (s)": lambda axes: _times(axes, steps),
-        "Tokens per second": lambda axes: _lines(axes, steps, {"perf/tokens_per_second": "tokens/s"}),
+        "Tokens per second": lambda axes: _lines(
+            axes, steps, {"perf/tokens_per_second": "tokens/s"}
+        ),
     }
     drawn = {title: _svg(draw) for title, draw in plots.items()}
     figures = "".join(
-        f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>" for title, svg in drawn.items() if svg
+        f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>"
+        for title, svg in drawn.items()
+        if svg
     )
     timeline = _svg(lambda axes: _timeline(axes, directory), size=(11.5, 2.6))
-    _png(lambda axes: _headline(axes, steps, evaluations), directory / f"{name.lower().replace(' ', '_')}.png")
+    _png(
+        lambda axes: _headline(axes, steps, evaluations),
+        directory / f"{name.lower().replace(' ', '_')}.png",
+    )
     path = directory / "report.html"
     summary = _summary(directory) + _warnings(steps)
     path.write_text(_page(title, summary, figures, timeline, _samples(directory)))
@@ -90,14 +108,24 @@ def _headline(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -
     """The run's number. Rewards of an evaluation share its axis, if it is a reward too."""
     name, course = headline(steps.values())
     judged = name == "reward"
-    axes.plot(list(steps)[-len(course) :], course, color="#90a4ae", label="training samples" if judged else name)
+    axes.plot(
+        list(steps)[-len(course) :],
+        course,
+        color="#90a4ae",
+        label="training samples" if judged else name,
+    )
     axes.set_xlabel("step")
     axes.set_ylabel(name)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     lines = axes.get_lines()
     if evaluations:
         own = axes if judged else axes.twinx()
-        lines += own.plot(*zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="evaluation (held out)")
+        lines += own.plot(
+            *zip(*evaluations, strict=True),
+            color="#2e7d32",
+            marker="o",
+            label="evaluation (held out)",
+        )
         own.set_ylim(bottom=min(0.0, own.get_ylim()[0]))
         if not judged:
             own.set_ylabel("reward")
@@ -126,7 +154,9 @@ def _times(axes: Any, steps: Records) -> None:
     rows = [[record.get(name, 0.0) for record in steps.values()] for name in parts]
     axes.stackplot(list(steps), *rows, labels=list(parts.values()))
     totals = sorted(sum(column) for column in zip(*rows, strict=True))
-    if any(totals):  # the first step waits for the engines to start: do not let it flatten the others
+    if any(
+        totals
+    ):  # the first step waits for the engines to start: do not let it flatten the others
         axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))] or None)
     axes.set_xlabel("step")
     axes.set_ylabel("seconds")
@@ -141,7 +171,9 @@ def _timeline(axes: Any, directory: Path) -> None:
     used: dict[str, Any] = {}
     for row, name in enumerate(names):
         for state, begin, end in spans(samples, name):
-            bar = axes.barh(row, end - begin, left=begin - start, height=0.7, color=COLORS.get(state, "#e0e0e0"))
+            bar = axes.barh(
+                row, end - begin, left=begin - start, height=0.7, color=COLORS.get(state, "#e0e0e0")
+            )
             used.setdefault(state, bar)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("seconds")
@@ -192,13 +224,18 @@ def _png(draw: Callable[[Any], None], path: Path) -> None:
 def _summary(directory: Path) -> str:
     path = directory / run_directory.SUMMARY
     values = json.loads(path.read_text()) if path.exists() else {}
-    cells = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_shown(v))}</dd></div>" for k, v in values.items())
+    cells = "".join(
+        f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(_shown(v))}</dd></div>"
+        for k, v in values.items()
+    )
     return f"<dl>{cells}</dl>"
 
 
 def _warnings(steps: Records) -> str:
     """Signs of sickness, each kind once."""
-    found = [f"<li>step {each.step}: {html.escape(each.text)}</li>" for each in findings(steps.values())]
+    found = [
+        f"<li>step {each.step}: {html.escape(each.text)}</li>" for each in findings(steps.values())
+    ]
     return f"<h2>Warnings</h2><ul>{''.join(found)}</ul>" if found else ""
 
 
@@ -208,12 +245,19 @@ def _shown(value: Any) -> str:
 
 def _samples(directory: Path, rows: int = 12) -> str:
     """Responses of the newest evaluation, else of the last step."""
-    files = sorted((directory / "samples").glob("eval_*.jsonl")) or sorted((directory / "samples").glob("*.jsonl"))
+    files = sorted((directory / "samples").glob("eval_*.jsonl")) or sorted(
+        (directory / "samples").glob("*.jsonl")
+    )
     chosen = list(run_directory.records(files[-1]))[:rows] if files else []
-    columns = [c for c in ("prompt", "response", "label", "reward") if any(r.get(c) is not None for r in chosen)]
+    columns = [
+        c
+        for c in ("prompt", "response", "label", "reward")
+        if any(r.get(c) is not None for r in chosen)
+    ]
     head = "".join(f"<th>{column}</th>" for column in columns)
     cells = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_shown(r.get(c)))}</td>" for c in columns) + "</tr>" for r in chosen
+        "<tr>" + "".join(f"<td>{html.escape(_shown(r.get(c)))}</td>" for c in columns) + "</tr>"
+        for r in chosen
     )
     return f"<table><tr>{head}</tr>{cells}</table>"
 
@@ -222,14 +266,17 @@ def _page(title: str, summary: str, figures: str, timeline: str, samples: str) -
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>
-body {{ font: 15px/1.45 system-ui, sans-serif; color: #263238; max-width: 1180px; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 15px/1.45 system-ui, sans-serif; color: #263238; max-width: 1180px;
+  margin: 2rem auto; padding: 0 1rem }}
 figure {{ display: inline-block; margin: 0 0 1rem; width: 49%; vertical-align: top }}
 figure svg, .wide svg {{ width: 100%; height: auto }}
 figcaption {{ text-align: center; font-weight: 600 }}
 dl {{ display: grid; grid-template-columns: repeat(6, 1fr); gap: .6rem 1rem; margin: 0 0 1.5rem }}
-dt {{ color: #607d8b; font-size: .85em }} dd {{ margin: 0; font: 600 1.05em ui-monospace, monospace }}
+dt {{ color: #607d8b; font-size: .85em }}
+dd {{ margin: 0; font: 600 1.05em ui-monospace, monospace }}
 table {{ border-collapse: collapse; margin-bottom: 1rem }}
-th, td {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #eceff1; font-weight: normal }}
+th, td {{ text-align: left; padding: .15rem .8rem .15rem 0;
+  border-bottom: 1px solid #eceff1; font-weight: normal }}
 th {{ color: #607d8b }} td {{ font-family: ui-monospace, monospace }}
 </style></head><body>
 <h1>{html.escape(title)}</h1>

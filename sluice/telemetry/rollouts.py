@@ -1,9 +1,11 @@
-"""Dumped rollouts: everything that a step was trained on, one Parquet file a step, one row a sample.
+"""Dumped rollouts: everything that a step was trained on, one Parquet file a step, one row a
+sample.
 
     rollouts/step_0000007.parquet
 
-Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that reads Parquet. Numbers are
-stored as they were trained on, to the bit. docs/evaluation.md lists the columns.
+Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that reads
+Parquet. Numbers are stored as they were trained on, to the bit. docs/evaluation.md lists the
+columns.
 """
 
 from __future__ import annotations
@@ -155,7 +157,9 @@ def _sample(row: dict[str, Any]) -> Sample:
         reward_parts=json.loads(row["reward_parts"]),
         loss_mask=np.asarray(row["loss_mask"], dtype=np.uint8),
         rollout_log_probs=np.asarray(row["rollout_log_probs"], dtype=np.float32),
-        weight_versions=[WeightSpan(s["version"], s["start"], s["end"]) for s in row["weight_versions"]],
+        weight_versions=[
+            WeightSpan(s["version"], s["start"], s["end"]) for s in row["weight_versions"]
+        ],
         status=SampleStatus(row["status"]),
         metadata=json.loads(row["sample_metadata"]),
         error=row["error"],

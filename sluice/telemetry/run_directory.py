@@ -1,7 +1,7 @@
 """The run directory: what a run leaves behind for people and tools.
 
     job.json         the resolved manifest            metrics.jsonl   one line for each trained step
-    logs/            one file for each process        samples/        prompts, responses and rewards, sampled
+    logs/            one file for each process        samples/        prompts, responses, rewards
     tensorboard/     event files                      evaluation.jsonl one line for each evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
     failures.jsonl   groups that failed for good, and why
@@ -28,7 +28,9 @@ TOTALS = "totals.json"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one line. A process that dies in the middle leaves at most one broken last line, which readers skip."""
+    """Add one line. A process that dies in the middle leaves at most one broken last line, which
+    readers skip.
+    """
     with path.open("ab") as file:
         if file.tell() and not _ends_with_newline(path):
             file.write(b"\n")

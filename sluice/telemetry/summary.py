@@ -1,4 +1,6 @@
-"""summary.json: what a run came to, from what it left in its directory and the last statistics of the buffer."""
+"""summary.json: what a run came to, from what it left in its directory and the last statistics of
+the buffer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 
 
-def summarize(directory: Path, *, state: str, restarts: int, wall_seconds: float, totals: Totals) -> dict[str, Any]:
+def summarize(
+    directory: Path, *, state: str, restarts: int, wall_seconds: float, totals: Totals
+) -> dict[str, Any]:
     """The summary. Rewards and evaluations come from the run directory."""
     books, counters = totals.books(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
@@ -47,5 +51,9 @@ def evaluation_means(directory: Path) -> list[tuple[int, float]]:
     """(version, mean reward over data sets), by version."""
     means: dict[int, dict[str, float]] = {}
     for record in run_directory.records(directory / run_directory.EVALUATION):
-        means.setdefault(int(record["version"]), {})[record["dataset"]] = record[f"eval/{record['dataset']}"]
-    return [(version, sum(values.values()) / len(values)) for version, values in sorted(means.items())]
+        means.setdefault(int(record["version"]), {})[record["dataset"]] = record[
+            f"eval/{record['dataset']}"
+        ]
+    return [
+        (version, sum(values.values()) / len(values)) for version, values in sorted(means.items())
+    ]

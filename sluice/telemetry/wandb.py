@@ -1,7 +1,8 @@
-"""Weights & Biases, where its library is installed (extra `wandb`) and it is told whom to report to.
+"""Weights & Biases, where its library is installed (extra `wandb`) and it is told whom to report
+to.
 
-Only the environment speaks: WANDB_API_KEY, or WANDB_MODE=offline, turns it on; WANDB_PROJECT, WANDB_ENTITY,
-WANDB_BASE_URL and so on are the library's own. Without them nothing is imported.
+Only the environment speaks: WANDB_API_KEY, or WANDB_MODE=offline, turns it on; WANDB_PROJECT,
+WANDB_ENTITY, WANDB_BASE_URL and so on are the library's own. Without them nothing is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ INIT_SECONDS = 60.0
 class Wandb:
     """One run there for one run directory: a trainer that restarts goes on with it."""
 
-    def __init__(self, directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]
+    ) -> None:
         import wandb
 
         self._teardown = wandb.teardown
-        identity = hashlib.blake2b(f"{name} {directory.resolve()}".encode(), digest_size=8).hexdigest()
+        identity = hashlib.blake2b(
+            f"{name} {directory.resolve()}".encode(), digest_size=8
+        ).hexdigest()
         self._run = wandb.init(
             project=variables.get("WANDB_PROJECT", PROJECT),
             name=name,
@@ -36,23 +41,32 @@ class Wandb:
             settings=wandb.Settings(init_timeout=INIT_SECONDS, console="off"),
         )
         self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")  # a step may come again, which wandb's own count cannot
+        self._run.define_metric(
+            "*", step_metric="step"
+        )  # a step may come again, which wandb's own count cannot
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log({**metrics, "step": step})
 
     def close(self) -> None:
         self._run.finish()
-        self._teardown()  # finish() returns before the library's own process has written its file; this waits for it
+        # Finish() returns before the library's own process has written its file; this waits for it.
+        self._teardown()
 
 
-def start(directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]) -> Wandb | None:
-    """The run, or None where nobody asked for one. Training does not depend on it: what goes wrong is logged."""
+def start(
+    directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]
+) -> Wandb | None:
+    """The run, or None where nobody asked for one. Training does not depend on it: what goes wrong
+    is logged.
+    """
     wanted = variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") == "offline"
     if not wanted or variables.get("WANDB_MODE") == "disabled":
         return None
     if importlib.util.find_spec("wandb") is None:
-        logs.get().warning("WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice[wandb]'")
+        logs.get().warning(
+            "WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice[wandb]'"
+        )
         return None
     try:
         return Wandb(directory, name, config, variables)

@@ -8,22 +8,32 @@ from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 
 
-async def ledger(rendezvous: grpc.aio.Channel, token: str, seconds: float | None = None) -> rendezvous_pb2.Ledger:
+async def ledger(
+    rendezvous: grpc.aio.Channel, token: str, seconds: float | None = None
+) -> rendezvous_pb2.Ledger:
     """All members, as the rendezvous knows them. Raises grpc.aio.AioRpcError."""
     stub = rendezvous_pb2_grpc.RendezvousStub(rendezvous)
     request = rendezvous_pb2.GetLedgerRequest()
-    answer: rendezvous_pb2.Ledger = await stub.GetLedger(request, metadata=rpc.metadata(token), timeout=seconds)
+    answer: rendezvous_pb2.Ledger = await stub.GetLedger(
+        request, metadata=rpc.metadata(token), timeout=seconds
+    )
     return answer
 
 
 def buffer_address(members: rendezvous_pb2.Ledger) -> str | None:
     """Where the buffer is, host:port; None: it has not joined."""
-    return next((entry.member.address for entry in members.entries if entry.member.role == "buffer"), None)
+    return next(
+        (entry.member.address for entry in members.entries if entry.member.role == "buffer"), None
+    )
 
 
-async def stats(buffer: grpc.aio.Channel, token: str, seconds: float | None = None) -> buffer_pb2.BufferStats:
+async def stats(
+    buffer: grpc.aio.Channel, token: str, seconds: float | None = None
+) -> buffer_pb2.BufferStats:
     """The buffer's statistics. Raises grpc.aio.AioRpcError."""
     stub = buffer_pb2_grpc.BufferStub(buffer)
     request = buffer_pb2.StatsRequest()
-    answer: buffer_pb2.BufferStats = await stub.Stats(request, metadata=rpc.metadata(token), timeout=seconds)
+    answer: buffer_pb2.BufferStats = await stub.Stats(
+        request, metadata=rpc.metadata(token), timeout=seconds
+    )
     return answer

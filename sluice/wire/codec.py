@@ -1,4 +1,6 @@
-"""Sample <-> message. Token ids, masks and log-probs are little-endian bytes; everything that is free is JSON."""
+"""Sample <-> message. Token ids, masks and log-probs are little-endian bytes; everything that is
+free is JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleGroup, SampleStatus, WeightSpan
+from sluice.sample import (
+    Prompt,
+    Purpose,
+    Sample,
+    SampleError,
+    SampleGroup,
+    SampleStatus,
+    WeightSpan,
+)
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 
 CHUNK_BYTES = 512 << 10
-"""Pieces of a large message: far below gRPC's limits, and little memory for each of a thousand streams."""
+"""Pieces of a large message: far below gRPC's limits, and little memory for each of a thousand
+streams."""
 
 _STATUS = {
     SampleStatus.PENDING: pb.SAMPLE_STATUS_PENDING,
@@ -74,7 +85,10 @@ def sample_to_message(sample: Sample) -> pb.Sample:
         reward_parts=sample.reward_parts,
         loss_mask=np.ascontiguousarray(sample.loss_mask, dtype=np.uint8).tobytes(),
         rollout_log_probs=np.ascontiguousarray(sample.rollout_log_probs, dtype="<f4").tobytes(),
-        weight_versions=[pb.WeightSpan(version=s.version, start=s.start, end=s.end) for s in sample.weight_versions],
+        weight_versions=[
+            pb.WeightSpan(version=s.version, start=s.start, end=s.end)
+            for s in sample.weight_versions
+        ],
         status=_STATUS[sample.status],
         metadata_json=_json(sample.metadata) if sample.metadata else "",
         error=sample.error,
@@ -82,7 +96,9 @@ def sample_to_message(sample: Sample) -> pb.Sample:
     if sample.reward is not None:
         message.reward = sample.reward
     if sample.teacher_log_probs is not None:
-        message.teacher_log_probs = np.ascontiguousarray(sample.teacher_log_probs, dtype="<f4").tobytes()
+        message.teacher_log_probs = np.ascontiguousarray(
+            sample.teacher_log_probs, dtype="<f4"
+        ).tobytes()
     return message
 
 
@@ -96,12 +112,16 @@ def sample_from_message(message: pb.Sample) -> Sample:
         reward=message.reward if message.HasField("reward") else None,
         reward_parts=dict(message.reward_parts),
         loss_mask=_array(message.loss_mask, "u1", f"samples[{message.index}].lossMask"),
-        rollout_log_probs=_array(message.rollout_log_probs, "<f4", f"samples[{message.index}].rolloutLogProbs"),
+        rollout_log_probs=_array(
+            message.rollout_log_probs, "<f4", f"samples[{message.index}].rolloutLogProbs"
+        ),
         weight_versions=[WeightSpan(s.version, s.start, s.end) for s in message.weight_versions],
         status=_STATUS_BACK.get(message.status, SampleStatus.PENDING),
         metadata=json.loads(message.metadata_json) if message.metadata_json else {},
         error=message.error,
-        teacher_log_probs=_array(taught, "<f4", f"samples[{message.index}].teacherLogProbs") if taught else None,
+        teacher_log_probs=_array(taught, "<f4", f"samples[{message.index}].teacherLogProbs")
+        if taught
+        else None,
     )
 
 
@@ -128,7 +148,8 @@ def group_from_message(message: pb.SampleGroup | SerializedGroup) -> SampleGroup
 
 
 def to_chunks(key: int, *parts: bytes | bytearray | memoryview) -> Iterator[pb.Chunk]:
-    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a last piece.
+    """Split one serialized message into pieces of at most CHUNK_BYTES. Also an empty message has a
+    last piece.
 
     parts: the message's bytes, which are not put together first.
     """
@@ -156,12 +177,15 @@ class Assembler:
     def add(self, chunk: pb.Chunk) -> bytes | bytearray | None:
         """The whole message where this was its last piece.
 
-        Raises SampleError where the message is larger than max_bytes, or its pieces do not come to what was announced.
+        Raises SampleError where the message is larger than max_bytes, or its pieces do not come to
+        what was announced.
         """
         key, piece = chunk.key, chunk.data
         if key not in self._whole:
             if chunk.size > self._max_bytes:
-                raise SampleError(f"a message of {chunk.size} bytes; at most {self._max_bytes} are taken")
+                raise SampleError(
+                    f"a message of {chunk.size} bytes; at most {self._max_bytes} are taken"
+                )
             if chunk.last and chunk.size == len(piece):
                 return piece
             self._whole[key], self._filled[key] = bytearray(chunk.size), 0

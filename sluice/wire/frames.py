@@ -1,6 +1,8 @@
-"""A serialized SampleGroup, read sample by sample: a group of a million tokens is never parsed whole.
+"""A serialized SampleGroup, read sample by sample: a group of a million tokens is never parsed
+whole.
 
-Parsing copies what it reads. A group that is looked at one sample at a time costs its own bytes and one sample more.
+Parsing copies what it reads. A group that is looked at one sample at a time costs its own bytes and
+one sample more.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ class Samples(Sequence[pb.Sample]):
 
 
 class SerializedGroup:
-    """A SampleGroup by its bytes: `prompt`, `samples` and `failure` as the parsed message has them."""
+    """A SampleGroup by its bytes: `prompt`, `samples` and `failure` as the parsed message has
+    them.
+    """
 
     def __init__(self, data: bytes | bytearray) -> None:
         """Raises DecodeError where the bytes are not a SampleGroup."""
@@ -142,7 +146,9 @@ def sample_field(sample: pb.Sample) -> bytes:
 
 
 def prompt_of_beginning(data: bytes) -> pb.Prompt | None:
-    """The prompt of a group of which only the first bytes are there; None where it is not among them."""
+    """The prompt of a group of which only the first bytes are there; None where it is not among
+    them.
+    """
     try:
         tag, at = _varint(data, 0)
         size, at = _varint(data, at)

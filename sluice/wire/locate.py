@@ -9,8 +9,8 @@ from sluice.wire.v1 import buffer_pb2_grpc
 
 
 class BufferLocator:
-    """The buffer's stub. Its address is looked up when there is none that works: with the one that it knows, a caller
-    goes on without the rendezvous.
+    """The buffer's stub. Its address is looked up when there is none that works: with the one that
+    it knows, a caller goes on without the rendezvous.
     """
 
     def __init__(self, rendezvous: str) -> None:
@@ -21,8 +21,11 @@ class BufferLocator:
     async def stub(self, seconds: float) -> buffer_pb2_grpc.BufferStub:
         """The buffer as far as it is known; else it is looked up, for at most `seconds`."""
         if self._stub is None:
-            address = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[0].address
-            # An older channel stays open: closing it would cancel calls that are just finding out that it is dead.
+            address = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[
+                0
+            ].address
+            # An older channel stays open: closing it would cancel calls that are just finding out
+            # that it is dead.
             if address not in self._channels:
                 self._channels[address] = rpc.channel(address)
             self._stub = buffer_pb2_grpc.BufferStub(self._channels[address])

@@ -1,7 +1,9 @@
-"""A member of the rendezvous: joins, sends heartbeats, and joins again whenever the service comes back.
+"""A member of the rendezvous: joins, sends heartbeats, and joins again whenever the service comes
+back.
 
-Nothing here gives up but where no retry helps: the rendezvous may be killed and replaced at any time, and a member
-without it can go on with what it knows. Who must not go on (an engine that was dropped) reads it from `latest`.
+Nothing here gives up but where no retry helps: the rendezvous may be killed and replaced at any
+time, and a member without it can go on with what it knows. Who must not go on (an engine that was
+dropped) reads it from `latest`.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 HEARTBEAT_SECONDS = 2.0
 """Between two heartbeats, until the rendezvous says otherwise: with many members it wants fewer."""
 _REJOIN_SECONDS = (0.2, 5.0)
-_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
+_FINAL = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 """A newer attempt has taken our place, the token is wrong, or we are: no retry helps."""
 
 
 class Membership:
-    """`latest` is what the rendezvous last said. There is news with every message and with every loss of the stream."""
+    """`latest` is what the rendezvous last said. There is news with every message and with every
+    loss of the stream.
+    """
 
     def __init__(
         self,
@@ -76,13 +84,17 @@ class Membership:
         self._beat.set()
 
     async def news(self, after: int) -> int:
-        """Wait for news later than number `after`; the number of the newest. Any number of tasks may wait."""
+        """Wait for news later than number `after`; the number of the newest. Any number of tasks
+        may wait.
+        """
         while self.news_count == after:
             await self._news.wait()
         return self.news_count
 
     def _tell(self) -> None:
-        """Wake all who wait. Each wait has an event of its own, so that nobody can clear another's."""
+        """Wake all who wait. Each wait has an event of its own, so that nobody can clear
+        another's.
+        """
         self.news_count += 1
         self._news.set()
         self._news = asyncio.Event()
@@ -91,11 +103,14 @@ class Membership:
         pause = _REJOIN_SECONDS[0]
         async with rpc.channel(self._address, self._secured) as channel:
             stub = rendezvous_pb2_grpc.RendezvousStub(channel)
-            # A call that waits for its channel never learns that the peer's certificate is a foreign one.
+            # A call that waits for its channel never learns that the peer's certificate is a
+            # foreign one.
             patient = not self._secured
             while True:
                 try:
-                    async for message in stub.Join(self._messages(), metadata=rpc.metadata(), wait_for_ready=patient):
+                    async for message in stub.Join(
+                        self._messages(), metadata=rpc.metadata(), wait_for_ready=patient
+                    ):
                         protocol.check_peer("the rendezvous", message.protocol)
                         pause = _REJOIN_SECONDS[0]
                         if message.heartbeat_seconds < self._interval:
@@ -141,8 +156,9 @@ def _refusal(
 
 
 async def find(address: str, role: str, *, seconds: float, at_least: int = 1) -> list[pb.Member]:
-    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is missing, and
-    MixedReleasesError where one, or the rendezvous between us, is of a release that does not understand ours.
+    """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is
+    missing, and MixedReleasesError where one, or the rendezvous between us, is of a release that
+    does not understand ours.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with rpc.channel(address) as channel:
@@ -159,11 +175,14 @@ async def find(address: str, role: str, *, seconds: float, at_least: int = 1) ->
 
             book = await rpc.retrying(ask, what=f"rendezvous at {address}", seconds=max(left, 1.0))
             for member in book.members:
-                protocol.check_peer(f"{member.name}, or the rendezvous at {address},", member.protocol)
+                protocol.check_peer(
+                    f"{member.name}, or the rendezvous at {address},", member.protocol
+                )
             if len(book.members) >= at_least:
                 return list(book.members)
             if asyncio.get_running_loop().time() >= deadline:
                 raise rpc.DeadlineError(
-                    f"waited {seconds:.0f} s for {at_least} member(s) of role {role} at the rendezvous: "
+                    f"waited {seconds:.0f} s for {at_least} member(s) of role {role} at the "
+                    "rendezvous: "
                     f"{len(book.members)} came"
                 )

@@ -1,5 +1,5 @@
-"""gRPC as the house uses it: keepalive, a token, the protocol's number and a deadline on every call, TLS where the job
-asks for it, retries while a peer restarts.
+"""gRPC as the house uses it: keepalive, a token, the protocol's number and a deadline on every
+call, TLS where the job asks for it, retries while a peer restarts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ _OPTIONS = [
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 ]
-_RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-"""The peer is away, or stops: it cancels calls that it has not taken up. Our own cancelling raises CancelledError."""
+_RETRIED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+"""The peer is away, or stops: it cancels calls that it has not taken up. Our own cancelling raises
+CancelledError."""
 
 
 class DeadlineError(TimeoutError):
@@ -102,7 +107,8 @@ def server(token: str | None = None) -> grpc.aio.Server:
 
 
 def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> int:
-    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address is taken.
+    """Listen on host:port (port 0: a free one). Returns the port; OSError says so where the address
+    is taken.
 
     secured: None: what the environment says.
     """
@@ -149,10 +155,11 @@ def refused(what: str, error: grpc.aio.AioRpcError) -> RefusedError | MixedRelea
 
 
 async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: float) -> T:
-    """Repeat a call while its peer is not there (it restarts), for at most `seconds`; then say what was waited for.
+    """Repeat a call while its peer is not there (it restarts), for at most `seconds`; then say what
+    was waited for.
 
-    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is there and says no,
-    MixedReleasesError where it says so for its release.
+    Only calls that may be repeated: all of ours are idempotent. RefusedError where the peer is
+    there and says no, MixedReleasesError where it says so for its release.
     """
     end = time.monotonic() + seconds
     pause = 0.1

@@ -1,8 +1,10 @@
-"""TLS between a job's processes: files in a directory, named by the environment (docs/contracts.md).
+"""TLS between a job's processes: files in a directory, named by the environment
+(docs/contracts.md).
 
-All servers of a job share one certificate, which the job's own CA has signed for one name. Clients check that name
-instead of the address they called: addresses come and go, and whose server it is is the question. Who the client is,
-its token says. Where the environment asks for TLS nothing ever falls back to plain text.
+All servers of a job share one certificate, which the job's own CA has signed for one name. Clients
+check that name instead of the address they called: addresses come and go, and whose server it is is
+the question. Who the client is, its token says. Where the environment asks for TLS nothing ever
+falls back to plain text.
 """
 
 from __future__ import annotations
@@ -18,8 +20,16 @@ from sluice.environment import ConfigurationError
 
 DIRECTORY_ENV, NAME_ENV = "SLUICE_TLS_DIR", "SLUICE_TLS_NAME"
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-_FOREIGN = ("CERTIFICATE_VERIFY_FAILED", "BAD_SIGNATURE", "certificate signature failure", "Verification Check failed")
-_DATES = {"certificate is not yet valid": "not valid yet", "certificate has expired": "no longer valid"}
+_FOREIGN = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "BAD_SIGNATURE",
+    "certificate signature failure",
+    "Verification Check failed",
+)
+_DATES = {
+    "certificate is not yet valid": "not valid yet",
+    "certificate has expired": "no longer valid",
+}
 _PLAIN = ("WRONG_VERSION_NUMBER",)
 
 
@@ -44,7 +54,9 @@ class Tls:
 
     def of_server(self) -> grpc.ServerCredentials:
         if not (self.certificate and self.key):
-            raise ConfigurationError(f"{DIRECTORY_ENV} has no {CERTIFICATE} and {KEY}: a server needs both")
+            raise ConfigurationError(
+                f"{DIRECTORY_ENV} has no {CERTIFICATE} and {KEY}: a server needs both"
+            )
         return grpc.ssl_server_credentials([(self.key, self.certificate)])
 
 
@@ -58,20 +70,29 @@ def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
     if not directory:
         return PLAIN
     if not name:
-        raise ConfigurationError(f"{NAME_ENV} is not set: expected the name in the certificate of the job's servers")
+        raise ConfigurationError(
+            f"{NAME_ENV} is not set: expected the name in the certificate of the job's servers"
+        )
     ca = _read(Path(directory) / CA)
     if not ca:
-        raise ConfigurationError(f"{Path(directory) / CA}: expected the certificate of the job's CA ({DIRECTORY_ENV})")
+        raise ConfigurationError(
+            f"{Path(directory) / CA}: expected the certificate of the job's CA ({DIRECTORY_ENV})"
+        )
     return Tls(ca, name, _read(Path(directory) / CERTIFICATE), _read(Path(directory) / KEY))
 
 
 def refusal(details: str | None) -> str:
-    """Why no call can ever reach this peer, from the details of a failed one; empty: it may be just not there."""
+    """Why no call can ever reach this peer, from the details of a failed one; empty: it may be just
+    not there.
+    """
     for words, text in _DATES.items():
         if words in (details or ""):
             return f"the peer's certificate is {text} by this machine's clock: is the clock right?"
     if any(word in (details or "") for word in _FOREIGN):
-        return "the peer's certificate is not from this job's CA, or not for its name: it belongs to another job"
+        return (
+            "the peer's certificate is not from this job's CA, or not for its name: it belongs to "
+            "another job"
+        )
     if any(word in (details or "") for word in _PLAIN):
         return "the peer does not speak TLS, which this job asks for (spec.tls)"
     return ""

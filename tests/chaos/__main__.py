@@ -1,4 +1,5 @@
-"""`python -m tests.chaos`: FAULTS faults (200) from SLUICE_TEST_SEED (drawn and printed) over real quickstart runs."""
+"""`python -m tests.chaos`: FAULTS faults (200) from SLUICE_TEST_SEED (drawn and printed) over real
+quickstart runs."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
     print(f"SLUICE_TEST_SEED={chosen} FAULTS={number}, in {directory}", flush=True)
     example = directory / "quickstart"
-    shutil.copytree(QUICKSTART, example, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"))
-    subprocess.run([sys.executable, str(example / "make_data.py"), str(example)], check=True, timeout=60)
+    shutil.copytree(
+        QUICKSTART, example, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__")
+    )
+    subprocess.run(
+        [sys.executable, str(example / "make_data.py"), str(example)], check=True, timeout=60
+    )
     inflict_all(draw(chosen, number), example, directory, seed=chosen)
     shutil.rmtree(directory)
     print(f"{number} faults survived: no prompt lost, none trained twice")

@@ -1,4 +1,5 @@
-"""Applies faults, one after the other, to real runs of the quickstart; checks recovery and books after each."""
+"""Applies faults, one after the other, to real runs of the quickstart; checks recovery and books
+after each."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Ended(Exception):
     """The run has done its steps."""
 
 
-def inflict_all(faults: Sequence[Fault], example: Path, directory: Path, *, seed: int, steps: int = STEPS) -> None:
+def inflict_all(
+    faults: Sequence[Fault], example: Path, directory: Path, *, seed: int, steps: int = STEPS
+) -> None:
     """As many runs as the faults need, asynchronous and synchronous in turn."""
     left, number = list(faults), 0
     while left:
@@ -53,10 +56,14 @@ def inflict_all(faults: Sequence[Fault], example: Path, directory: Path, *, seed
         number += 1
 
 
-def _one_run(faults: list[Fault], example: Path, directory: Path, steps: int, mode: tuple[str, ...]) -> list[Fault]:
+def _one_run(
+    faults: list[Fault], example: Path, directory: Path, steps: int, mode: tuple[str, ...]
+) -> list[Fault]:
     """Faults until there are none, or the run has done its steps; those that are left."""
     with Network(directory) as network:
-        laptop = Laptop(example, directory, *SMALL, f"trainer.steps={steps}", *mode, *network.overrides())
+        laptop = Laptop(
+            example, directory, *SMALL, f"trainer.steps={steps}", *mode, *network.overrides()
+        )
         run = Victim(laptop, network)
         laptop.start()
         try:
@@ -90,11 +97,14 @@ class Victim:
         with contextlib.suppress(Ended):  # a run may well do its last steps with one link down
             with self._harmed(fault):
                 time.sleep(fault.seconds)
-            told = self.until_step(max(before, self.laptop.step()) + 1, RECOVERY_SECONDS, str(fault))
+            told = self.until_step(
+                max(before, self.laptop.step()) + 1, RECOVERY_SECONDS, str(fault)
+            )
             print(f"    step {told.step} after {time.monotonic() - start:.1f} s", flush=True)
 
     def until_step(self, step: int, seconds: float, why: str = "start") -> buffer_pb2.BufferStats:
-        """The buffer's words once it has committed a step. Every word of it on the way has balanced books."""
+        """The buffer's words once it has committed a step. Every word of it on the way has balanced
+        books."""
         end = time.monotonic() + seconds
         while True:
             told = self._ask()
@@ -103,7 +113,9 @@ class Victim:
                 if told.step >= step:
                     return told
             if time.monotonic() > end:
-                raise AssertionError(f"{why}: no step {step} after {seconds:.0f} s\n{self.laptop.text()[-3000:]}")
+                raise AssertionError(
+                    f"{why}: no step {step} after {seconds:.0f} s\n{self.laptop.text()[-3000:]}"
+                )
             time.sleep(ASK_SECONDS)
 
     def until_end(self) -> None:
@@ -138,9 +150,14 @@ class Victim:
             _signal([family[int(part * len(family))]], signal.SIGKILL)
 
     def _family(self, role: str) -> list[psutil.Process]:
-        """A role's processes, the first first; of `sluice run` itself only that, as its children are the roles."""
+        """A role's processes, the first first; of `sluice run` itself only that, as its children
+        are the roles."""
         first = psutil.Process(self.laptop.find(role))
-        return [first] if role == "run" else [first, *sorted(first.children(recursive=True), key=lambda p: p.pid)]
+        return (
+            [first]
+            if role == "run"
+            else [first, *sorted(first.children(recursive=True), key=lambda p: p.pid)]
+        )
 
     def _alive(self) -> buffer_pb2.BufferStats:
         return self.until_step(0, RECOVERY_SECONDS)
@@ -153,7 +170,9 @@ class Victim:
         process = self.laptop.process
         assert process is not None
         if process.poll() is not None:
-            assert process.returncode == 0, f"exit code {process.returncode}\n{self.laptop.text()[-3000:]}"
+            assert process.returncode == 0, (
+                f"exit code {process.returncode}\n{self.laptop.text()[-3000:]}"
+            )
             raise Ended
 
     def _ask(self) -> buffer_pb2.BufferStats | None:
@@ -172,7 +191,9 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
     """What the buffer of a run says, asked without a proxy; None: it does not answer now."""
     state = run_state.Store(directory).load()
     port = next(iter(state.ports.values()), 0)
-    tokens = [each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")]
+    tokens = [
+        each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")
+    ]
     if not port or not tokens:
         return None
     metadata = rpc.metadata(tokens[0])
@@ -196,14 +217,18 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
 def check_books(told: buffer_pb2.BufferStats, why: str) -> None:
     """No prompt is guilty of anything, so none may fail."""
     books = Books.of(told.counters, told.failed)
-    assert (books.lost, books.twice, books.failed) == (0, 0, 0), f"{why}, step {told.step}: {list(books.warnings())}"
+    assert (books.lost, books.twice, books.failed) == (0, 0, 0), (
+        f"{why}, step {told.step}: {list(books.warnings())}"
+    )
 
 
 def check_end(laptop: Laptop, steps: int) -> None:
     summary = laptop.summary()
     assert summary["state"] == "Succeeded", laptop.text()[-3000:]
     assert summary["steps"] == steps
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0, summary
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    ), summary
     assert summary["groups_trained"] == steps * BATCH, summary
     assert sorted(laptop.steps()) == list(range(1, steps + 1))
     assert summary["warnings"] == [], summary["warnings"]

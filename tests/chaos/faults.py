@@ -19,7 +19,8 @@ LONGEST_SECONDS = 20.0
 class Fault:
     """after: seconds from when it may come until it comes; seconds: how long it lasts; 0: a moment.
 
-    part: which of the role's processes is killed, of all from its first (0.0) to the last that it started.
+    part: which of the role's processes is killed, of all from its first (0.0) to the last that it
+    started.
     """
 
     kind: str
@@ -36,7 +37,8 @@ class Fault:
 
 
 def draw(seed: int, number: int, longest: float = LONGEST_SECONDS) -> list[Fault]:
-    """Rounds of one fault of each kind, in random order; of the targets of a kind none comes twice before all came."""
+    """Rounds of one fault of each kind, in random order; of the targets of a kind none comes twice
+    before all came."""
     chance = random.Random(seed)
     kinds: list[str] = [KILL, STOP, *Harm]
     targets = {kind: _decks(chance, ROLES if kind in (KILL, STOP) else PAIRS) for kind in kinds}

@@ -1,8 +1,9 @@
-"""The network of a real `sluice run`: a proxy before each of its servers, put there by the manifest alone.
+"""The network of a real `sluice run`: a proxy before each of its servers, put there by the manifest
+alone.
 
-All of 127.0.0.0/8 is this machine. Servers listen on 127.0.0.1; what their pods tell others, and where pods look for
-the rendezvous, is an address of ours with the same port, where a proxy listens. Whose connection it is, the kernel
-knows.
+All of 127.0.0.0/8 is this machine. Servers listen on 127.0.0.1; what their pods tell others, and
+where pods look for the rendezvous, is an address of ours with the same port, where a proxy listens.
+Whose connection it is, the kernel knows.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ DEADLINE_SECONDS = 10.0
 
 
 class Network:
-    """The proxies of one run directory, in a thread of their own: a test's faults never wait for its checks."""
+    """The proxies of one run directory, in a thread of their own: a test's faults never wait for
+    its checks."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         net = f"127.77.{random.SystemRandom().randrange(256)}"
         self.addresses = {name: f"{net}.{number}" for number, name in enumerate(SERVERS, 2)}
-        self._proxies = {name: Proxy(address, self._caller) for name, address in self.addresses.items()}
+        self._proxies = {
+            name: Proxy(address, self._caller) for name, address in self.addresses.items()
+        }
         self._owners: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
@@ -98,9 +102,17 @@ class Network:
         engine = f"SLUICE_ENGINE_URL=http://{self.addresses['engine']}:$SLUICE_PORT_HTTP"
         return [
             _template("trainer", "trainer", "sluice_trainer.launch", through),
-            _template("buffer", "buffer", "sluice_buffer", f"{through} SLUICE_ADVERTISE={self.addresses['buffer']}"),
             _template(
-                "rollout", "worker", "sluice_rollout", f"{through} {engine} SLUICE_ADVERTISE={self.addresses['engine']}"
+                "buffer",
+                "buffer",
+                "sluice_buffer",
+                f"{through} SLUICE_ADVERTISE={self.addresses['buffer']}",
+            ),
+            _template(
+                "rollout",
+                "worker",
+                "sluice_rollout",
+                f"{through} {engine} SLUICE_ADVERTISE={self.addresses['engine']}",
             ),
         ]
 
@@ -114,7 +126,8 @@ class Network:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _processes(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Pids and environments of the run's pods; read anew each time, as a process gets its own only by exec."""
+        """Pids and environments of the run's pods; read anew each time, as a process gets its own
+        only by exec."""
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
             if environment := _environment(pid, self._run_dir):
                 yield pid, environment
@@ -133,7 +146,10 @@ class Network:
 
 def _template(role: str, container: str, module: str, settings: str) -> dict[str, Any]:
     command = ["sh", "-c", f'{settings}; exec "$@"', "sh", sys.executable, "-m", module]
-    return {"roles": [role], "template": {"spec": {"containers": [{"name": container, "command": command}]}}}
+    return {
+        "roles": [role],
+        "template": {"spec": {"containers": [{"name": container, "command": command}]}},
+    }
 
 
 def _environment(pid: int, run_dir: Path) -> dict[str, str]:
@@ -162,7 +178,8 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _inode(peer: tuple[str, int], port: int) -> str:
-    """Of the socket at the other end: the table of TCP sockets has addresses in the machine's order of bytes."""
+    """Of the socket at the other end: the table of TCP sockets has addresses in the machine's order
+    of bytes."""
     local = "".join(f"{int(part):02X}" for part in reversed(peer[0].split("."))) + f":{peer[1]:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # gRPC's sockets are of both families
         for line in Path(table).read_text().splitlines()[1:]:

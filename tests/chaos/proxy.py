@@ -1,4 +1,5 @@
-"""A TCP proxy before a real server: on command, what a network does to the connections of one caller.
+"""A TCP proxy before a real server: on command, what a network does to the connections of one
+caller.
 
 async with Proxy("127.77.1.2", caller_of) as proxy:
     await proxy.listen(7700)  # 127.77.1.2:7700 -> 127.0.0.1:7700
@@ -25,7 +26,8 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class Harm(StrEnum):
-    """What a network may do. Bytes that TCP would repeat are held; a stream that lost some is reset."""
+    """What a network may do. Bytes that TCP would repeat are held; a stream that lost some is
+    reset."""
 
     PARTITION = "partition"
     """Nothing passes in either direction, not even the end of a connection, until it heals."""
@@ -40,9 +42,12 @@ class Harm(StrEnum):
 
 
 class Proxy:
-    """One address. caller_of: (address and port of a connection's other end, our port) -> who it is."""
+    """One address. caller_of: (address and port of a connection's other end, our port) -> who it
+    is."""
 
-    def __init__(self, host: str, caller_of: Callable[[tuple[str, int], int], str], target: str = "127.0.0.1") -> None:
+    def __init__(
+        self, host: str, caller_of: Callable[[tuple[str, int], int], str], target: str = "127.0.0.1"
+    ) -> None:
         self.host = host
         self.target = target
         self.caller_of = caller_of
@@ -100,9 +105,15 @@ class Proxy:
         self._change = asyncio.Event()
 
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, target_port: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        port: int,
+        target_port: int,
     ) -> None:
-        connection = _Connection(self, self.caller_of(writer.get_extra_info("peername"), port), reader, writer)
+        connection = _Connection(
+            self, self.caller_of(writer.get_extra_info("peername"), port), reader, writer
+        )
         self._connections.add(connection)
         try:
             await connection.run(target_port)
@@ -115,7 +126,9 @@ class Proxy:
 class _Connection:
     """One connection of a caller, and ours to the target."""
 
-    def __init__(self, proxy: Proxy, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, proxy: Proxy, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.caller = caller
         self.torn = False
         """Bytes of an answer are lost: the stream makes no sense any more."""
@@ -132,7 +145,9 @@ class _Connection:
         await self._free()
         answers, self._target = await asyncio.open_connection(self._proxy.target, target_port)
         async with asyncio.TaskGroup() as pumps:
-            pumps.create_task(self._ending_quietly(self._pump(self._reader, self._target, answers=False)))
+            pumps.create_task(
+                self._ending_quietly(self._pump(self._reader, self._target, answers=False))
+            )
             pumps.create_task(self._ending_quietly(self._pump(answers, self._writer, answers=True)))
         for writer in (self._target, self._writer):
             writer.close()
@@ -164,13 +179,16 @@ class _Connection:
             await self._proxy.changed()
 
     async def _ending_quietly(self, pump: Coroutine[Any, Any, None]) -> None:
-        """A side that was reset ends both: the task group would tell of it in a group of exceptions."""
+        """A side that was reset ends both: the task group would tell of it in a group of
+        exceptions."""
         try:
             await pump
         except OSError:
             self.reset()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
         while data := await source.read(CHUNK_BYTES):
             if await self._passes(answers=answers):
                 sink.write(data)

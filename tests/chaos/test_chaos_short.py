@@ -11,7 +11,8 @@ from tests.chaos.driver import inflict_all
 from tests.chaos.faults import draw
 
 SEED = 696340
-"""The same faults each time: what new ones find is for `make test-chaos`, and not for whoever changes something."""
+"""The same faults each time: what new ones find is for `make test-chaos`, and not for whoever
+changes something."""
 FAULTS, STEPS, LONGEST_SECONDS = 7, 60, 5.0
 
 

@@ -41,7 +41,9 @@ assert peer.makefile().readline() == "hello\\n"
 
 def started(run_dir: Path, role: str, *command: str, **variables: str) -> subprocess.Popen[bytes]:
     pod = {"SLUICE_JOB_FILE": f"{run_dir}/pods/{role}/job.json", "SLUICE_ROLE": role, **variables}
-    return subprocess.Popen([sys.executable, "-c", *command], env=os.environ | pod, stdout=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", *command], env=os.environ | pod, stdout=subprocess.PIPE
+    )
 
 
 @pytest.fixture
@@ -50,7 +52,9 @@ def network(tmp_path: Path) -> Iterator[Network]:
         yield network
 
 
-@pytest.mark.parametrize(("family", "prefix"), [("AF_INET", ""), ("AF_INET6", "::ffff:")], ids=["IPv4", "gRPC's"])
+@pytest.mark.parametrize(
+    ("family", "prefix"), [("AF_INET", ""), ("AF_INET6", "::ffff:")], ids=["IPv4", "gRPC's"]
+)
 def test_a_connection_belongs_to_the_role_of_its_process(
     network: Network, tmp_path: Path, family: str, prefix: str
 ) -> None:
@@ -61,7 +65,9 @@ def test_a_connection_belongs_to_the_role_of_its_process(
         assert server.stdout.readline() == b"listens\n", "a proxy listens before its server does"
         address = prefix + network.addresses["buffer"]
         for role, name in (("trainer", "trainer"), ("rollout", "worker")):
-            assert started(tmp_path, role, CALLER, family, address, port).wait(DEADLINE_SECONDS) == 0
+            assert (
+                started(tmp_path, role, CALLER, family, address, port).wait(DEADLINE_SECONDS) == 0
+            )
             until_passed(network, (name, "buffer"), 2 * len("hello\n"))
     finally:
         server.kill()

@@ -13,7 +13,8 @@ BLINK, DEADLINE = 0.3, 10.0
 
 
 class Pair:
-    """A proxy before a server that answers each line with the same line. Callers tell their names by their ports."""
+    """A proxy before a server that answers each line with the same line. Callers tell their names
+    by their ports."""
 
     def __init__(self, proxy: Proxy, port: int) -> None:
         self.proxy = proxy
@@ -69,7 +70,9 @@ async def test_a_partition_holds_both_directions_and_loses_nothing(pair: Pair) -
     assert await asyncio.wait_for(reader.readline(), DEADLINE) == b"held\n"
 
 
-async def test_a_connection_that_ends_in_a_partition_ends_for_the_server_when_it_heals(pair: Pair) -> None:
+async def test_a_connection_that_ends_in_a_partition_ends_for_the_server_when_it_heals(
+    pair: Pair,
+) -> None:
     reader, writer = await pair.call("worker")
     pair.proxy.inflict("worker", Harm.PARTITION)
     writer.write(b"last\n")
@@ -93,7 +96,9 @@ async def test_a_slow_link_holds_each_piece_for_a_while(pair: Pair) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
     assert await asked(reader, writer, b"slow\n") == b"slow\n"
-    assert loop.time() - start >= 2 * SLOW_SECONDS  # there and back; never less, whatever the machine does
+    assert (
+        loop.time() - start >= 2 * SLOW_SECONDS
+    )  # there and back; never less, whatever the machine does
 
 
 async def test_a_lost_answer_is_never_given_and_its_connection_is_reset(pair: Pair) -> None:
@@ -107,7 +112,9 @@ async def test_a_lost_answer_is_never_given_and_its_connection_is_reset(pair: Pa
         await asyncio.wait_for(reader.read(), DEADLINE)
 
 
-async def test_a_half_closed_connection_ends_for_the_caller_whose_requests_still_arrive(pair: Pair) -> None:
+async def test_a_half_closed_connection_ends_for_the_caller_whose_requests_still_arrive(
+    pair: Pair,
+) -> None:
     reader, writer = await pair.call("worker")
     pair.proxy.inflict("worker", Harm.HALF_CLOSE)
     assert await asyncio.wait_for(reader.read(), DEADLINE) == b""

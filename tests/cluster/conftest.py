@@ -1,4 +1,5 @@
-"""Tests against a real API server. There is no kubelet: what one would write, the tests write through the API."""
+"""Tests against a real API server. There is no kubelet: what one would write, the tests write
+through the API."""
 
 from __future__ import annotations
 
@@ -54,20 +55,24 @@ async def api(plane: ControlPlane) -> AsyncIterator[Api]:
     """With the CRD in place."""
     async with await Api.connect() as found:
         await install_crd(found)
-        with contextlib.suppress(errors.NotFoundError):  # an operator of all namespaces that was killed has left it
+        with contextlib.suppress(
+            errors.NotFoundError
+        ):  # an operator of all namespaces that was killed has left it
             await found.delete(path("Lease", ALWAYS, NAME), {})
         yield found
 
 
 @pytest.fixture(scope="session")
 def ruled(plane: ControlPlane) -> str:
-    """The kubeconfig of an API server that keeps CEL rules: the plane's own one, or another one beside it."""
+    """The kubeconfig of an API server that keeps CEL rules: the plane's own one, or another one
+    beside it."""
     return plane.kubeconfig if asyncio.run(keeps_rules()) else rules_server(plane)
 
 
 @pytest.fixture
 async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
-    """An API server that keeps the rules of RLJobs. What it stores no operator sees, where it is not the plane's."""
+    """An API server that keeps the rules of RLJobs. What it stores no operator sees, where it is
+    not the plane's."""
     monkeypatch.setenv("KUBECONFIG", ruled)
     async with await Api.connect() as found:
         await install_crd(found)
@@ -76,7 +81,8 @@ async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
 
 @pytest.fixture
 async def unruled(api: Api) -> AsyncIterator[None]:
-    """The plane's API server takes what the CRD's rules refuse, as one does that is older than they are."""
+    """The plane's API server takes what the CRD's rules refuse, as one does that is older than they
+    are."""
     async with without_rules(api):
         yield
 
@@ -99,7 +105,12 @@ async def _until_senseless_jobs_are(api: Api, *, taken: bool) -> None:
     """An API server takes up a new schema after a moment."""
     jobs = collection("RLJob", "default")
     spec = {**SPEC, "trainer": {**SPEC["trainer"], "stepsPerBatch": 7}}
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "senseless"}, "spec": spec}
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "senseless"},
+        "spec": spec,
+    }
     async with asyncio.timeout(30):
         while True:
             try:

@@ -1,8 +1,10 @@
-"""A control plane for the tests: that of KUBECONFIG, one that is started from a release's binaries, or a kind cluster.
+"""A control plane for the tests: that of KUBECONFIG, one that is started from a release's binaries,
+or a kind cluster.
 
-The binaries are those of KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory): etcd and
-kube-apiserver, and kube-controller-manager where what it does is tested too. Where kube-apiserver is older than CEL
-rules, an apiextensions-apiserver among the binaries stands beside it: it knows CRDs and their objects only.
+The binaries are those of KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory):
+etcd and kube-apiserver, and kube-controller-manager where what it does is tested too. Where
+kube-apiserver is older than CEL rules, an apiextensions-apiserver among the binaries stands beside
+it: it knows CRDs and their objects only.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ KUBECONFIG = """\
 apiVersion: v1
 kind: Config
 current-context: test
-clusters: [{{name: test, cluster: {{server: "{server}", certificate-authority: "{directory}/apiserver.crt"}}}}]
+clusters:
+- name: test
+  cluster: {{server: "{server}", certificate-authority: "{directory}/apiserver.crt"}}
 users: [{{name: admin, user: {{token: {token}}}}}]
 contexts: [{{name: test, context: {{cluster: test, user: admin}}}}]
 """
@@ -46,7 +50,8 @@ contexts: [{{name: test, context: {{cluster: test, user: admin}}}}]
 
 @dataclass
 class ControlPlane:
-    """kubeconfig: for an administrator. directory: of one that is ours to break; None: it is not ours.
+    """kubeconfig: for an administrator. directory: of one that is ours to break; None: it is not
+    ours.
 
     collects: something deletes what belongs to deleted owners. etcd: its URL.
     """
@@ -74,14 +79,18 @@ class ControlPlane:
         self._ask_etcd("/v3/kv/compaction", {"revision": revision, "physical": True})
 
     def _ask_etcd(self, path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
-        with urllib.request.urlopen(f"{self.etcd}{path}", json.dumps(body).encode(), timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"{self.etcd}{path}", json.dumps(body).encode(), timeout=10
+        ) as answer:
             found: dict[str, dict[str, str]] = json.load(answer)
             return found
 
     def run(self, name: str, command: list[str]) -> None:
         assert self.directory is not None
         with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def stop(self) -> None:
         for name in reversed(self.processes):
@@ -104,7 +113,8 @@ def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
             yield found
     else:
         missing(
-            "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a directory with etcd and "
+            "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a "
+            "directory with etcd and "
             "kube-apiserver, or install kind"
         )
 
@@ -117,18 +127,22 @@ def _binaries() -> Path | None:
 def rules_server(plane: ControlPlane) -> str:
     """The kubeconfig of an API server that keeps CEL rules, for a plane whose own one drops them.
 
-    That of CEL_KUBECONFIG; else one that is started on the plane's etcd, asks the plane's own server for users and
-    namespaces, and ends with the plane.
+    That of CEL_KUBECONFIG; else one that is started on the plane's etcd, asks the plane's own
+    server for users and namespaces, and ends with the plane.
     """
     if os.environ.get("CEL_KUBECONFIG"):
         return os.environ["CEL_KUBECONFIG"]
     programs = sorted((_binaries() or Path(os.devnull)).glob("apiextensions-apiserver*"))
     if not programs or plane.directory is None:
-        missing("needs an API server with CEL rules: set KUBECONFIG or CEL_KUBECONFIG to that of one")
+        missing(
+            "needs an API server with CEL rules: set KUBECONFIG or CEL_KUBECONFIG to that of one"
+        )
     port, own = free_port(), plane.directory / "rules"
     own.mkdir()
     kubeconfig = own / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=own, token=TOKEN))
+    kubeconfig.write_text(
+        KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=own, token=TOKEN)
+    )
     plane.run("apiextensions-apiserver", _rules_server(programs[-1], plane, own, port))
     _wait_for(plane, port, "/readyz", own)
     return str(kubeconfig)
@@ -141,11 +155,25 @@ def _of_kind() -> Iterator[ControlPlane]:
         kubeconfig = f"{directory}/kubeconfig"
         try:
             subprocess.run(
-                ["kind", "create", "cluster", "--name", name, "--kubeconfig", kubeconfig, "--wait", "2m"], check=True
+                [
+                    "kind",
+                    "create",
+                    "cluster",
+                    "--name",
+                    name,
+                    "--kubeconfig",
+                    kubeconfig,
+                    "--wait",
+                    "2m",
+                ],
+                check=True,
             )
             yield ControlPlane(kubeconfig)
         finally:
-            subprocess.run(["kind", "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig], check=True)
+            subprocess.run(
+                ["kind", "delete", "cluster", "--name", name, "--kubeconfig", kubeconfig],
+                check=True,
+            )
 
 
 @contextmanager
@@ -155,15 +183,21 @@ def _of_binaries(binaries: Path, controllers: bool) -> Iterator[ControlPlane]:
         port = free_port()
         collects = controllers and (binaries / "kube-controller-manager").exists()
         plane = ControlPlane(str(directory / "kubeconfig"), directory, collects)
-        text = KUBECONFIG.format(server=f"https://127.0.0.1:{port}", directory=directory, token=TOKEN)
+        text = KUBECONFIG.format(
+            server=f"https://127.0.0.1:{port}", directory=directory, token=TOKEN
+        )
         (directory / "kubeconfig").write_text(text)
-        (directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n{USER_TOKEN},user,user\n')
+        (directory / "tokens.csv").write_text(
+            f'{TOKEN},admin,admin,"system:masters"\n{USER_TOKEN},user,user\n'
+        )
         key = directory / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         try:
             plane.etcd = etcd = f"http://127.0.0.1:{free_port()}"
             plane.run("etcd", _etcd(binaries, directory, etcd))
-            plane.run("kube-apiserver", _api_server(binaries, directory, etcd, port, plane.collects))
+            plane.run(
+                "kube-apiserver", _api_server(binaries, directory, etcd, port, plane.collects)
+            )
             _wait_for(plane, port, "/readyz")
             if plane.collects:
                 plane.run("kube-controller-manager", _controller_manager(binaries, directory))
@@ -184,17 +218,20 @@ def _etcd(binaries: Path, directory: Path, url: str) -> list[str]:
 
 
 def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects: bool) -> list[str]:
-    """It makes its own certificate. Without a controller manager no namespace has a service account to insist on."""
+    """It makes its own certificate. Without a controller manager no namespace has a service account
+    to insist on."""
     return [
         str(binaries / "kube-apiserver"),
         f"--etcd-servers={etcd}",
         f"--secure-port={port}",
         "--bind-address=127.0.0.1",
-        "--advertise-address=198.51.100.1",  # stands in an Endpoints object only, which may hold no loopback address
+        # Stands in an Endpoints object only, which may hold no loopback address.
+        "--advertise-address=198.51.100.1",
         f"--cert-dir={directory}",
         f"--token-auth-file={directory}/tokens.csv",
         "--authorization-mode=RBAC",
-        "--allow-privileged=true",  # as every node's installer sets it: what refuses such a pod is admission
+        # As every node's installer sets it: what refuses such a pod is admission.
+        "--allow-privileged=true",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={directory}/accounts.key",
         f"--service-account-signing-key-file={directory}/accounts.key",
@@ -205,7 +242,10 @@ def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects:
 
 def _rules_server(program: Path, plane: ControlPlane, directory: Path, port: int) -> list[str]:
     """Admission policies are off: they are kinds that the plane's own server does not have."""
-    delegated = [f"--{what}kubeconfig={plane.kubeconfig}" for what in ("", "authentication-", "authorization-")]
+    delegated = [
+        f"--{what}kubeconfig={plane.kubeconfig}"
+        for what in ("", "authentication-", "authorization-")
+    ]
     return [
         str(program),
         f"--etcd-servers={plane.etcd}",
@@ -222,14 +262,17 @@ def _rules_server(program: Path, plane: ControlPlane, directory: Path, port: int
 
 def _controller_manager(binaries: Path, directory: Path) -> list[str]:
     program = str(binaries / "kube-controller-manager")
-    has_plain_port = "--port int" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    has_plain_port = (
+        "--port int" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    )
     return [
         program,
         f"--kubeconfig={directory}/kubeconfig",
         f"--service-account-private-key-file={directory}/accounts.key",
         f"--service-cluster-ip-range={SERVICES}",
         "--leader-elect=false",
-        "--controllers=*,-podgc",  # it deletes what stands on nodes that are not there, as pods of these tests do
+        # It deletes what stands on nodes that are not there, as pods of these tests do.
+        "--controllers=*,-podgc",
         "--secure-port=0",
         *(["--port=0"] if has_plain_port else []),  # releases before 1.24
     ]
@@ -252,7 +295,10 @@ def _wait_for(plane: ControlPlane, port: int, path: str, certificates: Path | No
         for name, process in plane.processes.items():
             assert process.poll() is None, f"{name} ended:\n{_log(plane, name)}"
         if time.monotonic() > end:
-            raise TimeoutError(f"no answer to {path} within {START_SECONDS} s:\n{_log(plane, [*plane.processes][-1])}")
+            raise TimeoutError(
+                f"no answer to {path} within {START_SECONDS} "
+                f"s:\n{_log(plane, [*plane.processes][-1])}"
+            )
         time.sleep(0.1)
 
 
@@ -262,10 +308,14 @@ def _answers(url: str, certificates: Path | None) -> bool:
         context = ssl.create_default_context(cafile=f"{certificates}/apiserver.crt")
         with urllib.request.urlopen(request, timeout=5, context=context) as answer:
             return bool(answer.status == 200)
-    except OSError:  # not there yet: no certificate, nobody listens, not ready (an HTTPError is an OSError)
+    except (
+        OSError
+    ):  # not there yet: no certificate, nobody listens, not ready (an HTTPError is an OSError)
         return False
 
 
 def _log(plane: ControlPlane, name: str) -> str:
     assert plane.directory is not None
-    return "\n".join((plane.directory / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
+    return "\n".join(
+        (plane.directory / f"{name}.log").read_text(errors="replace").splitlines()[-20:]
+    )

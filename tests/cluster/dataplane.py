@@ -1,7 +1,7 @@
 """The real rendezvous and the real buffer of a job, where its pods would run them.
 
-The test's control plane hands out loopback addresses as cluster IPs, so a process of this machine can listen on the
-address of a job's Service, and the operator, which knows no other, asks it.
+The test's control plane hands out loopback addresses as cluster IPs, so a process of this machine
+can listen on the address of a job's Service, and the operator, which knows no other, asks it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class DataPlane:
     async def engine(self) -> AsyncIterator[None]:
         """One that joins, and gets the first weights from a trainer."""
         os.environ["SLUICE_TOKEN"] = self.token
-        hello = rendezvous.Member(role="rollout", name="rollout-0", attempt=1, address="127.0.0.1:1", version=-1)
+        hello = rendezvous.Member(
+            role="rollout", name="rollout-0", attempt=1, address="127.0.0.1:1", version=-1
+        )
         try:
             async with Membership(self.rendezvous, lambda: hello) as membership:
                 await asyncio.wait_for(membership.connected.wait(), 30)
@@ -65,7 +67,9 @@ class DataPlane:
         source = {"source": "trainer-0", "attempt": 1, "version": 0}
         async with rpc.channel(self.rendezvous) as channel:
             stub, metadata = rendezvous_pb2_grpc.RendezvousStub(channel), rpc.metadata(self.token)
-            plan = await stub.BeginUpdate(rendezvous.BeginUpdateRequest(**source), metadata=metadata)
+            plan = await stub.BeginUpdate(
+                rendezvous.BeginUpdateRequest(**source), metadata=metadata
+            )
             engines = [
                 rendezvous.EngineReport(
                     engine=engine.member.name,
@@ -102,7 +106,9 @@ class DataPlane:
         }
         with (self.directory / f"{role}.log").open("ab") as log:
             command: Sequence[str] = [sys.executable, "-m", f"sluice_{role}"]
-            self.processes.append(subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log))
+            self.processes.append(
+                subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log)
+            )
 
     async def _get(self, kind: str, name: str) -> Object:
         return await self.world.api.get(path(kind, self.world.namespace, name))
@@ -111,5 +117,7 @@ class DataPlane:
 def prompts(directory: Path) -> Path:
     """A file with a few prompts."""
     file = directory / "train.jsonl"
-    file.write_text("".join(json.dumps({"prompt": f"{i} + 1 =", "label": str(i + 1)}) + "\n" for i in range(64)))
+    file.write_text(
+        "".join(json.dumps({"prompt": f"{i} + 1 =", "label": str(i + 1)}) + "\n" for i in range(64))
+    )
     return file

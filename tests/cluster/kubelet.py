@@ -1,4 +1,5 @@
-"""A node's kubelet, as far as the API server sees it: pods get a node, run, and end some time after their deletion."""
+"""A node's kubelet, as far as the API server sees it: pods get a node, run, and end some time after
+their deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Gang = tuple[str, str]
 
 
 class Kubelet:
-    """Also a witness: `lives` are all pods that ever were, name -> uids; `overlaps` two attempts of a gang at once.
+    """Also a witness: `lives` are all pods that ever were, name -> uids; `overlaps` two attempts of
+    a gang at once.
 
     What it saw is printed at the end, for tests that fail.
     """
@@ -53,7 +55,9 @@ class Kubelet:
     async def _serve(self, name: str, pod: Object) -> None:
         if pod["metadata"].get("deletionTimestamp"):
             now = asyncio.get_running_loop().time()
-            if now >= self._ends.setdefault(pod["metadata"]["uid"], now + self.chance.uniform(0, 0.8)):
+            if now >= self._ends.setdefault(
+                pod["metadata"]["uid"], now + self.chance.uniform(0, 0.8)
+            ):
                 await self.world.gone(name)
         elif not pod["spec"].get("nodeName"):
             await self.world.bind(name)
@@ -65,19 +69,26 @@ class Kubelet:
         for name, pod in pods.items():
             self.lives[name].add(pod["metadata"]["uid"])
             labels = pod["metadata"]["labels"]
-            attempts[labels["sluice.dev/role"], labels["sluice.dev/replica"]].add(labels["sluice.dev/attempt"])
-        self.overlaps |= {f"{gang}: {sorted(found)}" for gang, found in attempts.items() if len(found) > 1}
+            attempts[labels["sluice.dev/role"], labels["sluice.dev/replica"]].add(
+                labels["sluice.dev/attempt"]
+            )
+        self.overlaps |= {
+            f"{gang}: {sorted(found)}" for gang, found in attempts.items() if len(found) > 1
+        }
 
     def _tell(self, pods: dict[str, Object], status: Object) -> None:
         """Print what has changed."""
         gangs = {
-            f"gang {role['name']}-{gang['replica']}": f"attempt {gang['attempt']}, restarts {gang['restarts']}, "
+            f"gang {role['name']}-{gang['replica']}": f"attempt {gang['attempt']}, restarts "
+            f"{gang['restarts']}, "
             f"retry {gang.get('retryTime')}"
             for role in status.get("roles", [])
             for gang in role["gangs"]
         }
         found = gangs | {
-            f"pod {name}": "ending" if pod["metadata"].get("deletionTimestamp") else pod["status"].get("phase", "")
+            f"pod {name}": "ending"
+            if pod["metadata"].get("deletionTimestamp")
+            else pod["status"].get("phase", "")
             for name, pod in pods.items()
         }
         for what in sorted(found.keys() | self._seen.keys()):

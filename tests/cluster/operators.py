@@ -34,11 +34,15 @@ class Operator:
             "SLUICE_BIND": "127.0.0.1",
             "SLUICE_PROBE_SECONDS": "3600",  # nothing listens behind these pods
         }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+        }
         self.log = log
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sluice_operator"], env=environment | settings | variables, stderr=file
+                [sys.executable, "-m", "sluice_operator"],
+                env=environment | settings | variables,
+                stderr=file,
             )
 
     async def ready(self) -> Operator:
@@ -65,7 +69,11 @@ class Operator:
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
         lines = self.get("/metrics")[1].splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.partition("{")[0].partition(" ")[0] == name
+        )
 
     def kill(self) -> None:
         self.process.kill()

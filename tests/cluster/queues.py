@@ -1,15 +1,17 @@
 """Stand-ins for Kueue and Volcano, with the one node on which what they admit runs.
 
-They do what the real ones do with pods like ours, and no more: whole groups are admitted, first come first served, as
-long as the quota lasts. A group that does not fit is passed over, as both do by default. Quota is counted in pods.
+They do what the real ones do with pods like ours, and no more: whole groups are admitted, first
+come first served, as long as the quota lasts. A group that does not fit is passed over, as both do
+by default. Quota is counted in pods.
 
-Kueue: a Workload reserves the quota of its whole group until the group has ended. A finalizer keeps a pod that has
-ended until another of its role takes its place; a pod too many is deleted. A group has ended when all of its pods have
-succeeded; or have ended, and one of them is annotated retriable-in-group: "false"; or when its Workload is deleted.
+Kueue: a Workload reserves the quota of its whole group until the group has ended. A finalizer keeps
+a pod that has ended until another of its role takes its place; a pod too many is deleted. A group
+has ended when all of its pods have succeeded; or have ended, and one of them is annotated
+retriable-in-group: "false"; or when its Workload is deleted.
 (pkg/controller/jobs/pod/pod_controller.go.)
 
-Volcano: nothing is reserved. Pods that run use quota; those of a group that wait get theirs all at once, or not at all,
-and only where the group has minMember.
+Volcano: nothing is reserved. Pods that run use quota; those of a group that wait get theirs all at
+once, or not at all, and only where the group has minMember.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ WORKLOADS, POD_GROUPS = f"{KUEUE}/v1beta1", f"{VOLCANO}/v1beta1"
 GATE, FINALIZER = f"{KUEUE}/admission", f"{KUEUE}/managed"
 BY_WEBHOOK = {
     "roles": ["trainer", "rollout"],
-    "template": {"metadata": {"finalizers": [FINALIZER]}, "spec": {"schedulingGates": [{"name": GATE}]}},
+    "template": {
+        "metadata": {"finalizers": [FINALIZER]},
+        "spec": {"schedulingGates": [{"name": GATE}]},
+    },
 }
 """What Kueue's webhook adds to pods that name a queue, as podTemplateOverrides."""
 ENDED_BY_SIGTERM = 143
@@ -68,11 +73,15 @@ class Queue:
         while True:
             pods = await self.world.pods()
             groups: dict[str, list[Object]] = defaultdict(list)
-            for pod in sorted(pods.values(), key=lambda pod: int(pod["metadata"]["resourceVersion"])):
+            for pod in sorted(
+                pods.values(), key=lambda pod: int(pod["metadata"]["resourceVersion"])
+            ):
                 groups[self.group(pod)].append(pod)
             services = groups.pop("", [])
             self._order += [name for name in groups if name not in self._order]
-            with contextlib.suppress(errors.NotFoundError, errors.ConflictError):  # the world has moved on
+            with contextlib.suppress(
+                errors.NotFoundError, errors.ConflictError
+            ):  # the world has moved on
                 await self.serve({name: groups.get(name, []) for name in self._order})
                 for pod in services:
                     await self.start(pod)
@@ -147,7 +156,9 @@ class Kueue(Queue):
                 return  # it waits for replacements
             free = self.quota - sum(self.admitted.values())
             if size > free:
-                await self._say(name, "False", f"insufficient unused quota for pods, {size - free} more needed")
+                await self._say(
+                    name, "False", f"insufficient unused quota for pods, {size - free} more needed"
+                )
                 return
             print(now(), "admitted", name)
             self.admitted[name] = size
@@ -156,11 +167,17 @@ class Kueue(Queue):
             await self.start(pod)
 
     async def evict(self, name: str) -> None:
-        """As Kueue does for a group of higher priority: all pods are named as victims and deleted."""
+        """As Kueue does for a group of higher priority: all pods are named as victims
+        and deleted.
+        """
         self.admitted.pop(name)
         for pod in (await self.world.pods()).values():
             if self.group(pod) == name:
-                condition = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvictedDueToPreempted"}
+                condition = {
+                    "type": "TerminationTarget",
+                    "status": "True",
+                    "reason": "WorkloadEvictedDueToPreempted",
+                }
                 at = path("Pod", self.world.namespace, pod["metadata"]["name"])
                 await self.world.api.merge(f"{at}/status", {"status": {"conditions": [condition]}})
                 await self.world.api.delete(at, {})
@@ -187,11 +204,16 @@ class Kueue(Queue):
     def _is_over(self, pods: Sequence[Object]) -> bool:
         if sum(pod["status"].get("phase") == "Succeeded" for pod in pods) == self._size(pods):
             return True
-        marks = {(pod["metadata"].get("annotations") or {}).get(f"{KUEUE}/retriable-in-group") for pod in pods}
+        marks = {
+            (pod["metadata"].get("annotations") or {}).get(f"{KUEUE}/retriable-in-group")
+            for pod in pods
+        }
         return "false" in marks and all(map(ended, pods))
 
     def _size(self, pods: Sequence[Object]) -> int:
-        (count,) = {pod["metadata"]["annotations"][f"{KUEUE}/pod-group-total-count"] for pod in pods}
+        (count,) = {
+            pod["metadata"]["annotations"][f"{KUEUE}/pod-group-total-count"] for pod in pods
+        }
         return int(count)
 
     def _at(self, name: str = "") -> str:
@@ -209,14 +231,21 @@ class Kueue(Queue):
         self._known.add(name)
 
     async def _say(self, name: str, status: str, message: str) -> None:
-        condition = {"type": "QuotaReserved", "status": status, "reason": "Pending", "message": message}
+        condition = {
+            "type": "QuotaReserved",
+            "status": status,
+            "reason": "Pending",
+            "message": message,
+        }
         body = {"status": {"conditions": [condition | {"lastTransitionTime": now()}]}}
         await self.world.api.merge(self._at(name), body)
 
 
 class Volcano(Queue):
     def group(self, pod: Object) -> str:
-        return str((pod["metadata"].get("annotations") or {}).get("scheduling.k8s.io/group-name", ""))
+        return str(
+            (pod["metadata"].get("annotations") or {}).get("scheduling.k8s.io/group-name", "")
+        )
 
     async def serve(self, groups: dict[str, list[Object]]) -> None:
         used = sum(bound(pod) and not ended(pod) for pods in groups.values() for pod in pods)
@@ -233,11 +262,18 @@ class Volcano(Queue):
                 for pod in waiting:
                     await self.start(pod)
             else:
-                await self._say(waiting, f"{len(waiting)}/{len(living)} tasks in gang unschedulable")
+                await self._say(
+                    waiting, f"{len(waiting)}/{len(living)} tasks in gang unschedulable"
+                )
 
     async def _say(self, pods: Sequence[Object], message: str) -> None:
         for pod in pods:
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            condition = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
             if message not in str(pod["status"].get("conditions")):
                 at = path("Pod", self.world.namespace, pod["metadata"]["name"], "status")
                 await self.world.api.merge(at, {"status": {"conditions": [condition]}})

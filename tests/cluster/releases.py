@@ -36,11 +36,15 @@ class Release:
         assert done.returncode == 0, done.stderr
 
     def uninstall(self) -> None:
-        done = helm("uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", "60s")
+        done = helm(
+            "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", "60s"
+        )
         assert done.returncode == 0, done.stderr
 
     def helm(self, verb: str, *arguments: str, chart: Path = CHART) -> Any:
-        return helm(verb, self.name, chart, "--namespace", self.namespace, *self.arguments, *arguments)
+        return helm(
+            verb, self.name, chart, "--namespace", self.namespace, *self.arguments, *arguments
+        )
 
     async def get(self, group: str, plural: str, name: str) -> Object:
         """An object in the release's namespace."""
@@ -64,7 +68,8 @@ async def new_release(api: Api) -> AsyncIterator[Release]:
 
 
 async def age_arguments(api: Api) -> list[str]:
-    """An API server before 1.25 has no CEL in its schema of CRDs; helm refuses the unknown field unless told not to."""
+    """An API server before 1.25 has no CEL in its schema of CRDs; helm refuses the unknown field
+    unless told not to."""
     version = await api.get("/version")
     is_old = (int(version["major"]), int(version["minor"].rstrip("+"))) < (1, 25)
     return ["--disable-openapi-validation"] if is_old else []

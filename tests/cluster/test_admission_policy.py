@@ -1,7 +1,8 @@
 """What the chart's ValidatingAdmissionPolicy lets the operator write.
 
-Where the API server has such policies (Kubernetes 1.30) the real one is asked. Elsewhere one that knows CEL in CRDs:
-there the policy's expressions become rules of a CRD, and its objects are the requests.
+Where the API server has such policies (Kubernetes 1.30) the real one is asked. Elsewhere one that
+knows CEL in CRDs: there the policy's expressions become rules of a CRD, and its objects are the
+requests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ POLICY = "ValidatingAdmissionPolicy"
 API = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
 MADE = ("validatingadmissionpolicy", "validatingadmissionpolicybinding", "clusterrolebinding")
 PLURALS = {"NetworkPolicy": "networkpolicies"}
-OWNER = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "name": "demo", "uid": "1234", "controller": True}
+OWNER = {
+    "apiVersion": "sluice.dev/v1alpha1",
+    "kind": "RLJob",
+    "name": "demo",
+    "uid": "1234",
+    "controller": True,
+}
 NAMESPACE = "sluice-policy"
 Ask = Callable[[str, Object | None, Object | None], Awaitable[str]]
 """(operation, object, old object) -> what the policy says; empty: it admits."""
@@ -63,12 +70,19 @@ def container(**context: Any) -> Object:
 
 
 def without_owner(found: Object) -> Object:
-    return found | {"metadata": {key: found["metadata"][key] for key in ("name", "namespace", "labels")}}
+    return found | {
+        "metadata": {key: found["metadata"][key] for key in ("name", "namespace", "labels")}
+    }
 
 
 def service(**spec: Any) -> Object:
     metadata = {"name": "s", "namespace": NAMESPACE, "labels": {}, "ownerReferences": [OWNER]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 1}], **spec}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"ports": [{"port": 1}], **spec},
+    }
 
 
 def secret(kind: str) -> Object:
@@ -83,7 +97,8 @@ def secret(kind: str) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind}
 
 
-# -- the two ways to ask ----------------------------------------------------------------------------------------------
+# -- the two ways to ask
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,18 +123,28 @@ async def ask(
 
 
 async def _real(api: Api, names: list[str], *settings: str) -> Ask:
-    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there already.
+    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there
+    already.
 
     names: gets the name of what is made in the cluster.
     """
     await make_namespace(api, NAMESPACE)
-    account, name = f"system:serviceaccount:{NAMESPACE}:operator-{uuid.uuid4().hex[:6]}", f"p-{uuid.uuid4().hex[:6]}"
+    account, name = (
+        f"system:serviceaccount:{NAMESPACE}:operator-{uuid.uuid4().hex[:6]}",
+        f"p-{uuid.uuid4().hex[:6]}",
+    )
     names.append(name)
-    documents = [each for each in objects("defaults", *API, *settings) if each["kind"].startswith(POLICY)]
+    documents = [
+        each for each in objects("defaults", *API, *settings) if each["kind"].startswith(POLICY)
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
-    text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace("sluice-operator", name)
+    text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace(
+        "sluice-operator", name
+    )
     _kubectl("apply", "--filename=-", text=text)
-    _kubectl("create", "clusterrolebinding", name, "--clusterrole=cluster-admin", f"--user={account}")
+    _kubectl(
+        "create", "clusterrolebinding", name, "--clusterrole=cluster-admin", f"--user={account}"
+    )
 
     async def ask(operation: str, new: Object | None, old: Object | None = None) -> str:
         if old is not None:
@@ -128,17 +153,23 @@ async def _real(api: Api, names: list[str], *settings: str) -> Ask:
         words = (verb, "--filename=-", "--dry-run=server", f"--as={account}")
         done = _kubectl(*words, text=json.dumps(new or old), check=False)
         if old is not None:
-            _kubectl("delete", "--filename=-", "--wait=false", "--grace-period=0", text=json.dumps(old))
+            _kubectl(
+                "delete", "--filename=-", "--wait=false", "--grace-period=0", text=json.dumps(old)
+            )
         return done.stderr if POLICY in done.stderr else ""
 
     async with asyncio.timeout(60):  # a policy holds after a moment
-        while not await ask("CREATE", pod(hostNetwork=True) | {"metadata": {"name": "x", "namespace": NAMESPACE}}):
+        while not await ask(
+            "CREATE", pod(hostNetwork=True) | {"metadata": {"name": "x", "namespace": NAMESPACE}}
+        ):
             await asyncio.sleep(0.5)
     return ask
 
 
 def _kubectl(*words: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([tool("kubectl"), *words], input=text, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [tool("kubectl"), *words], input=text, text=True, capture_output=True, timeout=60
+    )
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -148,8 +179,13 @@ FLAG = {"type": "boolean"}
 
 
 def fields(**properties: Any) -> Object:
-    """An object of which the policy reads these; the others are kept, as objects are created strictly."""
-    return {"type": "object", "properties": properties, "x-kubernetes-preserve-unknown-fields": True}
+    """An object of which the policy reads these; the others are kept, as objects are created
+    strictly."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
 
 
 def many(items: Object) -> Object:
@@ -160,27 +196,47 @@ CONTEXT = fields(privileged=FLAG, capabilities=fields(add=many(TEXT), drop=many(
 CONTAINERS = many(fields(name=TEXT, securityContext=CONTEXT))
 VOLUMES = many(fields(name=TEXT, hostPath=fields(path=TEXT)))
 SPEC = fields(
-    hostNetwork=FLAG, hostPID=FLAG, hostIPC=FLAG, containers=CONTAINERS, initContainers=CONTAINERS, volumes=VOLUMES,
-    type=TEXT, externalIPs=many(TEXT),
-)  # fmt: skip
+    hostNetwork=FLAG,
+    hostPID=FLAG,
+    hostIPC=FLAG,
+    containers=CONTAINERS,
+    initContainers=CONTAINERS,
+    volumes=VOLUMES,
+    type=TEXT,
+    externalIPs=many(TEXT),
+)
 LABELS = {"type": "object", "additionalProperties": TEXT, "maxProperties": 16}
-METADATA = fields(name=TEXT, labels=LABELS, ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT)))
+METADATA = fields(
+    name=TEXT, labels=LABELS, ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT))
+)
 OBJECT = fields(metadata=METADATA, type=TEXT, spec=SPEC)
 REQUEST = fields(
-    operation=TEXT, namespace=TEXT, name=TEXT, resource=fields(resource=TEXT), userInfo=fields(username=TEXT)
+    operation=TEXT,
+    namespace=TEXT,
+    name=TEXT,
+    resource=fields(resource=TEXT),
+    userInfo=fields(username=TEXT),
 )
 
 
 async def _as_rules(api: Api, *settings: str) -> Ask:
-    """The policy as a CRD: an object of it is a request, and what the API server says of it is the answer."""
+    """The policy as a CRD: an object of it is a request, and what the API server says of it is the
+    answer."""
     spec = policy(*settings)["spec"]
     group, kind = f"r{uuid.uuid4().hex[:8]}.example.com", "Request"
-    conditions = " && ".join(f"({_rule(each['expression'], spec)})" for each in spec["matchConditions"])
+    conditions = " && ".join(
+        f"({_rule(each['expression'], spec)})" for each in spec["matchConditions"]
+    )
     rules = [
-        {"rule": f"!({conditions}) || ({_rule(each['expression'], spec)})", "message": each["message"]}
+        {
+            "rule": f"!({conditions}) || ({_rule(each['expression'], spec)})",
+            "message": each["message"],
+        }
         for each in spec["validations"]
     ]
-    schema = fields(request=REQUEST, object=OBJECT, oldObject=OBJECT) | {"x-kubernetes-validations": rules}
+    schema = fields(request=REQUEST, object=OBJECT, oldObject=OBJECT) | {
+        "x-kubernetes-validations": rules
+    }
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"kind": kind, "plural": "requests", "singular": "request", "listKind": "RequestList"}
     crd = {
@@ -209,10 +265,16 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
             "resource": {"resource": resource},
             "userInfo": {"username": "system:serviceaccount:sluice-system:sluice"},
         }
-        body = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": f"a{uuid.uuid4().hex}"}}
+        body = {
+            "apiVersion": f"{group}/v1",
+            "kind": kind,
+            "metadata": {"name": f"a{uuid.uuid4().hex}"},
+        }
         found = {"request": request, "object": new, "oldObject": old}
         try:
-            await api.create(path, body | {key: value for key, value in found.items() if value is not None})
+            await api.create(
+                path, body | {key: value for key, value in found.items() if value is not None}
+            )
         except errors.InvalidError as error:
             return str(error)
         return ""
@@ -223,18 +285,31 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
 def _rule(expression: str, spec: Object) -> str:
     """An expression of the policy as one over the CRD's object: variables written out."""
     for each in reversed(spec["variables"]):
-        expression = re.sub(rf"\bvariables\.{each['name']}\b", lambda _, e=each: f"({e['expression']})", expression)
+        expression = re.sub(
+            rf"\bvariables\.{each['name']}\b", lambda _, e=each: f"({e['expression']})", expression
+        )
     return re.sub(r"(?<![\w.'])(request|object|oldObject)(?=\.)", r"self.\1", expression)
 
 
-# -- what it lets pass, and what not ----------------------------------------------------------------------------------
+# -- what it lets pass, and what not
+# ----------------------------------------------------------------------------------
 
 
 async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]]) -> None:
     says = await ask()
-    specs: list[dict[str, Any]] = [{}, {"podTemplateOverrides": [{"roles": ["trainer"], "template": RDMA}]}]
+    specs: list[dict[str, Any]] = [
+        {},
+        {"podTemplateOverrides": [{"roles": ["trainer"], "template": RDMA}]},
+    ]
     for found in [each for spec in specs for each in job_objects(**spec)]:
-        if found["kind"] in ("Pod", "ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "NetworkPolicy"):
+        if found["kind"] in (
+            "Pod",
+            "ConfigMap",
+            "Secret",
+            "Service",
+            "PersistentVolumeClaim",
+            "NetworkPolicy",
+        ):
             assert await says("CREATE", found, None) == "", found["metadata"]["name"]
     (config,) = [each for each in job_objects() if each["kind"] == "ConfigMap"]
     assert await says("UPDATE", config, config) == ""
@@ -244,7 +319,9 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
 RDMA = {
     "spec": {
         "serviceAccountName": "mine",
-        "containers": [{"name": "trainer", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}],
+        "containers": [
+            {"name": "trainer", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+        ],
     }
 }
 REACHING = {
@@ -256,12 +333,17 @@ REACHING = {
         "admissionPolicy.allow.hostPaths={/mnt/nvme}",
     ),
     "privileged": (container(privileged=True), "admissionPolicy.allow.privileged=true"),
-    "capability": (container(capabilities={"add": ["SYS_ADMIN"]}), "admissionPolicy.allow.privileged=true"),
+    "capability": (
+        container(capabilities={"add": ["SYS_ADMIN"]}),
+        "admissionPolicy.allow.privileged=true",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REACHING)
-async def test_a_pod_that_reaches_for_its_node_needs_a_value(name: str, ask: Callable[..., Awaitable[Ask]]) -> None:
+async def test_a_pod_that_reaches_for_its_node_needs_a_value(
+    name: str, ask: Callable[..., Awaitable[Ask]]
+) -> None:
     found, setting = REACHING[name]
     answer = await (await ask())("CREATE", found, None)
     assert setting.partition("=")[0] in answer
@@ -278,13 +360,23 @@ FOREIGN: dict[str, tuple[str, Object | None, Object | None]] = {
     "a pod of nobody": ("CREATE", without_owner(pod()), None),
     "a secret of nobody": ("CREATE", without_owner(secret("Opaque")), None),
     "a token of a service account": ("CREATE", secret("kubernetes.io/service-account-token"), None),
-    "a service to elsewhere": ("CREATE", service(type="ExternalName", externalName="example.com"), None),
+    "a service to elsewhere": (
+        "CREATE",
+        service(type="ExternalName", externalName="example.com"),
+        None,
+    ),
     "a service that takes an address": ("CREATE", service(externalIPs=["192.0.2.1"]), None),
     "somebody's service": ("UPDATE", service(), without_owner(service())),
-    "somebody's pod": ("DELETE", None, {**pod(), "metadata": {"name": "x", "namespace": NAMESPACE, "labels": {}}}),
+    "somebody's pod": (
+        "DELETE",
+        None,
+        {**pod(), "metadata": {"name": "x", "namespace": NAMESPACE, "labels": {}}},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-async def test_what_is_not_of_a_job_is_refused(name: str, ask: Callable[..., Awaitable[Ask]]) -> None:
+async def test_what_is_not_of_a_job_is_refused(
+    name: str, ask: Callable[..., Awaitable[Ask]]
+) -> None:
     assert await (await ask())(*FOREIGN[name]) != ""

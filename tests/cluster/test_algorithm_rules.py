@@ -38,6 +38,8 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(rules: Api) -> Non
         assert reason in str(refused.value), algorithm
 
 
-async def test_what_makes_sense_is_accepted_and_so_by_the_operator_with_all_defaults(rules: Api) -> None:
+async def test_what_makes_sense_is_accepted_and_so_by_the_operator_with_all_defaults(
+    rules: Api,
+) -> None:
     for algorithm, groups in SENSIBLE:
         accept(await stored(rules, algorithm, groups), None)

@@ -48,7 +48,10 @@ async def test_a_watch_of_a_version_that_is_forgotten_begins_anew(
     ours.compact()
     assert await answer_to_a_watch(world, known) == 410
     operator.process.send_signal(signal.SIGCONT)
-    await world.until(lambda: are_there(world, "demo-rollout-1-2-0", "demo-rollout-2-1-0", "late-trainer-0-1-0"), 90)
+    await world.until(
+        lambda: are_there(world, "demo-rollout-1-2-0", "demo-rollout-2-1-0", "late-trainer-0-1-0"),
+        90,
+    )
     assert operator.process.poll() is None
     assert (await world.status())["restarts"] == 0
 
@@ -72,12 +75,17 @@ async def test_an_api_server_restarted_in_the_middle_of_starts_is_made_good(
 
 @pytest.fixture
 async def throttled(ours: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterator[str]:
-    """The kubeconfig of a user for whom the API server takes one write at a time; others get 429 and Retry-After."""
+    """The kubeconfig of a user for whom the API server takes one write at a time; others get 429
+    and Retry-After."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": "user"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "cluster-admin",
+        },
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "user"}],
     }
     await api.create(BINDINGS, binding)
@@ -93,7 +101,9 @@ async def throttled(ours: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterat
     await api.delete(f"{BINDINGS}/user", {})
 
 
-async def test_too_many_requests_delay_and_break_nothing(throttled: str, start: StartOperator, world: World) -> None:
+async def test_too_many_requests_delay_and_break_nothing(
+    throttled: str, start: StartOperator, world: World
+) -> None:
     operator = await start(kubeconfig=throttled, SLUICE_LEASE_SECONDS="60")
     for number in range(4):
         await world.create(f"job-{number}", trainer={"nodes": 4})
@@ -144,5 +154,9 @@ async def some_are_there(world: World) -> bool:
 
 
 async def all_ready(world: World, count: int) -> bool:
-    roles = [role for job in await world.list("RLJob") for role in (job.get("status") or {}).get("roles", [])]
+    roles = [
+        role
+        for job in await world.list("RLJob")
+        for role in (job.get("status") or {}).get("roles", [])
+    ]
     return sum(role["ready"] for role in roles) == count

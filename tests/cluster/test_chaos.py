@@ -1,6 +1,8 @@
-"""Operators that are killed, or frozen, at any moment: no pod is made twice, no attempt lost, no restart forgotten.
+"""Operators that are killed, or frozen, at any moment: no pod is made twice, no attempt lost, no
+restart forgotten.
 
-Pods end with a delay and not at once, so that a successor finds every mixture of what was done and what was not.
+Pods end with a delay and not at once, so that a successor finds every mixture of what was done and
+what was not.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ SECONDS = 90.0
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_operators_that_are_killed_at_random(start: StartOperator, world: World, seed: int) -> None:
-    """Each failure of a gang is counted once, and followed by exactly one attempt, whoever does the work."""
+async def test_operators_that_are_killed_at_random(
+    start: StartOperator, world: World, seed: int
+) -> None:
+    """Each failure of a gang is counted once, and followed by exactly one attempt, whoever does the
+    work."""
     chance = random.Random(seed)
     pair = [await start(SLUICE_IDENTITY=f"{seed}-{number}") for number in range(2)]
     async with Kubelet(world, chance).working() as kubelet:
@@ -49,7 +54,9 @@ async def test_operators_that_are_killed_at_random(start: StartOperator, world: 
     assert await unexplained_attempts(world) == []
 
 
-async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(start: StartOperator, world: World) -> None:
+async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(
+    start: StartOperator, world: World
+) -> None:
     """It believes to lead still, and its successor has done the work meanwhile."""
     chance = random.Random(7)
     pair = [await start(SLUICE_IDENTITY=name) for name in ("first", "second")]
@@ -64,7 +71,9 @@ async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(start: StartO
         frozen.process.send_signal(signal.SIGCONT)
         await world.until(lambda: restarted(world, 1), SECONDS)
         await world.until(lambda: all_run(world), SECONDS)
-        assert await asyncio.to_thread(frozen.process.wait, 30) == 1, "a leader who lost the lease ends"
+        assert await asyncio.to_thread(frozen.process.wait, 30) == 1, (
+            "a leader who lost the lease ends"
+        )
     assert kubelet.overlaps == set()
     assert {name: uids for name, uids in kubelet.lives.items() if len(uids) > 1} == {}
     assert await unexplained_attempts(world) == []
@@ -73,7 +82,9 @@ async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(start: StartO
 async def fail_one(world: World, chance: random.Random) -> None:
     """A container of some trainer or rollout pod dies."""
     pods = await world.pods()
-    victim = chance.choice([name for name in sorted(pods) if "-trainer-" in name or "-rollout-" in name])
+    victim = chance.choice(
+        [name for name in sorted(pods) if "-trainer-" in name or "-rollout-" in name]
+    )
     container = "" if "-trainer-" in victim else chance.choice(["engine", "worker"])
     await world.finish(victim, 1, "error: boom", container)
 

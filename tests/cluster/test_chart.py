@@ -56,7 +56,9 @@ async def established(api: Api) -> None:
     async with asyncio.timeout(20):
         while True:
             conditions = (await api.get(CRD)).get("status", {}).get("conditions", [])
-            if any(each["type"] == "Established" and each["status"] == "True" for each in conditions):
+            if any(
+                each["type"] == "Established" and each["status"] == "True" for each in conditions
+            ):
                 await asyncio.sleep(1)  # the API server takes up a new schema after a moment
                 return
             await asyncio.sleep(0.1)
@@ -71,8 +73,12 @@ async def test_install_brings_the_crd_and_the_operator(release: Release, world: 
         await world.create("bad", algorithm={"estimator": "guess"})
 
 
-async def test_upgrade_changes_values_and_the_crd(release: Release, world: World, tmp_path: Path) -> None:
-    """From a chart whose CRD lacks a column and a field: what crds/ of Helm would leave as it is."""
+async def test_upgrade_changes_values_and_the_crd(
+    release: Release, world: World, tmp_path: Path
+) -> None:
+    """From a chart whose CRD lacks a column and a field: what crds/ of Helm would
+    leave as it is.
+    """
     old = tmp_path / "sluice"
     shutil.copytree(CHART, old)
     file = old / "files" / "rljobs.sluice.dev.yaml"
@@ -89,7 +95,10 @@ async def test_upgrade_changes_values_and_the_crd(release: Release, world: World
     assert found["additionalPrinterColumns"] == wanted["additionalPrinterColumns"]
     deployment = await release.deployment()
     assert deployment["spec"]["replicas"] == 3
-    env = {each["name"]: each.get("value") for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    env = {
+        each["name"]: each.get("value")
+        for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
     assert env["SLUICE_LEASE_SECONDS"] == "20"
     assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
 
@@ -105,7 +114,9 @@ async def test_uninstall_keeps_the_crd_and_the_jobs_and_a_new_install_takes_them
         await release.deployment()
     for path in ("clusterroles", "clusterrolebindings"):
         with pytest.raises(errors.NotFoundError):
-            await release.api.get(f"/apis/rbac.authorization.k8s.io/v1/{path}/{release.name}-sluice-operator")
+            await release.api.get(
+                f"/apis/rbac.authorization.k8s.io/v1/{path}/{release.name}-sluice-operator"
+            )
     assert (await release.api.get(CRD))["metadata"]["annotations"][ANNOTATION] == "keep"
     assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
     release.install()
@@ -128,7 +139,9 @@ async def test_a_crd_of_kubectl_is_taken_over_only_when_asked(release: Release) 
 
 
 def kubectl(*words: str, text: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([tool("kubectl"), *words, "--filename=-"], input=text, capture_output=True, text=True)
+    done = subprocess.run(
+        [tool("kubectl"), *words, "--filename=-"], input=text, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -138,16 +151,31 @@ async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
     """All but the monitors, whose kinds belong to the Prometheus operator."""
     for namespace in ("sluice-system", "team-a", "team-b"):
         await make_namespace(api, namespace)
-    settings = "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false,crds.install=false"
+    settings = (
+        "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false,crds.install=false"
+    )
     rendered = helm(
-        "template", "dry", CHART, "--namespace", "sluice-system", "--values", VALUES / f"{values}.yaml",
-        "--validate", *await age_arguments(api), "--set", settings,
-    )  # fmt: skip
+        "template",
+        "dry",
+        CHART,
+        "--namespace",
+        "sluice-system",
+        "--values",
+        VALUES / f"{values}.yaml",
+        "--validate",
+        *await age_arguments(api),
+        "--set",
+        settings,
+    )
     assert rendered.returncode == 0, rendered.stderr
-    accounts = [each for each in rendered.stdout.split("---\n") if "\nkind: ServiceAccount\n" in each]
+    accounts = [
+        each for each in rendered.stdout.split("---\n") if "\nkind: ServiceAccount\n" in each
+    ]
     kubectl("apply", text="---\n".join(accounts))  # pods are admitted only where theirs is
     try:
         done = kubectl("apply", "--dry-run=server", text=rendered.stdout)
     finally:
-        kubectl("delete", text="---\n".join(accounts))  # helm takes over nothing that is not its own
+        kubectl(
+            "delete", text="---\n".join(accounts)
+        )  # helm takes over nothing that is not its own
     assert done.stdout.count("server dry run") == rendered.stdout.count("\nkind: ")

@@ -1,4 +1,5 @@
-"""The claim for checkpoints, at a real API server: made, kept or deleted with its job, and never another job's."""
+"""The claim for checkpoints, at a real API server: made, kept or deleted with its job, and never
+another job's."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ async def claims(world: World) -> dict[str, Object]:
 
 async def until_gone(world: World) -> None:
     async def is_gone() -> bool:
-        left = [each["metadata"]["name"] for each in await world.list("Pod") + await world.list("RLJob")]
-        return not left and "demo-buffer" not in [each["metadata"]["name"] for each in await world.list(CLAIM)]
+        left = [
+            each["metadata"]["name"] for each in await world.list("Pod") + await world.list("RLJob")
+        ]
+        return not left and "demo-buffer" not in [
+            each["metadata"]["name"] for each in await world.list(CLAIM)
+        ]
 
     await world.until(is_gone, 60)
 
@@ -28,7 +33,9 @@ async def until_gone(world: World) -> None:
 def claim_of(pod: Object) -> str:
     """The claim that a trainer's pod mounts for its checkpoints."""
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
-    mounts = {each["mountPath"]: each["name"] for each in pod["spec"]["containers"][0]["volumeMounts"]}
+    mounts = {
+        each["mountPath"]: each["name"] for each in pod["spec"]["containers"][0]["volumeMounts"]
+    }
     return str(volumes[mounts["/sluice/checkpoint"]]["persistentVolumeClaim"]["claimName"])
 
 
@@ -36,7 +43,8 @@ def claim_of(pod: Object) -> str:
 async def test_the_claim_outlives_its_job_and_a_new_job_of_the_name_gets_its_own(
     operator: Operator, world: World
 ) -> None:
-    """The new job's buffer is empty: it could not go on from the old checkpoints, and must not write over them."""
+    """The new job's buffer is empty: it could not go on from the old checkpoints, and must not
+    write over them."""
     await world.running(5)
     first = (await world.status())["checkpointClaim"]
     assert list(await claims(world)) == [first]
@@ -52,7 +60,9 @@ async def test_the_claim_outlives_its_job_and_a_new_job_of_the_name_gets_its_own
 
 
 @pytest.mark.usefixtures("garbage_collector")
-async def test_the_claim_goes_with_its_job_where_the_spec_says_so(operator: Operator, world: World) -> None:
+async def test_the_claim_goes_with_its_job_where_the_spec_says_so(
+    operator: Operator, world: World
+) -> None:
     await world.running(5, checkpoint={"storage": {"size": "1Gi", "whenDeleted": "Delete"}})
     (found,) = (await claims(world)).values()
     assert found["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
@@ -65,7 +75,9 @@ async def test_the_claim_goes_with_its_job_where_the_spec_says_so(operator: Oper
     await world.until(is_gone)
 
 
-async def test_an_operator_that_starts_anew_finds_the_claim_again(start: StartOperator, world: World) -> None:
+async def test_an_operator_that_starts_anew_finds_the_claim_again(
+    start: StartOperator, world: World
+) -> None:
     operator = await start()
     await world.running(5)
     (before,) = (await claims(world)).values()
@@ -76,7 +88,9 @@ async def test_an_operator_that_starts_anew_finds_the_claim_again(start: StartOp
     await world.change({"suspend": False})
     await world.until_pods(5)
     assert claim_of((await world.pods())["demo-trainer-0-2-0"]) == before["metadata"]["name"]
-    assert [each["metadata"]["uid"] for each in (await claims(world)).values()] == [before["metadata"]["uid"]]
+    assert [each["metadata"]["uid"] for each in (await claims(world)).values()] == [
+        before["metadata"]["uid"]
+    ]
 
 
 async def test_an_ephemeral_job_has_no_claim(operator: Operator, world: World) -> None:
@@ -85,8 +99,12 @@ async def test_an_ephemeral_job_has_no_claim(operator: Operator, world: World) -
     assert "checkpointClaim" not in await world.status()
 
 
-async def test_a_claim_of_that_name_that_is_somebody_elses_is_not_touched(operator: Operator, world: World) -> None:
-    """Nobody can guess a uid: this is somebody who watches the job, or a copy of another namespace."""
+async def test_a_claim_of_that_name_that_is_somebody_elses_is_not_touched(
+    operator: Operator, world: World
+) -> None:
+    """Nobody can guess a uid: this is somebody who watches the job, or a copy of another
+    namespace.
+    """
     await world.create(suspend=True)
     uid = (await world.job())["metadata"]["uid"]
     name = f"demo-checkpoint-{uid[:8]}"

@@ -23,9 +23,15 @@ Answer = tuple[int, str, str]
 async def sluice(*arguments: str, cwd: Path, **variables: str) -> Answer:
     """Exit code, stdout, stderr."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sluice_cli", *arguments,
-        cwd=cwd, env=os.environ | {"COLUMNS": "200"} | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "sluice_cli",
+        *arguments,
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode or 0, out.decode(), err.decode()
 
@@ -51,13 +57,17 @@ async def test_status_shows_what_the_operator_and_the_kubelets_say(
     assert "the job fails, if it still runs (activeDeadlineSeconds)" in out
     assert "demo-trainer-0-1-0, container trainer: Error, exit code 1" in out
     assert "error: loss is not finite" in out
-    assert f"what to do: see the whole log with: sluice logs demo trainer -n {world.namespace}" in out
+    assert (
+        f"what to do: see the whole log with: sluice logs demo trainer -n {world.namespace}" in out
+    )
     assert "GangRestarting" in out
 
 
 async def test_watch_ends_with_the_job(operator: Operator, world: World, tmp_path: Path) -> None:
     await world.running(5)
-    watching = asyncio.create_task(sluice("status", "demo", "-n", world.namespace, "--watch", cwd=tmp_path))
+    watching = asyncio.create_task(
+        sluice("status", "demo", "-n", world.namespace, "--watch", cwd=tmp_path)
+    )
     await asyncio.sleep(3)
     await world.finish("demo-trainer-0-1-0", 0)
     code, out, _ = await watching
@@ -65,14 +75,21 @@ async def test_watch_ends_with_the_job(operator: Operator, world: World, tmp_pat
     assert out.index("RLJob demo  Starting") < out.index("RLJob demo  Succeeded")
 
 
-async def test_a_job_that_is_not_there_is_named_with_its_namespace(world: World, tmp_path: Path) -> None:
+async def test_a_job_that_is_not_there_is_named_with_its_namespace(
+    world: World, tmp_path: Path
+) -> None:
     for command in ("status", "logs"):
         code, _, err = await sluice(command, "nobody", "-n", world.namespace, cwd=tmp_path)
         assert code == 1
-        assert err.startswith(f"error: there is no RLJob nobody in namespace {world.namespace}; look with: kubectl get")
+        assert err.startswith(
+            f"error: there is no RLJob nobody in namespace {world.namespace}; look with: kubectl "
+            "get"
+        )
 
 
-async def test_the_namespace_is_that_of_the_context(plane: ControlPlane, world: World, tmp_path: Path) -> None:
+async def test_the_namespace_is_that_of_the_context(
+    plane: ControlPlane, world: World, tmp_path: Path
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     write_context(Path(plane.kubeconfig), kubeconfig, namespace=world.namespace)
     _, _, err = await sluice("status", "nobody", cwd=tmp_path, KUBECONFIG=str(kubeconfig))
@@ -85,7 +102,9 @@ async def test_without_rights_the_verb_and_the_resource_are_named(
     await world.create()
     kubeconfig = tmp_path / "kubeconfig"
     write_context(Path(plane.kubeconfig), kubeconfig, token=await token_of_eve(world))
-    code, _, err = await sluice("status", "demo", "-n", world.namespace, cwd=tmp_path, KUBECONFIG=str(kubeconfig))
+    code, _, err = await sluice(
+        "status", "demo", "-n", world.namespace, cwd=tmp_path, KUBECONFIG=str(kubeconfig)
+    )
     assert code == 1
     assert f"error: you have no right to get rljobs in namespace {world.namespace}" in err
     assert 'eve" cannot get resource "rljobs"' in err
@@ -94,7 +113,9 @@ async def test_without_rights_the_verb_and_the_resource_are_named(
 async def test_who_is_not_known_is_told(plane: ControlPlane, world: World, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     write_context(Path(plane.kubeconfig), kubeconfig, token="wrong")
-    code, _, err = await sluice("status", "demo", "-n", world.namespace, cwd=tmp_path, KUBECONFIG=str(kubeconfig))
+    code, _, err = await sluice(
+        "status", "demo", "-n", world.namespace, cwd=tmp_path, KUBECONFIG=str(kubeconfig)
+    )
     assert code == 1
     assert "the API server does not know you" in err
 
@@ -110,7 +131,9 @@ async def test_without_a_kubeconfig_that_is_said(tmp_path: Path) -> None:
 async def test_an_api_server_that_is_away_is_told(plane: ControlPlane, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     write_context(Path(plane.kubeconfig), kubeconfig, server="https://127.0.0.1:9")
-    code, _, err = await sluice("status", "demo", "-n", "x", cwd=tmp_path, KUBECONFIG=str(kubeconfig))
+    code, _, err = await sluice(
+        "status", "demo", "-n", "x", cwd=tmp_path, KUBECONFIG=str(kubeconfig)
+    )
     assert code == 1
     assert "no answer from the API server" in err
 
@@ -124,7 +147,10 @@ async def test_a_cluster_without_the_crd_is_told(api: Api, world: World, tmp_pat
     try:
 
         async def is_away() -> bool:
-            return "is not installed" in (await sluice("status", "demo", "-n", world.namespace, cwd=tmp_path))[2]
+            return (
+                "is not installed"
+                in (await sluice("status", "demo", "-n", world.namespace, cwd=tmp_path))[2]
+            )
 
         await world.until(is_away)
     finally:
@@ -140,23 +166,33 @@ async def test_logs_that_no_kubelet_serves_are_named_one_by_one(
     code, out, err = await sluice("logs", "demo", "-n", world.namespace, cwd=tmp_path)
     assert (code, out) == (1, "")
     names = ["buffer-0-1-0", "rendezvous-0-1-0", "trainer-0-1-0"]
-    names += [f"rollout-{replica}-1-0/{container}" for replica in (0, 1) for container in ("engine", "worker")]
+    names += [
+        f"rollout-{replica}-1-0/{container}"
+        for replica in (0, 1)
+        for container in ("engine", "worker")
+    ]
     lines = err.removeprefix("error: ").splitlines()
     why = 'its node is not there to give it (pods "nowhere" not found)'
     assert sorted(lines) == sorted(f"no log of {name}: {why}" for name in names)
 
 
-async def test_following_a_job_that_has_ended_ends(operator: Operator, world: World, tmp_path: Path) -> None:
+async def test_following_a_job_that_has_ended_ends(
+    operator: Operator, world: World, tmp_path: Path
+) -> None:
     await world.running(5)
     await world.bind("demo-trainer-0-1-0")
     await world.finish("demo-trainer-0-1-0", 0)
     await world.until_state("Succeeded")
-    code, _, err = await sluice("logs", "demo", "trainer", "-f", "-n", world.namespace, cwd=tmp_path)
+    code, _, err = await sluice(
+        "logs", "demo", "trainer", "-f", "-n", world.namespace, cwd=tmp_path
+    )
     assert code == 0
     assert err.startswith("no log of trainer-0-1-0: ")
 
 
-async def test_logs_of_pods_that_wait_say_for_what(operator: Operator, world: World, tmp_path: Path) -> None:
+async def test_logs_of_pods_that_wait_say_for_what(
+    operator: Operator, world: World, tmp_path: Path
+) -> None:
     await world.create()
     await world.until_pods(5)
     code, _, err = await sluice("logs", "demo", "trainer", "-n", world.namespace, cwd=tmp_path)
@@ -166,11 +202,16 @@ async def test_logs_of_pods_that_wait_say_for_what(operator: Operator, world: Wo
 
 async def test_a_role_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     code, _, err = await sluice("logs", "demo", "driver", cwd=tmp_path)
-    assert (code, err) == (2, "error: there is no role driver; expected one of rendezvous, buffer, rollout, trainer\n")
+    assert (code, err) == (
+        2,
+        "error: there is no role driver; expected one of rendezvous, buffer, rollout, trainer\n",
+    )
 
 
 @pytest.mark.parametrize("module", ["kubernetes", "aiohttp", "cryptography"])
-async def test_without_the_kubernetes_client_the_extra_is_named(tmp_path: Path, module: str) -> None:
+async def test_without_the_kubernetes_client_the_extra_is_named(
+    tmp_path: Path, module: str
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None\n")
     code, _, err = await sluice("status", "demo", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 1
@@ -180,19 +221,29 @@ async def test_without_the_kubernetes_client_the_extra_is_named(tmp_path: Path, 
 async def token_of_eve(world: World) -> str:
     """Of a service account without any rights."""
     accounts = f"/api/v1/namespaces/{world.namespace}/serviceaccounts"
-    await world.api.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "eve"}})
+    await world.api.create(
+        accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "eve"}}
+    )
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     return str((await world.api.create(f"{accounts}/eve/token", request))["status"]["token"])
 
 
-def write_context(administrator: Path, target: Path, *, namespace: str = "", token: str = "", server: str = "") -> None:
+def write_context(
+    administrator: Path, target: Path, *, namespace: str = "", token: str = "", server: str = ""
+) -> None:
     """A kubeconfig like the administrator's, with something else in it. YAML takes JSON."""
     from ruamel.yaml import YAML
 
     config = YAML(typ="safe").load(administrator.read_text())
     current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
-    user = next(each["user"] for each in config["users"] if each["name"] == current["context"]["user"])
-    cluster = next(each["cluster"] for each in config["clusters"] if each["name"] == current["context"]["cluster"])
+    user = next(
+        each["user"] for each in config["users"] if each["name"] == current["context"]["user"]
+    )
+    cluster = next(
+        each["cluster"]
+        for each in config["clusters"]
+        if each["name"] == current["context"]["cluster"]
+    )
     current["context"] |= {"namespace": namespace} if namespace else {}
     user |= {"token": token} if token else {}
     cluster |= {"server": server} if server else {}

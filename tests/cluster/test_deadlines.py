@@ -39,7 +39,9 @@ async def running(plane: ControlPlane, world: World, tmp_path: Path) -> AsyncIte
         print(*(log.read_text() for log in tmp_path.glob("*.log")))
 
 
-async def test_a_job_that_runs_too_long_fails_and_its_pods_go(operator: Operator, world: World) -> None:
+async def test_a_job_that_runs_too_long_fails_and_its_pods_go(
+    operator: Operator, world: World
+) -> None:
     await world.running(5, activeDeadlineSeconds=3)
     await world.bind("demo-rollout-0-1-0")
     await world.until_state("Failed")
@@ -53,7 +55,9 @@ async def test_a_job_that_runs_too_long_fails_and_its_pods_go(operator: Operator
     assert (await world.status())["completionTime"]
 
 
-async def test_the_clock_of_the_deadline_starts_again_on_resume(operator: Operator, world: World) -> None:
+async def test_the_clock_of_the_deadline_starts_again_on_resume(
+    operator: Operator, world: World
+) -> None:
     await world.running(5, activeDeadlineSeconds=3600)
     first = (await world.status())["startTime"]
     await world.change({"suspend": True})
@@ -65,7 +69,9 @@ async def test_the_clock_of_the_deadline_starts_again_on_resume(operator: Operat
     assert (await world.status())["startTime"] > first
 
 
-async def test_a_job_whose_engine_holds_the_weights_runs(start: StartOperator, running: StartJob, world: World) -> None:
+async def test_a_job_whose_engine_holds_the_weights_runs(
+    start: StartOperator, running: StartJob, world: World
+) -> None:
     operator = await start(SLUICE_PROBE_SECONDS="0.5")
     job = await running(startupDeadlineSeconds=600)
     await world.until(lambda: says(world, "Running", "Starting"), 40)
@@ -81,7 +87,8 @@ async def test_a_job_whose_engine_holds_the_weights_runs(start: StartOperator, r
 async def test_a_running_job_without_a_step_fails_at_its_start_up_deadline(
     start: StartOperator, running: StartJob, world: World
 ) -> None:
-    """Pods that run are no start: the first step is. The engine that never comes is what it fails of."""
+    """Pods that run are no start: the first step is. The engine that never comes is what it fails
+    of."""
     await start(SLUICE_PROBE_SECONDS="0.5")
     await running(startupDeadlineSeconds=8)
     await world.until_state("Failed", seconds=40)
@@ -97,7 +104,10 @@ async def test_a_trainer_that_makes_no_step_is_restarted_as_a_failure(
     await running(progressDeadlineSeconds=5, failurePolicy={"maxRestarts": 1})
     await world.until(lambda: trainer_is(world, "demo-trainer-0-2-0"), 40)
     status = await world.status()
-    assert (status["lastFailure"]["reason"], status["lastFailure"]["role"]) == ("ProgressDeadlineExceeded", "trainer")
+    assert (status["lastFailure"]["reason"], status["lastFailure"]["role"]) == (
+        "ProgressDeadlineExceeded",
+        "trainer",
+    )
     assert status["restarts"] == 1
     await world.until(lambda: told(world, "ProgressDeadlineExceeded"))
     await world.run()
@@ -105,7 +115,9 @@ async def test_a_trainer_that_makes_no_step_is_restarted_as_a_failure(
     assert (await world.condition("Failed"))["reason"] == "ReachedMaxRestarts"
 
 
-async def test_a_buffer_that_is_silent_is_no_hang(start: StartOperator, running: StartJob, world: World) -> None:
+async def test_a_buffer_that_is_silent_is_no_hang(
+    start: StartOperator, running: StartJob, world: World
+) -> None:
     await start(SLUICE_PROBE_SECONDS="0.5")
     job = await running(progressDeadlineSeconds=4)
     job.stop()

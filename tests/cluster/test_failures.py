@@ -1,7 +1,7 @@
 """What goes wrong with a job's pods, its spec, or the objects around it.
 
-Specs that break a rule are stored without the rules of the CRD (`unruled`): most API servers refuse them, those that
-took them before there were rules have them still.
+Specs that break a rule are stored without the rules of the CRD (`unruled`): most API servers refuse
+them, those that took them before there were rules have them still.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.cluster.world import SPEC, Object, World, now
 TRAINERS = ["demo-trainer-0-1-0", "demo-trainer-0-1-1"]
 
 
-async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(operator: Operator, world: World) -> None:
+async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(
+    operator: Operator, world: World
+) -> None:
     await world.running(6, trainer={"nodes": 2})
     await world.bind(*TRAINERS)
     await world.finish(TRAINERS[1], 1, message="step 3\nerror: NCCL timed out")
@@ -33,7 +35,9 @@ async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(opera
     await world.gone(TRAINERS[0])
     await world.until_pods(2, "trainer")
     assert await world.names("trainer") == ["demo-trainer-0-2-0", "demo-trainer-0-2-1"]
-    assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"], "rollouts survive"
+    assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"], (
+        "rollouts survive"
+    )
     status = await world.status()
     failure = status["lastFailure"]
     assert (failure["pod"], failure["exitCode"], status["restarts"]) == (TRAINERS[1], 1, 1)
@@ -42,12 +46,16 @@ async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(opera
     assert "GangRestarting" in await world.reasons()
 
 
-async def test_a_rollout_restarts_alone_with_growing_back_off(operator: Operator, world: World) -> None:
+async def test_a_rollout_restarts_alone_with_growing_back_off(
+    operator: Operator, world: World
+) -> None:
     backoff = {"rolloutBackoff": {"baseSeconds": 2, "maxSeconds": 60}}
     await world.running(5, failurePolicy=backoff)
     waits = []
     for attempt in (1, 2):
-        await world.finish(f"demo-rollout-0-{attempt}-0", 1, "error: out of memory", container="engine")
+        await world.finish(
+            f"demo-rollout-0-{attempt}-0", 1, "error: out of memory", container="engine"
+        )
         start = asyncio.get_running_loop().time()
 
         async def has_next(name: str = f"demo-rollout-0-{attempt + 1}-0") -> bool:
@@ -73,7 +81,9 @@ async def test_used_up_restarts_fail_the_job(operator: Operator, world: World) -
     assert await world.names() == ["demo-trainer-0-1-0"]
 
 
-async def test_a_pod_that_somebody_deletes_comes_back_and_counts_nothing(operator: Operator, world: World) -> None:
+async def test_a_pod_that_somebody_deletes_comes_back_and_counts_nothing(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.gone("demo-trainer-0-1-0")
 
@@ -85,7 +95,9 @@ async def test_a_pod_that_somebody_deletes_comes_back_and_counts_nothing(operato
 
 
 @pytest.mark.usefixtures("unruled")
-async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(operator: Operator, world: World) -> None:
+async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(
+    operator: Operator, world: World
+) -> None:
     await world.create(trainer={"stepsPerBatch": 7})
     await world.until_state("Failed")
     condition = await world.condition("Failed")
@@ -99,7 +111,9 @@ async def test_an_invalid_spec_fails_with_the_fields_path_and_may_be_mended(oper
 
 
 @pytest.mark.usefixtures("unruled")
-async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Operator, world: World) -> None:
+async def test_what_must_not_change_is_refused_and_the_job_goes_on(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.change({"trainer": {"steps": 99}, "rollout": {"replicas": 3}})
     await world.until_pods(3, "rollout")
@@ -122,21 +136,27 @@ async def test_what_must_not_change_is_refused_and_the_job_goes_on(operator: Ope
 
 
 @pytest.mark.usefixtures("unruled")
-async def test_rows_of_own_code_and_a_volume_of_data_go_together(operator: Operator, world: World) -> None:
+async def test_rows_of_own_code_and_a_volume_of_data_go_together(
+    operator: Operator, world: World
+) -> None:
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
     rows = {"source": {"function": "/sluice/data/rows.py:make"}}
     await world.running(5, data={"prompts": [rows, {"path": "train.jsonl"}], "volume": volume})
     await world.change({"trainer": {"steps": 99}})
 
     async def is_told() -> bool:
-        return "spec.trainer.steps: 10 -> 99" in (await world.condition("Running")).get("message", "")
+        return "spec.trainer.steps: 10 -> 99" in (await world.condition("Running")).get(
+            "message", ""
+        )
 
     await world.until(is_told)
     assert "prompts" not in (await world.condition("Running"))["message"]
 
 
 @pytest.mark.usefixtures("unruled")
-async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(operator: Operator, world: World) -> None:
+async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.change({"trainer": {"stepsPerBatch": 7}})
 
@@ -151,11 +171,14 @@ async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(operator: 
 async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
     start: StartOperator, world: World
 ) -> None:
-    """Stored under a CRD that knew more: the operator sees the fields, and does as an API server does that prunes."""
+    """Stored under a CRD that knew more: the operator sees the fields, and does as an API server
+    does that prunes."""
     crd = f"{CRDS}/rljobs.sluice.dev"
     schema = (await world.api.get(crd))["spec"]["versions"]
     loose: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    open_schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": loose, "status": loose}}}
+    open_schema = {
+        "openAPIV3Schema": {"type": "object", "properties": {"spec": loose, "status": loose}}
+    }
     lenient = [{**schema[0], "schema": open_schema}]
     await world.api.merge(crd, {"spec": {"versions": lenient}})
     try:
@@ -169,8 +192,11 @@ async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
         await world.api.merge(crd, {"spec": {"versions": schema}})
 
 
-async def test_an_error_of_the_operators_own_is_told_and_got_over(start: StartOperator, world: World) -> None:
-    """It has no words of its own for a config map that somebody broke: that stands for what nobody has thought of."""
+async def test_an_error_of_the_operators_own_is_told_and_got_over(
+    start: StartOperator, world: World
+) -> None:
+    """It has no words of its own for a config map that somebody broke: that stands for what nobody
+    has thought of."""
     first = await start()
     await world.running(5)
     before = await world.status()
@@ -193,17 +219,31 @@ async def test_an_error_of_the_operators_own_is_told_and_got_over(start: StartOp
 
     async def is_well() -> bool:
         running = await world.condition("Running")
-        return running["reason"] != "ReconcileFailed" and "JSONDecodeError" not in running["message"]
+        return (
+            running["reason"] != "ReconcileFailed" and "JSONDecodeError" not in running["message"]
+        )
 
     await world.until(is_well)
-    assert {gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]} == {1}
+    assert {
+        gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]
+    } == {1}
 
 
 async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, world: World) -> None:
     job = await world.create()
-    owner = {"apiVersion": job["apiVersion"], "kind": "RLJob", "name": "demo", "uid": job["metadata"]["uid"]}
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": "RLJob",
+        "name": "demo",
+        "uid": job["metadata"]["uid"],
+    }
     metadata = {"name": "demo-config", "ownerReferences": [owner | {"controller": True}]}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rljob.json": "{}"}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "data": {"rljob.json": "{}"},
+    }
     await world.api.create(collection("ConfigMap", world.namespace), body)
     await start()
 
@@ -220,7 +260,12 @@ async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, wo
 
 
 async def test_an_object_of_somebody_else_is_not_touched(operator: Operator, world: World) -> None:
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo-config"}, "data": {"mine": "1"}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "demo-config"},
+        "data": {"mine": "1"},
+    }
     mine = path("ConfigMap", world.namespace, "demo-config")
     await world.api.create(collection("ConfigMap", world.namespace), body)
     await world.create()
@@ -235,8 +280,15 @@ async def test_an_object_of_somebody_else_is_not_touched(operator: Operator, wor
     await world.until_pods(5)
 
 
-async def test_pods_that_a_quota_refuses_show_in_the_status(operator: Operator, world: World) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "2"}}}
+async def test_pods_that_a_quota_refuses_show_in_the_status(
+    operator: Operator, world: World
+) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"pods": "2"}},
+    }
     quotas = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
     await world.api.create(quotas, quota)
 
@@ -259,26 +311,42 @@ async def test_pods_that_a_quota_refuses_show_in_the_status(operator: Operator, 
     await world.until(is_well)
 
 
-async def test_a_job_that_does_not_start_fails_at_its_deadline(operator: Operator, world: World) -> None:
+async def test_a_job_that_does_not_start_fails_at_its_deadline(
+    operator: Operator, world: World
+) -> None:
     await world.create(startupDeadlineSeconds=2)
     await world.until_state("Failed")
     assert (await world.condition("Failed"))["reason"] == "StartupDeadlineExceeded"
     assert SPEC["trainer"]["steps"] == 10
 
 
-async def test_a_volume_that_does_not_come_shows_in_the_status(operator: Operator, world: World) -> None:
-    """What a kubelet tells in events alone. The pods of the job have a node, and no kubelet answers there."""
+async def test_a_volume_that_does_not_come_shows_in_the_status(
+    operator: Operator, world: World
+) -> None:
+    """What a kubelet tells in events alone. The pods of the job have a node, and no kubelet answers
+    there."""
     await world.create()
     await world.until_pods(5)
     pod = next(each for name, each in (await world.pods("trainer")).items())
     name = pod["metadata"]["name"]
     await world.bind(name)
-    regarding = {"kind": "Pod", "namespace": world.namespace, "name": name, "uid": pod["metadata"]["uid"]}
+    regarding = {
+        "kind": "Pod",
+        "namespace": world.namespace,
+        "name": name,
+        "uid": pod["metadata"]["uid"],
+    }
     body = {
-        "metadata": {"name": f"{name}.1"}, "involvedObject": regarding, "type": "Warning", "reason": "FailedMount",
-        "message": 'MountVolume.SetUp failed for volume "t" : secret "hf" not found', "count": 4,
-        "firstTimestamp": now(), "lastTimestamp": now(), "source": {"component": "kubelet"},
-    }  # fmt: skip
+        "metadata": {"name": f"{name}.1"},
+        "involvedObject": regarding,
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "t" : secret "hf" not found',
+        "count": 4,
+        "firstTimestamp": now(),
+        "lastTimestamp": now(),
+        "source": {"component": "kubelet"},
+    }
     await world.api.create(f"/api/v1/namespaces/{world.namespace}/events", body)
 
     async def is_told() -> bool:

@@ -1,4 +1,5 @@
-"""Defaults of a whole cluster, on a real API server: pods, claims, and what their user sees of them."""
+"""Defaults of a whole cluster, on a real API server: pods, claims, and what their user sees of
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import StartOperator
 from tests.cluster.world import World
 
-DEFAULTS = {"storageClassName": "fast", "trainer": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+DEFAULTS = {
+    "storageClassName": "fast",
+    "trainer": {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
+}
 
 
 async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
@@ -22,7 +26,9 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
     await world.until_pods(5)
     (trainer,) = (await world.pods("trainer")).values()
     assert {"key": "gpu", "operator": "Exists"} in trainer["spec"]["tolerations"]
-    claims = {each["metadata"]["name"]: each["spec"] for each in await world.list("PersistentVolumeClaim")}
+    claims = {
+        each["metadata"]["name"]: each["spec"] for each in await world.list("PersistentVolumeClaim")
+    }
     assert claims.pop("demo-buffer")["storageClassName"] == "mine"
     assert [each["storageClassName"] for each in claims.values()] == ["fast"]
     config = await world.api.get(path("ConfigMap", world.namespace, "demo-config"))
@@ -30,7 +36,11 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
 
     async def told() -> bool:
         events = (await world.api.get(collection("Event", world.namespace)))["items"]
-        return any("spec.checkpoint.storage" in each["note"] for each in events if each["reason"] == "DefaultsApplied")
+        return any(
+            "spec.checkpoint.storage" in each["note"]
+            for each in events
+            if each["reason"] == "DefaultsApplied"
+        )
 
     await world.until(told)
     await world.change({"suspend": True})

@@ -25,7 +25,11 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     await world.until_pods(5)
     assert await world.names() == PODS
     children = {kind: await world.list(kind) for kind in OWNED}
-    names = {kind: [found["metadata"]["name"] for found in children[kind]] for kind in OWNED if kind != "Pod"}
+    names = {
+        kind: [found["metadata"]["name"] for found in children[kind]]
+        for kind in OWNED
+        if kind != "Pod"
+    }
     assert names == {
         "ConfigMap": ["demo-config"],
         "Secret": [f"demo-token-{job['metadata']['uid'][:8]}"],
@@ -37,13 +41,19 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     assert "ownerReferences" not in retained["metadata"]
     for found in [each for kind in OWNED for each in children[kind]]:
         (owner,) = found["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["uid"], owner["controller"]) == ("RLJob", job["metadata"]["uid"], True)
+        assert (owner["kind"], owner["uid"], owner["controller"]) == (
+            "RLJob",
+            job["metadata"]["uid"],
+            True,
+        )
     managers = {entry["manager"] for entry in children["Service"][0]["metadata"]["managedFields"]}
     assert "sluice" in managers
     assert not (await world.job())["metadata"].get("finalizers")
 
 
-async def test_status_follows_the_pods_and_is_written_only_when_it_changes(operator: Operator, world: World) -> None:
+async def test_status_follows_the_pods_and_is_written_only_when_it_changes(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     status = await world.status()
     assert {role["name"]: (role["desired"], role["ready"]) for role in status["roles"]} == {
@@ -65,21 +75,51 @@ async def test_kubectl_get_shows_the_columns(operator: Operator, world: World) -
     accept = "application/json;as=Table;v=v1;g=meta.k8s.io"
     table = await world.api.get(collection("RLJob", world.namespace), accept=accept)
     columns = [column["name"] for column in table["columnDefinitions"] if not column["priority"]]
-    assert columns == ["Name", "State", "Step", "Reward", "Lag", "Rollouts", "Version", "Restarts", "Age"]
+    assert columns == [
+        "Name",
+        "State",
+        "Step",
+        "Reward",
+        "Lag",
+        "Rollouts",
+        "Version",
+        "Restarts",
+        "Age",
+    ]
     row = dict(zip(columns, table["rows"][0]["cells"], strict=False))
-    assert (row["Name"], row["State"], row["Rollouts"], row["Restarts"]) == ("demo", "Starting", 2, 0)
-    every = dict(zip((each["name"] for each in table["columnDefinitions"]), table["rows"][0]["cells"], strict=True))
+    assert (row["Name"], row["State"], row["Rollouts"], row["Restarts"]) == (
+        "demo",
+        "Starting",
+        2,
+        0,
+    )
+    every = dict(
+        zip(
+            (each["name"] for each in table["columnDefinitions"]),
+            table["rows"][0]["cells"],
+            strict=True,
+        )
+    )
     assert every["Reason"] == (await world.condition("Running"))["reason"]
 
 
-async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(operator: Operator, world: World) -> None:
+async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.bind("demo-rollout-0-1-0", "demo-rollout-1-1-0")
     await world.change({"suspend": True})
     await world.until_state("Suspended")
     await asyncio.sleep(1)
-    left = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo-rollout-1-1-0"]
-    assert await world.names() == left, "the buffer waits for the workers, which return their leases to it"
+    left = [
+        "demo-buffer-0-1-0",
+        "demo-rendezvous-0-1-0",
+        "demo-rollout-0-1-0",
+        "demo-rollout-1-1-0",
+    ]
+    assert await world.names() == left, (
+        "the buffer waits for the workers, which return their leases to it"
+    )
     await world.gone("demo-rollout-0-1-0", "demo-rollout-1-1-0")
     await world.until_pods(0)
     claims = [found["metadata"]["name"] for found in await world.list("PersistentVolumeClaim")]
@@ -94,23 +134,36 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(ope
     await world.until(is_told)
 
 
-async def test_rollouts_are_scaled_through_the_scale_subresource(operator: Operator, world: World) -> None:
+async def test_rollouts_are_scaled_through_the_scale_subresource(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     scale = await world.api.get(path("RLJob", world.namespace, "demo", "scale"))
-    assert scale["status"]["selector"] == "sluice.dev/job-name=demo,sluice.dev/role=rollout,sluice.dev/index=0"
+    assert (
+        scale["status"]["selector"]
+        == "sluice.dev/job-name=demo,sluice.dev/role=rollout,sluice.dev/index=0"
+    )
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
-    await world.api.merge(path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 3}})
+    await world.api.merge(
+        path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 3}}
+    )
     await world.until_pods(3, "rollout")
-    await world.api.merge(path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 1}})
+    await world.api.merge(
+        path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 1}}
+    )
     await world.until_pods(1, "rollout")
     assert await world.names("rollout") == ["demo-rollout-0-1-0"]
-    await world.api.merge(path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 2}})
+    await world.api.merge(
+        path("RLJob", world.namespace, "demo", "scale"), {"spec": {"replicas": 2}}
+    )
     await world.until_pods(2, "rollout")
     assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-2-0"]
     assert "Scaled" in await world.reasons()
 
 
-async def test_a_trainer_that_has_done_its_work_ends_the_job(operator: Operator, world: World) -> None:
+async def test_a_trainer_that_has_done_its_work_ends_the_job(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.bind("demo-rollout-0-1-0")
     await world.finish("demo-trainer-0-1-0", 0)
@@ -139,7 +192,9 @@ async def test_a_job_of_another_manager_is_left_alone(operator: Operator, world:
     await world.create(name="ours")
     await world.until_pods(5)
     assert {name.split("-")[0] for name in await world.names()} == {"ours"}
-    assert await world.status() == {"state": "Pending", "restarts": 0}, "the defaults: nobody wrote any"
+    assert await world.status() == {"state": "Pending", "restarts": 0}, (
+        "the defaults: nobody wrote any"
+    )
 
 
 @pytest.mark.usefixtures("garbage_collector")
@@ -171,14 +226,20 @@ async def test_a_name_may_be_used_again(operator: Operator, world: World) -> Non
     assert first["metadata"]["uid"] != second["metadata"]["uid"]
 
 
-async def test_a_deleted_job_that_a_finalizer_keeps_has_no_pods(operator: Operator, world: World) -> None:
+async def test_a_deleted_job_that_a_finalizer_keeps_has_no_pods(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
-    await world.api.merge(path("RLJob", world.namespace, "demo"), {"metadata": {"finalizers": ["other.dev/keep"]}})
+    await world.api.merge(
+        path("RLJob", world.namespace, "demo"), {"metadata": {"finalizers": ["other.dev/keep"]}}
+    )
     await world.delete()
     await world.until_pods(0)
     await asyncio.sleep(1)
     assert await world.names() == []
-    await world.api.merge(path("RLJob", world.namespace, "demo"), {"metadata": {"finalizers": None}})
+    await world.api.merge(
+        path("RLJob", world.namespace, "demo"), {"metadata": {"finalizers": None}}
+    )
 
 
 async def test_one_operator_for_all_namespaces(start: StartOperator, world: World) -> None:

@@ -1,4 +1,5 @@
-"""With SLUICE_LOG_FORMAT=json every line of the operator's log is one JSON object, whoever wrote it."""
+"""With SLUICE_LOG_FORMAT=json every line of the operator's log is one JSON object, whoever wrote
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.cluster.world import World
 
 
 @pytest.mark.usefixtures("unruled")
-async def test_our_lines_name_the_job_and_none_comes_twice(start: StartOperator, world: World) -> None:
+async def test_our_lines_name_the_job_and_none_comes_twice(
+    start: StartOperator, world: World
+) -> None:
     operator = await start(SLUICE_LOG_FORMAT="json")
     await world.create(name="broken", trainer={"stepsPerBatch": 7})
     await world.until_state("Failed", "broken")

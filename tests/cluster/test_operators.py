@@ -22,7 +22,9 @@ LEASE = "sluice-operator"
 
 
 async def holder(world: World) -> str:
-    return str((await world.api.get(path("Lease", world.namespace, LEASE)))["spec"]["holderIdentity"])
+    return str(
+        (await world.api.get(path("Lease", world.namespace, LEASE)))["spec"]["holderIdentity"]
+    )
 
 
 async def children(world: World) -> dict[str, str]:
@@ -35,7 +37,8 @@ async def children(world: World) -> dict[str, str]:
 async def test_an_operator_killed_at_any_point_of_a_pass_is_made_good(
     start: StartOperator, world: World, after: int
 ) -> None:
-    """Killed as soon as so many children are there; its successor makes the rest, and nothing twice."""
+    """Killed as soon as so many children are there; its successor makes the rest, and nothing
+    twice."""
     first = await start(SLUICE_IDENTITY="first")
 
     async def leads() -> bool:
@@ -53,10 +56,14 @@ async def test_an_operator_killed_at_any_point_of_a_pass_is_made_good(
     assert await world.names() == PODS
     found = await children(world)
     assert {name: found.get(name) for name in before} == before, "what was made is kept"
-    assert {gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]} == {1}
+    assert {
+        gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]
+    } == {1}
 
 
-async def test_an_operator_killed_in_a_restart_loses_no_attempt(start: StartOperator, world: World) -> None:
+async def test_an_operator_killed_in_a_restart_loses_no_attempt(
+    start: StartOperator, world: World
+) -> None:
     """The next attempt's number is stored before anything is destroyed."""
     first = await start(SLUICE_IDENTITY="first")
     await world.running(6, trainer={"nodes": 2})
@@ -68,7 +75,9 @@ async def test_an_operator_killed_in_a_restart_loses_no_attempt(start: StartOper
     await start(SLUICE_IDENTITY="second")
 
     async def is_deleted() -> bool:
-        return bool((await world.pods("trainer"))["demo-trainer-0-1-0"]["metadata"].get("deletionTimestamp"))
+        return bool(
+            (await world.pods("trainer"))["demo-trainer-0-1-0"]["metadata"].get("deletionTimestamp")
+        )
 
     await world.until(is_deleted)
     await world.gone("demo-trainer-0-1-0")
@@ -76,7 +85,9 @@ async def test_an_operator_killed_in_a_restart_loses_no_attempt(start: StartOper
     assert (await world.status())["restarts"] == 1
 
 
-async def test_of_two_operators_one_works_and_the_other_takes_over(start: StartOperator, world: World) -> None:
+async def test_of_two_operators_one_works_and_the_other_takes_over(
+    start: StartOperator, world: World
+) -> None:
     first = await start(SLUICE_IDENTITY="first")
 
     async def leads() -> bool:
@@ -95,7 +106,9 @@ async def test_of_two_operators_one_works_and_the_other_takes_over(start: StartO
     assert await holder(world) == "second"
 
 
-async def test_an_operator_that_is_told_to_end_hands_over_at_once(start: StartOperator, world: World) -> None:
+async def test_an_operator_that_is_told_to_end_hands_over_at_once(
+    start: StartOperator, world: World
+) -> None:
     first = await start(SLUICE_IDENTITY="first", SLUICE_LEASE_SECONDS="30")
 
     async def is_held() -> bool:
@@ -122,14 +135,18 @@ async def test_a_leader_who_cannot_renew_ends(start: StartOperator, world: World
     await world.until(leads)
     lease = path("Lease", world.namespace, LEASE)
     for _ in range(40):
-        await world.api.merge(lease, {"spec": {"holderIdentity": "new", "renewTime": "2099-01-01T00:00:00.000000Z"}})
+        await world.api.merge(
+            lease, {"spec": {"holderIdentity": "new", "renewTime": "2099-01-01T00:00:00.000000Z"}}
+        )
         if operator.process.poll() is not None:
             break
         await asyncio.sleep(0.2)
     assert await asyncio.to_thread(operator.process.wait, 10) == 1
 
 
-async def test_pods_that_the_watch_has_not_told_of_yet_are_not_lost(operator: Operator, world: World) -> None:
+async def test_pods_that_the_watch_has_not_told_of_yet_are_not_lost(
+    operator: Operator, world: World
+) -> None:
     """A new leader may know a job's newest status and not yet its newest pods."""
     await world.running(5)
     fresh = KubeCluster(world.api, "fresh", JobKeys(new_key()), world.namespace)
@@ -154,7 +171,8 @@ async def test_endpoints(operator: Operator, world: World) -> None:
         "controller_runtime_reconcile_time_seconds_bucket",
         "workqueue_queue_duration_seconds_sum",
         f'rljob_info{{engine="sglang",name="demo",namespace="{world.namespace}"',
-        f'rljob_status_condition{{condition="Running",name="demo",namespace="{world.namespace}",status="False"}} 1.0',
+        'rljob_status_condition{condition="Running",name="demo",'
+        f'namespace="{world.namespace}",status="False"}} 1.0',
     ):
         assert name in text
     assert operator.metric("controller_runtime_reconcile_errors_total") == 0
@@ -163,7 +181,8 @@ async def test_endpoints(operator: Operator, world: World) -> None:
 async def test_an_api_server_that_restarts_is_survived_and_what_vanished_meanwhile_is_noticed(
     plane: ControlPlane, start: StartOperator, world: World
 ) -> None:
-    """A pod vanishes while the operator is stopped and its watches are broken: only a comparison of lists can tell."""
+    """A pod vanishes while the operator is stopped and its watches are broken: only a comparison of
+    lists can tell."""
     if plane.directory is None:
         pytest.skip("the API server of KUBECONFIG is not ours to restart")
     operator = await start(SLUICE_LEASE_SECONDS="30")

@@ -18,10 +18,14 @@ TRAINER = "demo-trainer-0-1-0"
 
 
 async def keep(world: World, pod: str, *finalizers: str) -> None:
-    await world.api.merge(path("Pod", world.namespace, pod), {"metadata": {"finalizers": [*finalizers] or None}})
+    await world.api.merge(
+        path("Pod", world.namespace, pod), {"metadata": {"finalizers": [*finalizers] or None}}
+    )
 
 
-async def test_a_pod_that_a_finalizer_keeps_holds_up_its_gangs_next_attempt(operator: Operator, world: World) -> None:
+async def test_a_pod_that_a_finalizer_keeps_holds_up_its_gangs_next_attempt(
+    operator: Operator, world: World
+) -> None:
     """It may run still, for all that anybody knows; others go on."""
     await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 1}})
     await keep(world, TRAINER, KEEP)
@@ -37,12 +41,16 @@ async def test_a_pod_that_a_finalizer_keeps_holds_up_its_gangs_next_attempt(oper
     assert (await world.gang("trainer"))["restarts"] == 1
 
 
-async def test_a_suspended_job_waits_for_a_pod_that_a_finalizer_keeps(operator: Operator, world: World) -> None:
+async def test_a_suspended_job_waits_for_a_pod_that_a_finalizer_keeps(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await keep(world, "demo-rollout-0-1-0", KEEP)
     await world.change({"suspend": True})
     await world.until_pods(3)
-    assert "demo-buffer-0-1-0" in await world.names(), "the buffer stays as long as a worker may report to it"
+    assert "demo-buffer-0-1-0" in await world.names(), (
+        "the buffer stays as long as a worker may report to it"
+    )
     await keep(world, "demo-rollout-0-1-0")
     await world.until_pods(0)
 
@@ -62,7 +70,9 @@ async def test_a_deleted_job_leaves_what_a_finalizer_keeps_and_the_operator_does
 
 
 @pytest.mark.usefixtures("garbage_collector")
-async def test_foreground_deletion_ends_the_pods_before_the_job(operator: Operator, world: World) -> None:
+async def test_foreground_deletion_ends_the_pods_before_the_job(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.bind("demo-rollout-0-1-0")
     await world.delete(policy="Foreground")
@@ -74,7 +84,9 @@ async def test_foreground_deletion_ends_the_pods_before_the_job(operator: Operat
 
 
 @pytest.mark.usefixtures("garbage_collector")
-async def test_orphans_are_left_alone_and_a_new_job_of_their_name_is_told(operator: Operator, world: World) -> None:
+async def test_orphans_are_left_alone_and_a_new_job_of_their_name_is_told(
+    operator: Operator, world: World
+) -> None:
     await world.running(5)
     await world.delete(policy="Orphan")
     await world.until(lambda: has_no_owner(world), 60)
@@ -108,17 +120,24 @@ async def pod_names(world: World) -> list[str]:
 
 
 async def everything(world: World, kind: str) -> list[str]:
-    """Names of the objects with a job's name, whoever owns them. Not every API server has every kind."""
+    """Names of the objects with a job's name, whoever owns them. Not every API server has every
+    kind."""
     at = collection(kind, world.namespace)
     try:
         found = (await world.api.get(at))["items"] or []
     except errors.MissingApiError:
         return []
-    return [each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("demo-")]
+    return [
+        each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("demo-")
+    ]
 
 
 async def has_no_owner(world: World) -> bool:
     at = collection("Pod", world.namespace)
     pods = (await world.api.get(at))["items"]
     jobs = await world.list("RLJob")
-    return len(pods) == 5 and not jobs and not any("ownerReferences" in pod["metadata"] for pod in pods)
+    return (
+        len(pods) == 5
+        and not jobs
+        and not any("ownerReferences" in pod["metadata"] for pod in pods)
+    )

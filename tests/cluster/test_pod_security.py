@@ -1,7 +1,8 @@
-"""Namespaces that enforce a Pod Security Standard (admission PodSecurity, on by default from Kubernetes 1.23 on).
+"""Namespaces that enforce a Pod Security Standard (admission PodSecurity, on by default from
+Kubernetes 1.23 on).
 
-On an older API server the label does nothing. There the pods that it stores are held against the standard as it is
-written out in tests/pod_security.py, and the test says so.
+On an older API server the label does nothing. There the pods that it stores are held against the
+standard as it is written out in tests/pod_security.py, and the test says so.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from tests.cluster.operators import Operator
 from tests.cluster.world import World
 from tests.pod_security import Level, violations
 
-ON_GPUS: dict[str, Any] = {"rollout": {"gpusPerReplica": 1, "replicas": 1}, "trainer": {"steps": 1, "gpusPerNode": 1}}
+ON_GPUS: dict[str, Any] = {
+    "rollout": {"gpusPerReplica": 1, "replicas": 1},
+    "trainer": {"steps": 1, "gpusPerNode": 1},
+}
 
 
 async def enforce(world: World, level: Level) -> bool:
-    """Put the label on the world's namespace; whether the API server then refuses a pod that breaks both."""
-    labels = {"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/enforce-version": "latest"}
+    """Put the label on the world's namespace; whether the API server then refuses a pod that breaks
+    both."""
+    labels = {
+        "pod-security.kubernetes.io/enforce": level,
+        "pod-security.kubernetes.io/enforce-version": "latest",
+    }
     await world.api.merge(f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": labels}})
     spec = {"containers": [{"name": "probe", "image": "none"}], "hostPID": True}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
@@ -31,7 +39,9 @@ async def enforce(world: World, level: Level) -> bool:
     except errors.ForbiddenError:
         return True
     await world.api.delete(path("Pod", world.namespace, "probe"), {"gracePeriodSeconds": 0})
-    warnings.warn(f"this API server does not enforce {level}: only its stored pods are checked", stacklevel=2)
+    warnings.warn(
+        f"this API server does not enforce {level}: only its stored pods are checked", stacklevel=2
+    )
     return False
 
 

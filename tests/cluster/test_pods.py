@@ -1,4 +1,5 @@
-"""What the API server keeps of our pods and of what guards them, and how pods that cannot start are told about."""
+"""What the API server keeps of our pods and of what guards them, and how pods that cannot start are
+told about."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ async def report(world: World, pod: str, **status: Any) -> None:
 
 async def waits(world: World, pod: str, container: str, reason: str, message: str) -> None:
     state = {"waiting": {"reason": reason, "message": message}}
-    found = {"name": container, "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+    found = {
+        "name": container,
+        "image": "x",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": state,
+    }
     await report(world, pod, phase="Pending", containerStatuses=[found])
 
 
@@ -43,13 +51,16 @@ async def has(world: World, kind: str, *names: str, group_version: str = "") -> 
     """Wait until exactly these objects are there."""
 
     async def there() -> bool:
-        found = (await world.api.get(collection(kind, world.namespace, group_version)))["items"] or []
+        found = (await world.api.get(collection(kind, world.namespace, group_version)))[
+            "items"
+        ] or []
         return sorted(each["metadata"]["name"] for each in found) == sorted(names)
 
     await world.until(there)
 
 
-# -- what guards the pods ---------------------------------------------------------------------------------------------
+# -- what guards the pods
+# ---------------------------------------------------------------------------------------------
 
 
 async def test_the_api_server_keeps_the_probes(operator: Operator, world: World) -> None:
@@ -68,7 +79,9 @@ async def test_a_network_policy_comes_with_the_job_and_goes_when_it_is_not_wante
     (policy,) = (await world.api.get(collection("NetworkPolicy", world.namespace)))["items"]
     assert policy["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
-    assert peers[1]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": world.namespace}
+    assert peers[1]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": world.namespace
+    }
     written = policy["metadata"]["resourceVersion"]
     await world.change({"networkPolicy": {"metricsFrom": [{"podSelector": {}}]}})
 
@@ -82,7 +95,9 @@ async def test_a_network_policy_comes_with_the_job_and_goes_when_it_is_not_wante
     assert len(await world.names()) == 5
 
 
-async def test_a_job_has_a_budget_or_is_told_that_the_api_server_knows_none(operator: Operator, world: World) -> None:
+async def test_a_job_has_a_budget_or_is_told_that_the_api_server_knows_none(
+    operator: Operator, world: World
+) -> None:
     """policy/v1 is there from Kubernetes 1.21."""
     await world.running(5)
     try:
@@ -107,7 +122,8 @@ async def test_a_pod_has_the_grace_of_its_template(operator: Operator, world: Wo
     assert (await world.pods("trainer"))[TRAINER]["metadata"]["deletionGracePeriodSeconds"] == 900
 
 
-# -- queues -----------------------------------------------------------------------------------------------------------
+# -- queues
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -118,11 +134,20 @@ async def volcano(api: Api) -> AsyncIterator[None]:
     spec = {
         "group": group,
         "scope": "Namespaced",
-        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup", "listKind": "PodGroupList"},
+        "names": {
+            "kind": "PodGroup",
+            "plural": "podgroups",
+            "singular": "podgroup",
+            "listKind": "PodGroupList",
+        },
         "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
     }
     name = f"podgroups.{group}"
-    body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": name}}
+    body = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+    }
     await api.create(CRDS, body | {"spec": spec})
     yield
     await api.delete(f"{CRDS}/{name}", {})
@@ -132,7 +157,9 @@ async def volcano(api: Api) -> AsyncIterator[None]:
 async def test_volcano_gets_a_group_for_the_job_and_one_for_each_attempt_of_a_further_engine(
     operator: Operator, world: World
 ) -> None:
-    job = await world.running(6, trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}})
+    job = await world.running(
+        6, trainer={"nodes": 2}, podGroupPolicy={"volcano": {"queue": "team-a"}}
+    )
     whole = f"demo-group-{job['metadata']['uid'][:8]}-1"
     await has(world, "PodGroup", whole, "demo-rollout-1-1", group_version=VOLCANO)
     at = path("PodGroup", world.namespace, whole, group_version=VOLCANO)
@@ -147,17 +174,26 @@ async def test_volcano_gets_a_group_for_the_job_and_one_for_each_attempt_of_a_fu
 
 
 async def are_of_attempt(world: World, attempt: int) -> bool:
-    return await world.names("trainer") == [f"demo-trainer-0-{attempt}-0", f"demo-trainer-0-{attempt}-1"]
+    return await world.names("trainer") == [
+        f"demo-trainer-0-{attempt}-0",
+        f"demo-trainer-0-{attempt}-1",
+    ]
 
 
-async def test_a_job_for_a_queue_that_is_not_there_is_told(operator: Operator, world: World) -> None:
+async def test_a_job_for_a_queue_that_is_not_there_is_told(
+    operator: Operator, world: World
+) -> None:
     await world.create(podGroupPolicy={"native": {}})
     await says(world, "Running", "the API server does not have this API")
     assert "ApplyFailed" in await world.reasons()
 
 
-async def test_pods_that_kueue_evicts_come_back_to_their_group(operator: Operator, world: World) -> None:
-    await world.running(5, podGroupPolicy={"kueue": {"queueName": "team-a"}}, failurePolicy={"maxRestarts": 0})
+async def test_pods_that_kueue_evicts_come_back_to_their_group(
+    operator: Operator, world: World
+) -> None:
+    await world.running(
+        5, podGroupPolicy={"kueue": {"queueName": "team-a"}}, failurePolicy={"maxRestarts": 0}
+    )
     group = (await world.pods())[TRAINER]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
     condition = {
         "type": "TerminationTarget",
@@ -177,14 +213,19 @@ async def test_pods_that_kueue_evicts_come_back_to_their_group(operator: Operato
     assert (await world.status())["restarts"] == 0
 
 
-# -- pods that cannot start -------------------------------------------------------------------------------------------
+# -- pods that cannot start
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("reason", "message", "cure"),
     [
         ("ImagePullBackOff", 'Back-off pulling image "nowhere/trainer:1"', "imagePullSecrets"),
-        ("CreateContainerConfigError", 'secret "hf" not found', "create what it names in the job's namespace"),
+        (
+            "CreateContainerConfigError",
+            'secret "hf" not found',
+            "create what it names in the job's namespace",
+        ),
     ],
 )
 async def test_a_container_that_its_kubelet_refuses(
@@ -206,22 +247,37 @@ async def test_a_container_that_its_kubelet_refuses(
 @pytest.mark.parametrize(
     ("message", "cure"),
     [
-        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "no node has enough free nvidia.com/gpu"),
+        (
+            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+            "no node has enough free nvidia.com/gpu",
+        ),
         ('persistentvolumeclaim "models" not found', "create the PersistentVolumeClaim models"),
     ],
 )
-async def test_a_pod_that_no_node_can_take(operator: Operator, world: World, message: str, cure: str) -> None:
+async def test_a_pod_that_no_node_can_take(
+    operator: Operator, world: World, message: str, cure: str
+) -> None:
     await world.create(startupDeadlineSeconds=6)
     await world.until_pods(5)
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
     await report(world, TRAINER, conditions=[condition])
     await says(world, "Running", cure)
     status = await world.until_state("Failed")
-    assert (status["lastFailure"]["pod"], status["lastFailure"]["reason"]) == (TRAINER, "Unschedulable")
+    assert (status["lastFailure"]["pod"], status["lastFailure"]["reason"]) == (
+        TRAINER,
+        "Unschedulable",
+    )
     assert cure in status["lastFailure"]["message"]
 
 
-async def test_a_container_that_used_too_much_memory_again_and_again(operator: Operator, world: World) -> None:
+async def test_a_container_that_used_too_much_memory_again_and_again(
+    operator: Operator, world: World
+) -> None:
     await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 30, "maxSeconds": 60}})
     for name in await world.names("rollout"):
         end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now()}
@@ -231,4 +287,8 @@ async def test_a_container_that_used_too_much_memory_again_and_again(operator: O
     assert told["reason"] == "Restarting"
     assert "raise spec.rollout.resources.limits.memory" in told["message"]
     failure = (await world.status())["lastFailure"]
-    assert (failure["container"], failure["reason"], failure["exitCode"]) == ("engine", "OOMKilled", 137)
+    assert (failure["container"], failure["reason"], failure["exitCode"]) == (
+        "engine",
+        "OOMKilled",
+        137,
+    )

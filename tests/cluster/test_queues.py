@@ -22,7 +22,10 @@ from tests.cluster.queues import BY_WEBHOOK, POD_GROUPS, WORKLOADS, Kueue, Queue
 from tests.cluster.world import Object, World
 
 POLICIES: dict[str, Object] = {
-    "kueue": {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}, "podTemplateOverrides": [BY_WEBHOOK]},
+    "kueue": {
+        "podGroupPolicy": {"kueue": {"queueName": "team-a"}},
+        "podTemplateOverrides": [BY_WEBHOOK],
+    },
     "volcano": {"podGroupPolicy": {"volcano": {"queue": "team-a"}}},
 }
 QUEUES: dict[str, type[Queue]] = {"kueue": Kueue, "volcano": Volcano}
@@ -32,7 +35,10 @@ ONE_ENGINE = {"replicas": 1}
 @pytest.fixture(params=list(POLICIES))
 async def policy(request: pytest.FixtureRequest, api: Api) -> AsyncIterator[str]:
     """The queue's API is there while it is used."""
-    kind = {"kueue": custom_kind(WORKLOADS, "Workload"), "volcano": custom_kind(POD_GROUPS, "PodGroup")}[request.param]
+    kind = {
+        "kueue": custom_kind(WORKLOADS, "Workload"),
+        "volcano": custom_kind(POD_GROUPS, "PodGroup"),
+    }[request.param]
     await api.create(CRDS, kind)
     yield request.param
     await api.delete(f"{CRDS}/{kind['metadata']['name']}", {})
@@ -41,7 +47,12 @@ async def policy(request: pytest.FixtureRequest, api: Api) -> AsyncIterator[str]
 def custom_kind(group_version: str, kind: str) -> Object:
     group, version = group_version.split("/")
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    names = {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower(), "listKind": f"{kind}List"}
+    names = {
+        "kind": kind,
+        "plural": f"{kind.lower()}s",
+        "singular": kind.lower(),
+        "listKind": f"{kind}List",
+    }
     versions = [{"name": version, "served": True, "storage": True, "schema": schema}]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -78,7 +89,8 @@ async def whole_job_runs(world: World, job: str, attempt: int = 1) -> None:
 
 
 async def waits(world: World, job: str, attempt: int = 1) -> None:
-    """Wait until trainer and engine are there, and give them time to be started, which nobody may do."""
+    """Wait until trainer and engine are there, and give them time to be started, which nobody may
+    do."""
     wanted = {pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt)}
 
     async def are_there() -> bool:
@@ -94,7 +106,9 @@ async def has_none(world: World, job: str, *roles: str) -> None:
     """Wait until the job has no pods of these roles any more."""
 
     async def are_gone() -> bool:
-        return not any(name.startswith(f"{job}-{role}") for name in await world.names() for role in roles)
+        return not any(
+            name.startswith(f"{job}-{role}") for name in await world.names() for role in roles
+        )
 
     await world.until(are_gone, 60)
 
@@ -115,7 +129,8 @@ async def finishes(world: World, job: str, attempt: int = 1) -> None:
 async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_job_begins(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Admitted apart, the engine of the job that waits takes the trainer's place, and both jobs wait for ever."""
+    """Admitted apart, the engine of the job that waits takes the trainer's place, and both jobs
+    wait for ever."""
     async with QUEUES[policy](world, quota=2).working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
@@ -123,7 +138,9 @@ async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_jo
         await waits(world, "second")
         await delete_pod(world, pod_of("first", "trainer"))
         await runs(world, pod_of("first", "trainer", attempt=2))
-        assert await group_of(world, pod_of("first", "trainer", 2)) == await group_of(world, pod_of("first", "rollout"))
+        assert await group_of(world, pod_of("first", "trainer", 2)) == await group_of(
+            world, pod_of("first", "rollout")
+        )
         await waits(world, "second")
         await finishes(world, "first", attempt=2)
         await whole_job_runs(world, "second")
@@ -138,7 +155,9 @@ async def test_an_engine_above_min_replicas_is_admitted_or_not_to_nobodys_harm(
     async with queue.working():
         await submit(world, policy, "first", rollout={"replicas": 2})
         await waits(world, "first")
-        assert further not in await world.names(), "it would be admitted in the place of the job itself"
+        assert further not in await world.names(), (
+            "it would be admitted in the place of the job itself"
+        )
         queue.quota = 2
         await whole_job_runs(world, "first")
         await world.until_pods(2, "rollout")
@@ -222,7 +241,8 @@ async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
 async def test_a_pod_that_is_removed_from_a_dead_node_is_replaced(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Kueue keeps its object; while that says that it runs, neither Kueue nor the next attempt takes it for gone."""
+    """Kueue keeps its object; while that says that it runs, neither Kueue nor the next attempt
+    takes it for gone."""
     trainer = pod_of("first", "trainer")
     await submit(world, policy, "first")
     await world.until_pods(4)
@@ -254,7 +274,9 @@ async def test_a_job_that_waits_says_why_and_fails_of_it_when_it_has_waited_too_
         await world.until_state("Failed", "first")
         failed = await world.condition("Failed", "first")
         assert failed["reason"] == "QueueTimeoutExceeded"
-        assert failed["message"] == f"the job waited in a queue for 6 s (queueTimeoutSeconds): {words}"
+        assert (
+            failed["message"] == f"the job waited in a queue for 6 s (queueTimeoutSeconds): {words}"
+        )
         await has_none(world, "first", "trainer", "rollout")
 
 
@@ -263,8 +285,11 @@ async def says(world: World, kind: str, words: str) -> bool:
 
 
 @pytest.mark.parametrize("policy", ["kueue"], indirect=True)
-async def test_the_words_of_kueue_are_read_from_the_workload(operator: Operator, world: World, policy: str) -> None:
-    """Whether or not this API server keeps the gates of pods, from which the operator sees that they wait."""
+async def test_the_words_of_kueue_are_read_from_the_workload(
+    operator: Operator, world: World, policy: str
+) -> None:
+    """Whether or not this API server keeps the gates of pods, from which the operator sees that
+    they wait."""
     async with Kueue(world, quota=1).working():
         await submit(world, policy, "first")
         await waits(world, "first")

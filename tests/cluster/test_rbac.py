@@ -1,4 +1,5 @@
-"""The operator under exactly the rights that the chart gives it, and what the chart's roles let people do."""
+"""The operator under exactly the rights that the chart gives it, and what the chart's roles let
+people do."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.cluster.world import World
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ENDING = "because it is being terminated"
-"""Nobody may create anything in a namespace that is being deleted, as those of earlier tests are."""
+"""Nobody may create anything in a namespace that is being deleted, as those of earlier tests are.
+"""
 
 
 @pytest.fixture
@@ -37,15 +39,26 @@ async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIte
 
     async def start(release: Release) -> Operator:
         pod = (await release.deployment())["spec"]["template"]["spec"]
-        account = f"/api/v1/namespaces/{release.namespace}/serviceaccounts/{pod['serviceAccountName']}/token"
-        request: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        accounts = f"/api/v1/namespaces/{release.namespace}/serviceaccounts"
+        account = f"{accounts}/{pod['serviceAccountName']}/token"
+        request: Object = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {},
+        }
         token = (await api.create(account, request))["status"]["token"]
         kubeconfig = tmp_path / "kubeconfig"
         write_kubeconfig(Path(plane.kubeconfig), kubeconfig, token)
-        env = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"] if "valueFrom" not in each}
+        env = {
+            each["name"]: each.get("value", "")
+            for each in pod["containers"][0]["env"]
+            if "valueFrom" not in each
+        }
         ours = ("SLUICE_HTTP_PORT", "SLUICE_LEASE_SECONDS", "SLUICE_PROBE_SECONDS")
         variables = {name: value for name, value in env.items() if name not in ours}
-        started.append(Operator(str(kubeconfig), release.namespace, tmp_path / "operator.log", **variables))
+        started.append(
+            Operator(str(kubeconfig), release.namespace, tmp_path / "operator.log", **variables)
+        )
         return await started[-1].ready()
 
     yield start
@@ -81,7 +94,9 @@ async def test_a_job_lives_and_nothing_is_forbidden(
     await world.finish("demo-trainer-0-1-0", 0)
     await world.until(lambda: no_job_is_left(world), 60)
     await world.until(lambda: is_told_of(world, "Suspended", "Resumed", "TrainerSucceeded"))
-    refusals = [line for line in operator.log.read_text().splitlines() if "forbidden" in line.lower()]
+    refusals = [
+        line for line in operator.log.read_text().splitlines() if "forbidden" in line.lower()
+    ]
     elsewhere = [line for line in refusals if ENDING in line and world.namespace not in line]
     assert refusals == elsewhere
     assert elsewhere or 'code="403"' not in operator.get("/metrics")[1]
@@ -115,21 +130,51 @@ async def test_the_operator_may_do_no_more_than_its_work(release: Release, world
     release.install("--set", f"crds.install=false,replicas=0,watchNamespaces={{{world.namespace}}}")
     account = f"system:serviceaccount:{release.namespace}:{release.name}-sluice"
     here, elsewhere = world.namespace, "default"
-    assert await allowed(release.api, account, here, "list pods", "create secrets", "patch rljobs/status")
+    assert await allowed(
+        release.api, account, here, "list pods", "create secrets", "patch rljobs/status"
+    )
     assert await refused(
-        release.api, account, here,
-        "get secrets", "list secrets", "patch secrets", "delete configmaps", "create pods/exec", "get pods/log",
-        "create rljobs", "patch rljobs", "create serviceaccounts/token", "create rolebindings", "get leases",
-    )  # fmt: skip
-    assert await refused(release.api, account, elsewhere, "list pods", "list rljobs", "create pods", "create secrets")
-    assert await refused(release.api, account, release.namespace, "list secrets", "list pods", "delete leases")
+        release.api,
+        account,
+        here,
+        "get secrets",
+        "list secrets",
+        "patch secrets",
+        "delete configmaps",
+        "create pods/exec",
+        "get pods/log",
+        "create rljobs",
+        "patch rljobs",
+        "create serviceaccounts/token",
+        "create rolebindings",
+        "get leases",
+    )
+    assert await refused(
+        release.api, account, elsewhere, "list pods", "list rljobs", "create pods", "create secrets"
+    )
+    assert await refused(
+        release.api, account, release.namespace, "list secrets", "list pods", "delete leases"
+    )
     key = f"{release.name}-sluice-key"
     assert await may(release.api, account, release.namespace, "get secrets", key)
     assert not await may(release.api, account, release.namespace, "get secrets", "another")
 
 
-VIEW = ["get rljobs", "list rljobs", "watch rljobs", "get rljobs/status", "list pods", "get pods/log"]
-EDIT = ["create rljobs", "patch rljobs", "delete rljobs", "patch rljobs/scale", "update rljobs/scale"]
+VIEW = [
+    "get rljobs",
+    "list rljobs",
+    "watch rljobs",
+    "get rljobs/status",
+    "list pods",
+    "get pods/log",
+]
+EDIT = [
+    "create rljobs",
+    "patch rljobs",
+    "delete rljobs",
+    "patch rljobs/scale",
+    "update rljobs/scale",
+]
 MEND = ["patch rljobs/status"]
 NEVER = ["get secrets", "create pods", "delete pods", "create pods/exec", "create rolebindings"]
 MAY = {"viewer": VIEW, "editor": VIEW + EDIT, "admin": VIEW + EDIT + MEND}
@@ -137,7 +182,9 @@ JOINS = {"viewer": "view", "editor": "edit", "admin": "admin"}
 
 
 @pytest.mark.parametrize("role", MAY)
-async def test_people_may_do_what_their_role_says_and_not_more(release: Release, world: World, role: str) -> None:
+async def test_people_may_do_what_their_role_says_and_not_more(
+    release: Release, world: World, role: str
+) -> None:
     release.install("--set", "crds.install=false,replicas=0")
     await bind(release.api, world.namespace, f"{release.name}-sluice-{role}", "eve")
     assert await allowed(release.api, "eve", world.namespace, *MAY[role])
@@ -148,7 +195,9 @@ async def test_people_may_do_what_their_role_says_and_not_more(release: Release,
 
 @pytest.mark.usefixtures("garbage_collector")
 @pytest.mark.parametrize("role", MAY)
-async def test_the_clusters_own_roles_take_them_in(release: Release, world: World, role: str) -> None:
+async def test_the_clusters_own_roles_take_them_in(
+    release: Release, world: World, role: str
+) -> None:
     """Aggregation is work of the controller manager."""
     release.install("--set", "crds.install=false,replicas=0")
     await bind(release.api, world.namespace, JOINS[role], "eve")
@@ -192,9 +241,18 @@ async def may(api: Api, user: str, namespace: str, deed: str, name: str = "") ->
     """What `kubectl auth can-i VERB RESOURCE --as=USER` asks."""
     verb, resource = deed.split()
     resource, _, subresource = resource.partition("/")
-    attributes = {"namespace": namespace, "verb": verb, "group": GROUPS.get(resource, ""), "resource": resource}
+    attributes = {
+        "namespace": namespace,
+        "verb": verb,
+        "group": GROUPS.get(resource, ""),
+        "resource": resource,
+    }
     attributes |= {"subresource": subresource, "name": name}
-    groups = ["system:serviceaccounts", "system:authenticated"] if ":" in user else ["system:authenticated"]
+    groups = (
+        ["system:serviceaccounts", "system:authenticated"]
+        if ":" in user
+        else ["system:authenticated"]
+    )
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",

@@ -1,4 +1,5 @@
-"""What a real API server makes of the pods' requests: their class when a node is in need, and quotas."""
+"""What a real API server makes of the pods' requests: their class when a node is in need, and
+quotas."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ QUOTA = {"requests.cpu": "8", "requests.memory": "16Gi"}
 
 
 async def quota(world: World, hard: Object) -> None:
-    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": hard}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team"},
+        "spec": {"hard": hard},
+    }
     await world.api.create(f"/api/v1/namespaces/{world.namespace}/resourcequotas", body)
 
 
@@ -35,7 +41,9 @@ async def test_a_quota_that_wants_requests_takes_the_pods(operator: Operator, wo
 
 
 async def test_the_spec_says_what_a_container_asks_for(operator: Operator, world: World) -> None:
-    await world.create(trainer={"steps": 1, "gpusPerNode": 0, "resources": {"limits": {"memory": "3Gi"}}})
+    await world.create(
+        trainer={"steps": 1, "gpusPerNode": 0, "resources": {"limits": {"memory": "3Gi"}}}
+    )
     await world.until_pods(5)
     trainer = await world.api.get(path("Pod", world.namespace, "demo-trainer-0-1-0"))
     assert trainer["spec"]["containers"][0]["resources"] == {

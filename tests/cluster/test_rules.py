@@ -1,4 +1,5 @@
-"""What the API server itself says of RLJobs: rules, transitions, lists, defaults, fields that nobody knows."""
+"""What the API server itself says of RLJobs: rules, transitions, lists, defaults, fields that
+nobody knows."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Job:
 
     async def start(self) -> None:
         """What an operator writes before it makes the first pod."""
-        await self.report({"roles": [{"name": "trainer", "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]}]})
+        await self.report(
+            {"roles": [{"name": "trainer", "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]}]}
+        )
 
 
 async def create(api: Api, spec: Object) -> Job:
@@ -56,7 +59,8 @@ async def job(rules: Api) -> AsyncIterator[Job]:
     await rules.delete(found.path, {})
 
 
-# -- transitions ------------------------------------------------------------------------------------------------------
+# -- transitions
+# --------------------------------------------------------------------------------------------------
 
 FROZEN = {
     "spec.model": {"model": {"path": "other"}},
@@ -76,7 +80,9 @@ FROZEN = {
     "spec.secrets": {"secrets": {"wandb": {"name": "w", "key": "k"}}},
     "spec.tls": {"tls": {"enabled": True}},
     "spec.podTemplateOverrides": {
-        "podTemplateOverrides": [{"roles": ["trainer"], "template": {"spec": {"nodeSelector": {"zone": "b"}}}}]
+        "podTemplateOverrides": [
+            {"roles": ["trainer"], "template": {"spec": {"nodeSelector": {"zone": "b"}}}}
+        ]
     },
 }
 FREE: dict[str, Object] = {
@@ -98,10 +104,14 @@ async def test_what_may_not_change_once_pods_were_started_is_refused_by_name(job
     for field, change in FROZEN.items():
         with pytest.raises(errors.InvalidError) as refused:
             await job.change(change)
-        assert f"{field}: Forbidden: cannot be changed once pods were started" in str(refused.value), field
+        assert f"{field}: Forbidden: cannot be changed once pods were started" in str(
+            refused.value
+        ), field
 
 
-async def test_parts_of_a_volume_that_the_schema_does_not_describe_are_compared_too(job: Job) -> None:
+async def test_parts_of_a_volume_that_the_schema_does_not_describe_are_compared_too(
+    job: Job,
+) -> None:
     await job.start()
     with pytest.raises(errors.InvalidError, match=r"spec\.model: Forbidden"):
         await job.change({"model": {"volume": {"nfs": {"path": "/other"}}}})
@@ -121,7 +131,9 @@ async def test_what_may_change_does(job: Job) -> None:
 
 async def test_a_default_that_is_written_out_is_no_change(job: Job) -> None:
     await job.start()
-    await job.change({"trainer": {"stepsPerBatch": 1}, "tls": {"enabled": False}, "checkpoint": {"keep": 2}})
+    await job.change(
+        {"trainer": {"stepsPerBatch": 1}, "tls": {"enabled": False}, "checkpoint": {"keep": 2}}
+    )
 
 
 async def test_the_status_of_a_started_job_is_written_as_ever(job: Job) -> None:
@@ -134,7 +146,9 @@ async def test_the_controller_of_a_job_never_changes(job: Job) -> None:
         await job.change({"managedBy": "example.com/other"})
 
 
-async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_back(rules: Api) -> None:
+async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_back(
+    rules: Api,
+) -> None:
     """What other tests rely on that are about the operator's own judgement."""
     senseless = {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}}
     async with without_rules(rules):
@@ -146,7 +160,8 @@ async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_
         await create(rules, senseless)
 
 
-# -- lists ------------------------------------------------------------------------------------------------------------
+# -- lists
+# --------------------------------------------------------------------------------------------------
 
 
 def condition(kind: str, status: str = "True") -> Object:
@@ -156,16 +171,28 @@ def condition(kind: str, status: str = "True") -> Object:
 @pytest.mark.parametrize(
     ("status", "field"),
     [
-        ({"conditions": [condition("Running"), condition("Running", "False")]}, "status.conditions[1]"),
+        (
+            {"conditions": [condition("Running"), condition("Running", "False")]},
+            "status.conditions[1]",
+        ),
         ({"roles": [{"name": "trainer"}, {"name": "trainer"}]}, "status.roles[1]"),
         (
-            {"roles": [{"name": "rollout", "gangs": [{"replica": 0, "attempt": 1}, {"replica": 0, "attempt": 2}]}]},
+            {
+                "roles": [
+                    {
+                        "name": "rollout",
+                        "gangs": [{"replica": 0, "attempt": 1}, {"replica": 0, "attempt": 2}],
+                    }
+                ]
+            },
             "status.roles[0].gangs[1]",
         ),
     ],
     ids=["conditions", "roles", "gangs"],
 )
-async def test_each_name_stands_once_in_a_list_of_the_status(job: Job, status: Object, field: str) -> None:
+async def test_each_name_stands_once_in_a_list_of_the_status(
+    job: Job, status: Object, field: str
+) -> None:
     with pytest.raises(errors.InvalidError) as refused:
         await job.report(status)
     assert f"{field}: Duplicate value" in str(refused.value)
@@ -175,13 +202,19 @@ async def test_each_name_stands_once_in_a_list_of_the_status(job: Job, status: O
     ("spec", "field"),
     [
         ({"podTemplateOverrides": [{"roles": ["trainer", "trainer"], "template": {}}]}, "roles[1]"),
-        ({"checkpoint": {"storage": {"accessModes": ["ReadWriteOnce", "ReadWriteOnce"]}}}, "accessModes[1]"),
+        (
+            {"checkpoint": {"storage": {"accessModes": ["ReadWriteOnce", "ReadWriteOnce"]}}},
+            "accessModes[1]",
+        ),
         (
             {
                 "algorithm": {
                     "distillation": {
                         "teacher": {"url": "http://a"},
-                        "teachers": [{"dataSource": "x", "url": "http://b"}, {"dataSource": "x", "url": "http://c"}],
+                        "teachers": [
+                            {"dataSource": "x", "url": "http://b"},
+                            {"dataSource": "x", "url": "http://c"},
+                        ],
                     }
                 }
             },
@@ -190,7 +223,9 @@ async def test_each_name_stands_once_in_a_list_of_the_status(job: Job, status: O
     ],
     ids=["roles", "accessModes", "teachers"],
 )
-async def test_each_name_stands_once_in_a_list_of_the_spec(rules: Api, spec: Object, field: str) -> None:
+async def test_each_name_stands_once_in_a_list_of_the_spec(
+    rules: Api, spec: Object, field: str
+) -> None:
     with pytest.raises(errors.InvalidError) as refused:
         await create(rules, SPEC | spec)
     assert f"{field}: Duplicate value" in str(refused.value)
@@ -210,7 +245,8 @@ async def test_two_writers_each_have_their_own_condition(job: Job) -> None:
     assert [each["type"] for each in stored["status"]["conditions"]] == ["Running", "Suspended"]
 
 
-# -- defaults, and words ----------------------------------------------------------------------------------------------
+# -- defaults, and words
+# ----------------------------------------------------------------------------------------------
 
 
 async def test_what_is_stored_is_the_whole_spec_that_the_operator_works_with(job: Job) -> None:
@@ -219,18 +255,27 @@ async def test_what_is_stored_is_the_whole_spec_that_the_operator_works_with(job
 
 
 async def test_a_rule_over_fields_that_were_left_out_sees_their_defaults(rules: Api) -> None:
-    with pytest.raises(errors.InvalidError, match=r"spec\.trainer\.stepsPerBatch: Invalid value: .*cannot be split"):
+    with pytest.raises(
+        errors.InvalidError, match=r"spec\.trainer\.stepsPerBatch: Invalid value: .*cannot be split"
+    ):
         await create(rules, {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}})
 
 
-async def test_what_belongs_to_something_else_is_forbidden_and_what_lacks_is_required(rules: Api) -> None:
-    with pytest.raises(errors.InvalidError, match=r"spec\.algorithm\.critic: Forbidden: only estimator: ppo"):
+async def test_what_belongs_to_something_else_is_forbidden_and_what_lacks_is_required(
+    rules: Api,
+) -> None:
+    with pytest.raises(
+        errors.InvalidError, match=r"spec\.algorithm\.critic: Forbidden: only estimator: ppo"
+    ):
         await create(rules, {**SPEC, "algorithm": {"critic": {}}})
-    with pytest.raises(errors.InvalidError, match=r"spec\.reward: Required value: there is nothing to learn from"):
+    with pytest.raises(
+        errors.InvalidError, match=r"spec\.reward: Required value: there is nothing to learn from"
+    ):
         await create(rules, {name: value for name, value in SPEC.items() if name != "reward"})
 
 
-# -- fields that nobody knows -----------------------------------------------------------------------------------------
+# -- fields that nobody knows
+# -----------------------------------------------------------------------------------------
 
 
 async def test_a_field_that_the_server_does_not_know_is_refused_by_name(rules: Api) -> None:

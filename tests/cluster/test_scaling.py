@@ -23,13 +23,19 @@ HPA_SECONDS = 120.0
 def kubectl(plane: ControlPlane, world: World, *arguments: str) -> str:
     command = [tool("kubectl"), "--namespace", world.namespace, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"KUBECONFIG": plane.kubeconfig}, timeout=60
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"KUBECONFIG": plane.kubeconfig},
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-async def test_kubectl_scales_and_waits(plane: ControlPlane, operator: Operator, world: World) -> None:
+async def test_kubectl_scales_and_waits(
+    plane: ControlPlane, operator: Operator, world: World
+) -> None:
     await world.running(5)
     await asyncio.to_thread(kubectl, plane, world, "scale", "rljob/demo", "--replicas=4")
     await world.until_pods(4, "rollout")
@@ -37,22 +43,37 @@ async def test_kubectl_scales_and_waits(plane: ControlPlane, operator: Operator,
     await world.until(lambda: replicas_are(world, 4))
     assert scale["spec"]["replicas"] == 4
     selected = await asyncio.to_thread(
-        kubectl, plane, world, "get", "pods", "--selector", scale["status"]["selector"], "--output=name"
+        kubectl,
+        plane,
+        world,
+        "get",
+        "pods",
+        "--selector",
+        scale["status"]["selector"],
+        "--output=name",
     )
     assert sorted(selected.split()) == [f"pod/{name}" for name in await world.names("rollout")]
-    await asyncio.to_thread(kubectl, plane, world, "scale", "rljob/demo", "--current-replicas=4", "--replicas=1")
+    await asyncio.to_thread(
+        kubectl, plane, world, "scale", "rljob/demo", "--current-replicas=4", "--replicas=1"
+    )
     await world.until_pods(1, "rollout")
     assert await world.names("trainer") == ["demo-trainer-0-1-0"]
 
 
-async def test_an_engine_of_many_pods_counts_once(plane: ControlPlane, operator: Operator, world: World) -> None:
-    """An autoscaler divides what the selected pods use by their number, and takes that for engines."""
+async def test_an_engine_of_many_pods_counts_once(
+    plane: ControlPlane, operator: Operator, world: World
+) -> None:
+    """An autoscaler divides what the selected pods use by their number, and takes that for
+    engines.
+    """
     await world.create(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3})
     await world.until_pods(6, "rollout")
     await world.until(lambda: replicas_are(world, 2))
     scale = await world.api.get(path("RLJob", world.namespace, "demo", "scale"))
     selector = scale["status"]["selector"]
-    selected = await asyncio.to_thread(kubectl, plane, world, "get", "pods", "--selector", selector, "--output=name")
+    selected = await asyncio.to_thread(
+        kubectl, plane, world, "get", "pods", "--selector", selector, "--output=name"
+    )
     assert sorted(selected.split()) == ["pod/demo-rollout-0-1-0", "pod/demo-rollout-1-1-0"]
 
 
@@ -68,7 +89,9 @@ async def test_what_is_scaled_away_drains(operator: Operator, world: World) -> N
     assert (await world.status())["rolloutReplicas"] == 1
     await world.change({"rollout": {"replicas": 2}})
     await asyncio.sleep(1)
-    assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"], "attempts never overlap"
+    assert await world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"], (
+        "attempts never overlap"
+    )
     await world.gone("demo-rollout-1-1-0")
     await world.until(lambda: rollouts_are(world, "demo-rollout-0-1-0", "demo-rollout-1-2-0"))
     assert (await world.status())["restarts"] == 0
@@ -76,7 +99,8 @@ async def test_what_is_scaled_away_drains(operator: Operator, world: World) -> N
 
 @pytest.mark.usefixtures("garbage_collector")
 async def test_an_autoscaler_keeps_its_bounds(operator: Operator, world: World) -> None:
-    """Without metrics it still brings the number between its bounds: through /scale, and by nothing of ours."""
+    """Without metrics it still brings the number between its bounds: through /scale, and by nothing
+    of ours."""
     await world.running(5)
     await autoscaler(world, minReplicas=3, maxReplicas=5)
     await world.until(lambda: rollout_count_is(world, 3), HPA_SECONDS)
@@ -88,7 +112,8 @@ async def test_an_autoscaler_keeps_its_bounds(operator: Operator, world: World) 
 
 
 async def test_an_autoscaler_needs_a_first_number(operator: Operator, world: World) -> None:
-    """Kubernetes shows no scale of an object that does not say a number; but a number may be put there."""
+    """Kubernetes shows no scale of an object that does not say a number; but a number may be put
+    there."""
     await world.create(rollout={"gpusPerReplica": 0, "replicas": None})
     await world.until_pods(1, "rollout")
     at = path("RLJob", world.namespace, "demo", "scale")
@@ -99,7 +124,9 @@ async def test_an_autoscaler_needs_a_first_number(operator: Operator, world: Wor
     assert (await world.api.get(at))["spec"]["replicas"] == 3
 
 
-async def test_a_number_that_is_taken_away_changes_nothing(operator: Operator, world: World) -> None:
+async def test_a_number_that_is_taken_away_changes_nothing(
+    operator: Operator, world: World
+) -> None:
     """Who hands the field over to an autoscaler removes it from his manifest: what runs goes on."""
     await world.running(5)
     await world.change({"rollout": {"replicas": None}})

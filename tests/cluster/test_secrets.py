@@ -1,4 +1,6 @@
-"""The operator's key, and what becomes of it: tokens and certificates that nobody ever reads back."""
+"""The operator's key, and what becomes of it: tokens and certificates that nobody ever
+reads back.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,40 @@ async def secret_of(world: World, job: Object, what: str) -> Object:
 
 
 async def test_two_replicas_that_start_together_share_one_key(world: World) -> None:
-    both = await asyncio.gather(*(operatorkey.read_or_make(world.api, world.namespace, KEY) for _ in range(2)))
+    both = await asyncio.gather(
+        *(operatorkey.read_or_make(world.api, world.namespace, KEY) for _ in range(2))
+    )
     assert both[0].token("u") == both[1].token("u") == (await keys_of(world)).token("u")
 
 
 async def test_a_secret_that_holds_no_key_is_refused(world: World) -> None:
-    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEY}, "stringData": {"key": "short"}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": KEY},
+        "stringData": {"key": "short"},
+    }
     await world.api.create(collection("Secret", world.namespace), body)
-    with pytest.raises(Exception, match=f"Secret {world.namespace}/{KEY}: 5 bytes are no key.*delete it"):
+    with pytest.raises(
+        Exception, match=f"Secret {world.namespace}/{KEY}: 5 bytes are no key.*delete it"
+    ):
         await operatorkey.read_or_make(world.api, world.namespace, KEY)
 
 
-async def test_a_jobs_token_follows_from_the_key_and_its_uid(operator: Operator, world: World) -> None:
+async def test_a_jobs_token_follows_from_the_key_and_its_uid(
+    operator: Operator, world: World
+) -> None:
     job = await world.create()
     await world.until_pods(5)
     secret = await secret_of(world, job, "token")
     assert text(secret, "token") == (await keys_of(world)).token(job["metadata"]["uid"])
     assert secret["immutable"]
     for pod in (await world.pods()).values():
-        sources = [entry.get("valueFrom", {}) for each in pod["spec"]["containers"] for entry in each["env"]]
+        sources = [
+            entry.get("valueFrom", {})
+            for each in pod["spec"]["containers"]
+            for entry in each["env"]
+        ]
         names = {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
         assert names == {secret["metadata"]["name"]}
 
@@ -69,9 +86,16 @@ async def test_with_tls_the_servers_get_a_certificate_and_all_others_the_authori
     given = {}
     for pod in (await world.pods()).values():
         (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "tls"]
-        given[pod["metadata"]["labels"]["sluice.dev/role"]] = [item["path"] for item in volume["secret"]["items"]]
+        given[pod["metadata"]["labels"]["sluice.dev/role"]] = [
+            item["path"] for item in volume["secret"]["items"]
+        ]
     everything = ["ca.crt", "tls.crt", "tls.key"]
-    assert given == {"rendezvous": everything, "buffer": everything, "rollout": ["ca.crt"], "trainer": ["ca.crt"]}
+    assert given == {
+        "rendezvous": everything,
+        "buffer": everything,
+        "rollout": ["ca.crt"],
+        "trainer": ["ca.crt"],
+    }
 
 
 @pytest.mark.usefixtures("unruled")
@@ -80,7 +104,9 @@ async def test_tls_cannot_be_switched_while_the_job_runs(operator: Operator, wor
     await world.change({"tls": {"enabled": True}})
 
     async def is_told() -> bool:
-        return "cannot be changed: spec.tls" in (await world.condition("Running")).get("message", "")
+        return "cannot be changed: spec.tls" in (await world.condition("Running")).get(
+            "message", ""
+        )
 
     await world.until(is_told)
     assert len(await world.list("Secret")) == 1
@@ -138,14 +164,20 @@ async def test_a_secret_that_somebody_deleted_is_made_again_with_the_same_token(
     wanted = ("Secret", token_secret(job)["metadata"]["name"])
     await kube.apply(job, [token_secret(job)])
     await kube.observe(job)
-    await kube.apply(job, [token_secret(job)])  # "already exists" is what a restarted operator meets
+    await kube.apply(
+        job, [token_secret(job)]
+    )  # "already exists" is what a restarted operator meets
     assert wanted in (await kube.observe(job)).objects
     before = text(await secret_of(world, stored, "token"), "token")
     await api.delete(path("Secret", world.namespace, wanted[1]), {})
     monkeypatch.setattr(owned, "REREAD_SECONDS", 0.0)
     assert wanted not in (await kube.observe(job)).objects, "no pod proves that it is there"
     await kube.apply(job, [token_secret(job)])
-    assert text(await secret_of(world, stored, "token"), "token") == before == keys.token(job.metadata.uid)
+    assert (
+        text(await secret_of(world, stored, "token"), "token")
+        == before
+        == keys.token(job.metadata.uid)
+    )
 
 
 async def test_running_pods_prove_that_the_secret_is_there_and_one_that_does_not_start_asks_for_it(
@@ -169,6 +201,16 @@ def pod_of(job: Object, role: str, phase: str) -> Object:
     metadata = job["metadata"]
     owner = {"controller": True, "uid": metadata["uid"]}
     labels = {"sluice.dev/job-name": metadata["name"], "sluice.dev/role": role}
-    place = {"name": f"demo-{role}-0-1-0", "namespace": metadata["namespace"], "uid": role, "resourceVersion": "1"}
+    place = {
+        "name": f"demo-{role}-0-1-0",
+        "namespace": metadata["namespace"],
+        "uid": role,
+        "resourceVersion": "1",
+    }
     found = {**place, "labels": labels, "ownerReferences": [owner]}
-    return {"kind": "Pod", "metadata": found, "spec": {"nodeName": "here"}, "status": {"phase": phase}}
+    return {
+        "kind": "Pod",
+        "metadata": found,
+        "spec": {"nodeName": "here"},
+        "status": {"phase": phase},
+    }

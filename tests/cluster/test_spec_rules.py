@@ -1,4 +1,5 @@
-"""The API server refuses what pydantic refuses, group by group: the CEL of a rule and its Python say the same.
+"""The API server refuses what pydantic refuses, group by group: the CEL of a rule and its Python
+say the same.
 
 Those of the algorithm have a page of their own (test_algorithm_rules.py).
 """
@@ -23,12 +24,21 @@ NFS = {"nfs": {"server": "s", "path": "/"}}
 ONE_NODE = {"storage": {"accessModes": ["ReadWriteOnce"]}}
 PASS_AT = {"datasets": [{"path": "e"}, {"path": "f", "samplesPerPrompt": 4}]}
 NONSENSE: list[tuple[dict[str, Any], str]] = [
-    ({"trainer": {"steps": 4, "resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu is what"),
-    ({"rollout": {"workerResources": {"requests": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu is what"),
+    (
+        {"trainer": {"steps": 4, "resources": {"limits": {"nvidia.com/gpu": 1}}}},
+        "nvidia.com/gpu is what",
+    ),
+    (
+        {"rollout": {"workerResources": {"requests": {"nvidia.com/gpu": 1}}}},
+        "nvidia.com/gpu is what",
+    ),
     ({"rollout": {"maxStaleness": 1}}, "maxStaleness > 0 needs mode: async"),
     ({"rollout": {"mode": "async"}}, "mode: async needs maxStaleness"),
     ({"rollout": {"minReplicas": 2, "replicas": 1}}, "replicas must be at least minReplicas"),
-    ({"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}}, "virtualPipeline needs pipeline"),
+    (
+        {"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}},
+        "virtualPipeline needs pipeline",
+    ),
     ({"trainer": {}}, "exactly one of steps and epochs"),
     ({"trainer": {"steps": 4, "epochs": 1}}, "exactly one of steps and epochs"),
     ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
@@ -37,42 +47,100 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
     ({"data": {"prompts": [{}]}}, "exactly one of path (a file) and source"),
     ({"evaluation": {**PASS_AT, "passAtK": [2, 8]}}, "every k must be at most"),
-    ({"failurePolicy": {"rolloutBackoff": {"baseSeconds": 301}}}, "baseSeconds must not exceed maxSeconds"),
-    ({"failurePolicy": {"rolloutBackoff": {"maxSeconds": 9}}}, "baseSeconds must not exceed maxSeconds"),
+    (
+        {"failurePolicy": {"rolloutBackoff": {"baseSeconds": 301}}},
+        "baseSeconds must not exceed maxSeconds",
+    ),
+    (
+        {"failurePolicy": {"rolloutBackoff": {"maxSeconds": 9}}},
+        "baseSeconds must not exceed maxSeconds",
+    ),
     ({"topology": {}}, "exactly one of required and preferred"),
     ({"podGroupPolicy": {}}, "exactly one of kueue, volcano and native"),
     ({"podGroupPolicy": {"volcano": {}, "native": {}}}, "exactly one of kueue, volcano and native"),
-    ({"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}}, "replay and rolloutOnly exclude"),
+    (
+        {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}},
+        "replay and rolloutOnly exclude",
+    ),
     ({"debug": {"replay": "r"}}, "debug.replay trains on dumped rollouts"),
-    ({"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}}, "debug.rolloutOnly needs weights"),
-    ({"checkpoint": {"volume": NFS, "ephemeral": True}}, "at most one of volume, storage and ephemeral"),
-    ({"checkpoint": {"volume": NFS, "storage": {}}}, "at most one of volume, storage and ephemeral"),
-    ({"trainer": {"steps": 4, "nodes": 2}, "checkpoint": ONE_NODE}, "trainer.nodes > 1 needs ReadWriteMany"),
-    ({"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}}, "which no directory of a single pod"),
-    ({"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}}, "engines read the weights"),
-    ({"trainer": {"steps": 4, "colocate": True}, "checkpoint": {"ephemeral": True}}, "engines read the weights"),
+    (
+        {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}},
+        "debug.rolloutOnly needs weights",
+    ),
+    (
+        {"checkpoint": {"volume": NFS, "ephemeral": True}},
+        "at most one of volume, storage and ephemeral",
+    ),
+    (
+        {"checkpoint": {"volume": NFS, "storage": {}}},
+        "at most one of volume, storage and ephemeral",
+    ),
+    (
+        {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": ONE_NODE},
+        "trainer.nodes > 1 needs ReadWriteMany",
+    ),
+    (
+        {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}},
+        "which no directory of a single pod",
+    ),
+    (
+        {"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}},
+        "engines read the weights",
+    ),
+    (
+        {"trainer": {"steps": 4, "colocate": True}, "checkpoint": {"ephemeral": True}},
+        "engines read the weights",
+    ),
     ({"trainer": {"steps": 4, "stepsPerBatch": 3}}, "batchSize x samplesPerPrompt sequences"),
-    ({"trainer": {"steps": 4, "parallelism": {"tensor": 2}}}, "nodes x processes a node must be a multiple of tensor"),
-    ({"trainer": {"steps": 4, "processesPerNode": 3, "parallelism": {"context": 2}}}, "must be a multiple of tensor"),
-    ({"trainer": {"steps": 4, "parallelism": {"expert": 2}}}, "nodes x processes a node / pipeline"),
-    ({"trainer": {"steps": 4, "gpusPerNode": 0}, "weightSync": {"transport": "nccl"}}, "transport nccl needs GPUs"),
+    (
+        {"trainer": {"steps": 4, "parallelism": {"tensor": 2}}},
+        "nodes x processes a node must be a multiple of tensor",
+    ),
+    (
+        {"trainer": {"steps": 4, "processesPerNode": 3, "parallelism": {"context": 2}}},
+        "must be a multiple of tensor",
+    ),
+    (
+        {"trainer": {"steps": 4, "parallelism": {"expert": 2}}},
+        "nodes x processes a node / pipeline",
+    ),
+    (
+        {"trainer": {"steps": 4, "gpusPerNode": 0}, "weightSync": {"transport": "nccl"}},
+        "transport nccl needs GPUs",
+    ),
     ({"reward": None}, "there is nothing to learn from"),
     (
-        {"reward": None, "algorithm": {"distillation": {"teacher": {"path": "t"}}}, "evaluation": PASS_AT},
+        {
+            "reward": None,
+            "algorithm": {"distillation": {"teacher": {"path": "t"}}},
+            "evaluation": PASS_AT,
+        },
         "without spec.reward each data set",
     ),
 ]
 SENSIBLE: list[dict[str, Any]] = [
     {"rollout": {"mode": "async", "maxStaleness": 1}},
-    {"trainer": {"epochs": 1, "gpusPerNode": 4, "parallelism": {"tensor": 2, "pipeline": 2, "virtualPipeline": 2}}},
+    {
+        "trainer": {
+            "epochs": 1,
+            "gpusPerNode": 4,
+            "parallelism": {"tensor": 2, "pipeline": 2, "virtualPipeline": 2},
+        }
+    },
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
-    {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}}},
+    {
+        "trainer": {"steps": 4, "nodes": 2},
+        "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}},
+    },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
-    {"podGroupPolicy": {"kueue": {"queueName": "q"}}, "failurePolicy": {"rolloutBackoff": {"baseSeconds": 300}}},
+    {
+        "podGroupPolicy": {"kueue": {"queueName": "q"}},
+        "failurePolicy": {"rolloutBackoff": {"baseSeconds": 300}},
+    },
 ]
 
 
@@ -85,7 +153,12 @@ async def create(api: Api, groups: dict[str, Any]) -> None:
     """Nothing stays behind."""
     name = f"rules-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "namespace": "default"}
-    body = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": metadata, "spec": spec_of(groups)}
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": "RLJob",
+        "metadata": metadata,
+        "spec": spec_of(groups),
+    }
     await api.create(JOBS, body)
     await api.delete(f"{JOBS}/{name}", {})
 

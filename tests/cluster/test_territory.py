@@ -1,4 +1,5 @@
-"""Two installations for one namespace: the second says why it does not start, and follows when the first is gone."""
+"""Two installations for one namespace: the second says why it does not start, and follows when the
+first is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ async def test_a_second_installation_says_why_it_does_not_start(
     await world.until(lambda: holder_is(world, f"{world.namespace}/sluice-operator"))
     await world.create()
     await world.until_pods(5)
-    second = Operator(plane.kubeconfig, world.namespace, tmp_path / "second.log", SLUICE_LEASE_NAME="other")
+    second = Operator(
+        plane.kubeconfig, world.namespace, tmp_path / "second.log", SLUICE_LEASE_NAME="other"
+    )
     try:
         await world.until(lambda: says(second, "another operator"))
         code, text = second.get("/readyz")
@@ -54,7 +57,9 @@ async def says(operator: Operator, words: str) -> bool:
 async def holder_is(world: World, holder: str) -> bool:
     found = await world.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases")
     return [
-        each["spec"]["holderIdentity"] for each in found["items"] if each["metadata"]["name"] == territory.NAME
+        each["spec"]["holderIdentity"]
+        for each in found["items"]
+        if each["metadata"]["name"] == territory.NAME
     ] == [holder]
 
 
@@ -109,10 +114,13 @@ async def logs(operator: Operator, words: str) -> bool:
     return words in operator.log.read_text()
 
 
-# -- helm test's program ----------------------------------------------------------------------------------------------
+# -- helm test's program
+# ----------------------------------------------------------------------------------------------
 
 
-def selftest(plane: ControlPlane, world: World, *urls: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def selftest(
+    plane: ControlPlane, world: World, *urls: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     settings = {
         "KUBECONFIG": plane.kubeconfig,
         "SLUICE_NAMESPACE": world.namespace,
@@ -135,7 +143,9 @@ async def test_the_selftest_sees_the_crd_the_leader_and_the_answer(
     assert answers.endswith("/readyz answers 200")
 
 
-async def test_the_selftest_says_what_is_missing(plane: ControlPlane, operator: Operator, world: World) -> None:
+async def test_the_selftest_says_what_is_missing(
+    plane: ControlPlane, operator: Operator, world: World
+) -> None:
     wrong = selftest(plane, world, "http://127.0.0.1:9/readyz")
     assert (wrong.returncode, "does not answer" in wrong.stderr) == (1, True)
     operator.kill()

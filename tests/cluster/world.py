@@ -29,7 +29,8 @@ class World:
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.namespace = api, namespace
 
-    # -- a user ---------------------------------------------------------------------------------------------------
+    # -- a user
+    # ----------------------------------------------------------------------------------------------
 
     async def create(self, name: str = "demo", **spec: Any) -> Object:
         """A job; groups of the spec are merged over a small one."""
@@ -37,7 +38,12 @@ class World:
         for group, fields in spec.items():
             both = isinstance(merged.get(group), dict) and isinstance(fields, dict)
             merged[group] = merged[group] | fields if both else fields
-        body = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}, "spec": merged}
+        body = {
+            "apiVersion": "sluice.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": name},
+            "spec": merged,
+        }
         return await self.api.create(collection("RLJob", self.namespace), body)
 
     async def change(self, spec: Object, name: str = "demo") -> Object:
@@ -50,23 +56,32 @@ class World:
         return (await self.job(name)).get("status") or {}
 
     async def condition(self, kind: str, name: str = "demo") -> Object:
-        found = [each for each in (await self.status(name)).get("conditions", []) if each["type"] == kind]
+        found = [
+            each for each in (await self.status(name)).get("conditions", []) if each["type"] == kind
+        ]
         return found[0] if found else {}
 
     async def gang(self, role: str, replica: int = 0) -> Object:
         """A gang's status."""
         roles = {found["name"]: found for found in (await self.status()).get("roles", [])}
-        return next((gang for gang in roles.get(role, {}).get("gangs", []) if gang["replica"] == replica), {})
+        return next(
+            (gang for gang in roles.get(role, {}).get("gangs", []) if gang["replica"] == replica),
+            {},
+        )
 
     async def list(self, kind: str) -> list[Object]:
         """What is there of a kind, but for what every namespace has."""
         found = (await self.api.get(collection(kind, self.namespace)))["items"] or []
-        return [each for each in found if "service-account" not in each.get("type", "") and _ours(each)]
+        return [
+            each for each in found if "service-account" not in each.get("type", "") and _ours(each)
+        ]
 
     async def owned(self, *kinds: str) -> list[Object]:
         """What goes with its job: all of these kinds but claims that are kept."""
         found = [each for kind in kinds or OWNED for each in await self.list(kind)]
-        return [each for each in found if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})]
+        return [
+            each for each in found if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})
+        ]
 
     async def delete(self, name: str = "demo", policy: str = "Background") -> None:
         await self.api.delete(path("RLJob", self.namespace, name), {"propagationPolicy": policy})
@@ -76,22 +91,31 @@ class World:
         events = (await self.api.get(collection("Event", self.namespace)))["items"]
         return {event["reason"] for event in events if event["regarding"]["kind"] == "RLJob"}
 
-    # -- pods and their kubelet -----------------------------------------------------------------------------------
+    # -- pods and their kubelet
+    # -----------------------------------------------------------------------------------
 
     async def pods(self, role: str = "") -> dict[str, Object]:
         found = await self.list("Pod")
         return {
-            pod["metadata"]["name"]: pod for pod in found if role in ("", pod["metadata"]["labels"]["sluice.dev/role"])
+            pod["metadata"]["name"]: pod
+            for pod in found
+            if role in ("", pod["metadata"]["labels"]["sluice.dev/role"])
         }
 
     async def names(self, role: str = "") -> list[str]:
         return sorted(await self.pods(role))
 
     async def bind(self, *pods: str) -> None:
-        """Give pods a node: only then are they ended with grace, and stay until their kubelet says that they ended."""
+        """Give pods a node: only then are they ended with grace, and stay until their kubelet says
+        that they ended."""
         for name in pods:
             target = {"apiVersion": "v1", "kind": "Node", "name": "nowhere"}
-            body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+            body = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": target,
+            }
             await self.api.create(path("Pod", self.namespace, name, "binding"), body)
 
     async def run(self, *pods: str) -> None:
@@ -106,7 +130,12 @@ class World:
         names = [each["name"] for each in pod["spec"]["containers"]]
         ended = [container] if container else names
         phase = "Running" if len(ended) < len(names) else "Failed" if code else "Succeeded"
-        state = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now(), "message": message}
+        state = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "finishedAt": now(),
+            "message": message,
+        }
         await self._set(pod, phase, {each: {"terminated": state} for each in ended})
 
     async def gone(self, *pods: str) -> None:
@@ -132,22 +161,30 @@ class World:
 
         await self.until(enough, seconds)
 
-    async def until_state(self, state: str, name: str = "demo", seconds: float = WAIT_SECONDS) -> Object:
+    async def until_state(
+        self, state: str, name: str = "demo", seconds: float = WAIT_SECONDS
+    ) -> Object:
         async def reached() -> bool:
             return (await self.status(name)).get("state") == state
 
         await self.until(reached, seconds)
         return await self.status(name)
 
-    async def until(self, holds: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS) -> None:
+    async def until(
+        self, holds: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS
+    ) -> None:
         """Wait until something holds; what is there, where it never does."""
         try:
             async with asyncio.timeout(seconds):
                 while not await holds():
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            found = {kind: [each["metadata"]["name"] for each in await self.list(kind)] for kind in OWNED}
-            jobs = [(job["metadata"]["name"], job.get("status")) for job in await self.list("RLJob")]
+            found = {
+                kind: [each["metadata"]["name"] for each in await self.list(kind)] for kind in OWNED
+            }
+            jobs = [
+                (job["metadata"]["name"], job.get("status")) for job in await self.list("RLJob")
+            ]
             raise AssertionError(f"not within {seconds} s: {found} {jobs}") from None
 
     async def _is_ready(self, count: int) -> bool:
@@ -167,16 +204,25 @@ class World:
             for each in pod["spec"]["containers"]
         ]
         ready = str(phase == "Running" and not states)
-        conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
+        conditions = [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": ready},
+        ]
         start = pod["status"].get("startTime") or now()
-        status = {"phase": phase, "startTime": start, "conditions": conditions, "containerStatuses": statuses}
+        status = {
+            "phase": phase,
+            "startTime": start,
+            "conditions": conditions,
+            "containerStatuses": statuses,
+        }
         name = pod["metadata"]["name"]
         await self.api.merge(path("Pod", self.namespace, name, "status"), {"status": status})
 
 
 @contextlib.asynccontextmanager
 async def new_world(api: Api, namespace: str) -> AsyncIterator[World]:
-    """A namespace; what is in it goes when the control plane does, or by its own deletion on somebody's cluster."""
+    """A namespace; what is in it goes when the control plane does, or by its own deletion on
+    somebody's cluster."""
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
     await api.create("/api/v1/namespaces", body)
     try:
@@ -190,4 +236,6 @@ def now() -> str:
 
 
 def _ours(found: Object) -> bool:
-    return found["metadata"]["name"] != "kube-root-ca.crt" and (bool(owner_uid(found)) or "spec" in found)
+    return found["metadata"]["name"] != "kube-root-ca.crt" and (
+        bool(owner_uid(found)) or "spec" in found
+    )

@@ -1,12 +1,12 @@
 """Trainer and engine on one GPU, with everything that a job needs importable:
 
-    python tests/gpu/colocated.py                                 the task of examples/gpu/one-gpu.yaml
-    python tests/gpu/colocated.py --faults                        engine and trainer are killed in the trainer's turn
-    python tests/gpu/colocated.py --shape qwen3-4b --steps 5      random weights: memory and times of a larger model
+    python tests/gpu/colocated.py                             the task of examples/gpu/one-gpu.yaml
+    python tests/gpu/colocated.py --faults                    engine and trainer are killed
+    python tests/gpu/colocated.py --shape qwen3-4b --steps 5  random weights of a larger model
 
-`--set` as of `sluice run`. Prints each step's times and the GPU's memory in each turn, and checks what must hold: the
-reward rises, log-probs of trainer and engine agree, what was offloaded comes back unchanged. Exit code 1, with the ends
-of all logs, where it does not.
+`--set` as of `sluice run`. Prints each step's times and the GPU's memory in each turn, and checks
+what must hold: the reward rises, log-probs of trainer and engine agree, what was offloaded comes
+back unchanged. Exit code 1, with the ends of all logs, where it does not.
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ TOLERANCE = 0.1  # of log-probs, bf16
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, help="instead of the quickstart's tiny model and task")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, help="instead of the quickstart's tiny model and task"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=500, help="the run must be done by then")
     parser.add_argument("--set", action="append", default=[], help="as of `sluice run`")
@@ -86,14 +90,22 @@ def main() -> int:
         if problems:
             print(run.text()[-3000:])
             for log in sorted((run.directory / "logs").glob("*")):
-                lines = [line for line in log.read_text().splitlines() if 'HTTP/1.1" 200' not in line]
+                lines = [
+                    line for line in log.read_text().splitlines() if 'HTTP/1.1" 200' not in line
+                ]
                 print(f"--- {log.name}\n" + "\n".join(lines[-25:])[-3000:])
         return 1 if problems else 0
 
 
 def prepare(scratch: Path, arguments: argparse.Namespace) -> Laptop:
-    shutil.copytree(ROOT / "examples/quickstart", scratch / "quickstart", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "make_data.py", "."], cwd=scratch / "quickstart", check=True, timeout=120)
+    shutil.copytree(
+        ROOT / "examples/quickstart",
+        scratch / "quickstart",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    subprocess.run(
+        [sys.executable, "make_data.py", "."], cwd=scratch / "quickstart", check=True, timeout=120
+    )
     (scratch / "gpu").mkdir()
     shutil.copy(ROOT / "examples/gpu/one-gpu.yaml", scratch / "gpu/job.yaml")
     overrides = [f"trainer.steps={arguments.steps}"]
@@ -110,7 +122,9 @@ def offload(scratch: Path) -> list[str]:
 
 
 def check_offload(model: Path) -> int:
-    """All tensors of a trainer, on the GPU, before their memory leaves and after it has come back."""
+    """All tensors of a trainer, on the GPU, before their memory leaves and after it
+    has come back.
+    """
     sys.path.insert(0, str(ROOT / "tests/integration/trainer"))
     import tiny
     import torch
@@ -120,9 +134,12 @@ def check_offload(model: Path) -> int:
 
     gpus = min(torch.cuda.device_count(), 1)
     spec = tiny.spec(
-        model, trainer={"gpusPerNode": gpus, "colocate": True, "offload": "all"}, rollout={"gpusPerReplica": gpus},
-        model={"path": str(model), "init": "random"}, algorithm={"kl": {"lossCoef": 0.01}},
-    )  # fmt: skip
+        model,
+        trainer={"gpusPerNode": gpus, "colocate": True, "offload": "all"},
+        rollout={"gpusPerReplica": gpus},
+        model={"path": str(model), "init": "random"},
+        algorithm={"kl": {"lossCoef": 0.01}},
+    )
     policy = Policy(spec, model_dir=model, timeout=timedelta(seconds=120))
     shard = [replace(sequence, tokens=sequence.tokens % 16) for sequence in tiny.batch(8, seed=0)]
     policy.train([shard], [tiny.totals(shard)])
@@ -140,10 +157,15 @@ def check_offload(model: Path) -> int:
         policy.come_back()
         back = time.perf_counter() - started
     size = sum(tensor.nbytes for tensor in before) / 2**30
-    same = len(before) > 0 and all(torch.equal(a, b) for a, b in zip(before, snapshot(), strict=True))
+    same = len(before) > 0 and all(
+        torch.equal(a, b) for a, b in zip(before, snapshot(), strict=True)
+    )
     times = f"out {out * 1000:.0f} ms, back {back * 1000:.0f} ms"
     taken = f"the GPU {full / 2**30:.2f} -> {gone / 2**30:.2f} GiB"
-    print(f"offload: {size:.2f} GiB of state, {taken}, {times}, {'unchanged' if same else 'CHANGED'}", flush=True)
+    print(
+        f"offload: {size:.2f} GiB of state, {taken}, {times}, {'unchanged' if same else 'CHANGED'}",
+        flush=True,
+    )
     return 0 if same else 1
 
 
@@ -170,7 +192,9 @@ def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
         problems.append(f"the reward does not rise: {first} -> {last}")
     if not arguments.shape:
         summary = run.summary()
-        lost = {name: summary[name] for name in ("groups_lost", "groups_trained_twice", "groups_failed")}
+        lost = {
+            name: summary[name] for name in ("groups_lost", "groups_trained_twice", "groups_failed")
+        }
         if any(lost.values()):
             problems.append(str(lost))
     return problems
@@ -179,7 +203,11 @@ def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
 def _kill_both(run: Laptop) -> None:
     for attempt, victim in ((1, "engine"), (2, "trainer")):
         log = run.directory / f"logs/one-gpu-rollout-0-{attempt}-0.engine.log"
-        run.until(lambda log=log: log.exists() and log.read_text().count("POST /release_memory") >= 3, "rests", 200)
+        run.until(
+            lambda log=log: log.exists() and log.read_text().count("POST /release_memory") >= 3,
+            "rests",
+            200,
+        )
         print("kill", victim, "at step", run.step(), flush=True)
         run.kill(victim)
 
@@ -188,14 +216,27 @@ def show(run: Laptop) -> None:
     steps = run.steps()
     if not steps:
         return
-    chosen = [step for step in sorted(steps) if step <= 3 or step % max(1, len(steps) // 6) == 0 or step == max(steps)]
-    header = ["step", *(f"{name} s" for name in TIMES), *(f"{name} GiB" for name in MEMORY), "reward", "diff"]
+    chosen = [
+        step
+        for step in sorted(steps)
+        if step <= 3 or step % max(1, len(steps) // 6) == 0 or step == max(steps)
+    ]
+    header = [
+        "step",
+        *(f"{name} s" for name in TIMES),
+        *(f"{name} GiB" for name in MEMORY),
+        "reward",
+        "diff",
+    ]
     print(" | ".join(header))
     for step in chosen:
         record = steps[step]
         row = [str(step), *(f"{record.get(key, 0):.3f}" for key in TIMES.values())]
         row += [f"{record.get(key, 0):.2f}" for key in MEMORY.values()]
-        row += [f"{record['rollout/raw_reward']:.3f}", f"{record['train/train_rollout_logprob_abs_diff_max']:.1e}"]
+        row += [
+            f"{record['rollout/raw_reward']:.3f}",
+            f"{record['train/train_rollout_logprob_abs_diff_max']:.1e}",
+        ]
         print(" | ".join(cell.rjust(len(name)) for cell, name in zip(row, header, strict=True)))
     with contextlib.suppress(FileNotFoundError):
         print(json.dumps(run.summary()))

@@ -1,6 +1,8 @@
-"""A real SGLang server, the tiny model that it serves, and transformers as the judge of its numbers.
+"""A real SGLang server, the tiny model that it serves, and transformers as the judge of its
+numbers.
 
-It runs on the CPU; where there are GPUs, on the last one of them, and weights come to it over NCCL from the first.
+It runs on the CPU; where there are GPUs, on the last one of them, and weights come to it over NCCL
+from the first.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ WORDS = 2040
 CONTEXT = 4096
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
-    "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% if add_generation_prompt "
+    "%}<assistant>{% endif %}"
 )
 _READY_SECONDS = 240.0
 
@@ -49,7 +52,8 @@ def backend() -> str:
 
 
 def tolerance() -> float:
-    """Of log-probs against transformers in float32: the engine computes in float32 too, on GPUs in bfloat16."""
+    """Of log-probs against transformers in float32: the engine computes in float32 too, on GPUs in
+    bfloat16."""
     return 0.1 if gpus() else 1e-4
 
 
@@ -61,17 +65,20 @@ def engine_environment() -> dict[str, str]:
 
 
 _CPU_ARGUMENTS = (
-    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle --dtype float32 "
+    "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle "
+    "--dtype float32 "
     "--enable-metrics"
 )
 _GPU_ARGUMENTS = (
-    "--attention-backend triton --sampling-backend pytorch --grammar-backend none --disable-cuda-graph "
+    "--attention-backend triton --sampling-backend pytorch --grammar-backend none "
+    "--disable-cuda-graph "
     "--mem-fraction-static 0.3 --dtype bfloat16 --enable-metrics"
 )
 
 
 def save_model(directory: Path, seed: int, family: str = "Qwen3", **changes: Any) -> Path:
-    """Qwen3-shaped, float32, random weights, and a tokenizer of 2048 words (`w0000` ...). No word ends a response.
+    """Qwen3-shaped, float32, random weights, and a tokenizer of 2048 words (`w0000` ...). No word
+    ends a response.
 
     family: of transformers' classes; changes: of its config.
     """
@@ -88,11 +95,22 @@ def save_model(directory: Path, seed: int, family: str = "Qwen3", **changes: Any
     fast.chat_template = TEMPLATE
     fast.save_pretrained(directory)
     settings = {
-        "architectures": [f"{family}ForCausalLM"], "vocab_size": len(vocabulary), "hidden_size": 64,
-        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 16, "dtype": "float32", "max_position_embeddings": CONTEXT, "initializer_range": 0.1,
-        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
-    }  # fmt: skip
+        "architectures": [f"{family}ForCausalLM"],
+        "vocab_size": len(vocabulary),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "dtype": "float32",
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
     torch.manual_seed(seed)
     getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(directory)
@@ -103,10 +121,14 @@ def save_model(directory: Path, seed: int, family: str = "Qwen3", **changes: Any
 def _load(directory: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype="float32", attn_implementation="eager"
+    ).eval()
 
 
-def log_probs(directory: Path, tokens: Iterable[int], response: int, temperature: float = 1.0) -> list[float]:
+def log_probs(
+    directory: Path, tokens: Iterable[int], response: int, temperature: float = 1.0
+) -> list[float]:
     """Log-probabilities of the last `response` tokens, by transformers."""
     import torch
 
@@ -162,14 +184,15 @@ os.execvp(sys.argv[1], sys.argv[1:])
 def with_us(*command: object) -> list[str]:
     """The command, for a process that the kernel kills when this one ends, however it ends.
 
-    Not by a preexec_fn: it runs between fork and exec, in a copy of a process whose other threads (gRPC's) may hold
-    locks, and such a child now and then hangs or dies without a word.
+    Not by a preexec_fn: it runs between fork and exec, in a copy of a process whose other threads
+    (gRPC's) may hold locks, and such a child now and then hangs or dies without a word.
     """
     return [sys.executable, "-I", "-S", "-c", _WITH_PARENT, *map(str, command)]
 
 
 class Sglang:
-    """SGLang with our plugin, as a rollout pod starts it, with all its processes in a session of their own."""
+    """SGLang with our plugin, as a rollout pod starts it, with all its processes in a session of
+    their own."""
 
     def __init__(self, model: Path, log: Path, *arguments: str, **variables: str) -> None:
         self.model, self.log, self.port = model, log, free_port()
@@ -179,14 +202,18 @@ class Sglang:
             "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", **variables,
         }  # fmt: skip
         command = (
-            f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port {self.port} "
+            f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 "
+            f"--port {self.port} "
             f"--skip-server-warmup {_GPU_ARGUMENTS if gpus() else _CPU_ARGUMENTS}"
         )
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                with_us(*command.split(), *arguments), env=environment, stdout=output, stderr=output,
+                with_us(*command.split(), *arguments),
+                env=environment,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def wait_ready(self) -> None:
         def ready() -> bool:
@@ -227,10 +254,14 @@ class Sglang:
 
     async def generated(self, tokens: int) -> None:
         """Wait until running requests hold so many tokens."""
-        await asyncio.to_thread(until, lambda: self.load("num_used_tokens") >= tokens, 20.0, f"{tokens} tokens")
+        await asyncio.to_thread(
+            until, lambda: self.load("num_used_tokens") >= tokens, 20.0, f"{tokens} tokens"
+        )
 
     async def idle(self, seconds: float) -> None:
-        await asyncio.to_thread(until, lambda: self.load("num_running_reqs") == 0, seconds, "the engine is idle")
+        await asyncio.to_thread(
+            until, lambda: self.load("num_running_reqs") == 0, seconds, "the engine is idle"
+        )
 
     def kill(self) -> None:
         self.signal(signal.SIGCONT)

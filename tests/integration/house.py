@@ -18,7 +18,9 @@ DEADLINE = 20.0
 
 
 class Rendezvous:
-    """Starts and stops on one port, as a pod that is replaced does: what it knew is gone each time."""
+    """Starts and stops on one port, as a pod that is replaced does: what it knew is gone each
+    time.
+    """
 
     def __init__(self, *, token: str = "", member_timeout: float = 10.0) -> None:
         self._token, self._member_timeout = token, member_timeout
@@ -51,7 +53,9 @@ class Rendezvous:
         await self.stop()
 
     async def ledger(self) -> dict[str, pb.LedgerEntry]:
-        ledger = await self.stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(self._token), timeout=10)
+        ledger = await self.stub.GetLedger(
+            pb.GetLedgerRequest(), metadata=rpc.metadata(self._token), timeout=10
+        )
         return {entry.member.name: entry for entry in ledger.entries}
 
     async def serve(self, version: int, attempt: int = 1) -> None:
@@ -61,27 +65,47 @@ class Rendezvous:
         for engine in plan.engines:
             await self.report(engine, version, attempt)
 
-    async def report(self, engine: pb.EngineMember, version: int, attempt: int = 1, error: str = "") -> bool:
+    async def report(
+        self, engine: pb.EngineMember, version: int, attempt: int = 1, error: str = ""
+    ) -> bool:
         """True where the engine is still in the update."""
         one = pb.EngineReport(
-            engine=engine.member.name, attempt=engine.member.attempt, generation=engine.generation, error=error
+            engine=engine.member.name,
+            attempt=engine.member.attempt,
+            generation=engine.generation,
+            error=error,
         )
         report = pb.PhaseReport(
-            source="trainer-0", attempt=attempt, version=version, phase=pb.UPDATE_PHASE_RESUME, engines=[one]
+            source="trainer-0",
+            attempt=attempt,
+            version=version,
+            phase=pb.UPDATE_PHASE_RESUME,
+            engines=[one],
         )
         answer = await self.stub.ReportPhase(report, metadata=rpc.metadata(self._token), timeout=10)
         return not answer.gone
 
 
 def engine_member(
-    name: str = "rollout-0", address: str = "127.0.0.1:1", attempt: int = 1, version: int = -1, world_size: int = 1
+    name: str = "rollout-0",
+    address: str = "127.0.0.1:1",
+    attempt: int = 1,
+    version: int = -1,
+    world_size: int = 1,
 ) -> pb.Member:
     return pb.Member(
-        role="rollout", name=name, attempt=attempt, address=address, world_size=world_size, version=version
+        role="rollout",
+        name=name,
+        attempt=attempt,
+        address=address,
+        world_size=world_size,
+        version=version,
     )
 
 
-async def eventually(member: Membership, condition: Callable[[], Any], seconds: float = DEADLINE) -> None:
+async def eventually(
+    member: Membership, condition: Callable[[], Any], seconds: float = DEADLINE
+) -> None:
     """Wait until news have made `condition` true."""
     async with asyncio.timeout(seconds):
         while True:

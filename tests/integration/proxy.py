@@ -1,7 +1,10 @@
 """A reverse proxy in front of a real engine: rules of a test decide which requests fail, and how.
 
+def break_generation(asked):
+    return Answer(500, "out of memory") if asked.path == "/generate" else None
+
 async with Proxy(sglang.url) as proxy:
-    proxy.rules.append(lambda asked: Answer(500, "out of memory") if asked.path == "/generate" else None)
+    proxy.rules.append(break_generation)
     async with Engine(proxy.url) as engine: ...
 """
 
@@ -40,7 +43,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Drop:
-    """The connection ends. after: once the engine has answered, whose answer is lost; else at once."""
+    """The connection ends. after: once the engine has answered, whose answer is lost; else at
+    once.
+    """
 
     after: bool = False
 
@@ -68,7 +73,9 @@ class Proxy:
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
         )
-        self._runner = web.AppRunner(_app(self._serve), handler_cancellation=True, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            _app(self._serve), handler_cancellation=True, shutdown_timeout=0.1
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -98,9 +105,15 @@ class Proxy:
             await asyncio.sleep(fate.seconds)
         if isinstance(fate, Drop) and not fate.after:
             return _dropped(request)
-        headers = {"Content-Type": request.headers["Content-Type"]} if "Content-Type" in request.headers else {}
+        headers = (
+            {"Content-Type": request.headers["Content-Type"]}
+            if "Content-Type" in request.headers
+            else {}
+        )
         url = self.target + request.path_qs
-        async with self._client.request(request.method, url, data=data or None, headers=headers) as answer:
+        async with self._client.request(
+            request.method, url, data=data or None, headers=headers
+        ) as answer:
             body = await answer.read()
             kind = answer.headers.get("Content-Type", "text/plain")
             if isinstance(fate, Drop):

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """example: a directory of examples/, whose make_data.py makes what the run needs. overrides: `path=value`."""
+    """example: a directory of examples/, whose make_data.py makes what the run needs. overrides:
+    `path=value`."""
 
     example: str
     overrides: tuple[str, ...] = ()
@@ -26,11 +27,19 @@ RUNS: dict[str, Run] = {
     "reinforce_plus_plus": Run("quickstart", ("algorithm.estimator=reinforce_plus_plus",)),
     "gspo": Run(
         "quickstart",
-        ("algorithm.estimator=gspo", "algorithm.clip={low: 0.03, high: 0.04}", "trainer.stepsPerBatch=2"),
+        (
+            "algorithm.estimator=gspo",
+            "algorithm.clip={low: 0.03, high: 0.04}",
+            "trainer.stepsPerBatch=2",
+        ),
     ),
     "cispo": Run(
         "quickstart",
-        ("algorithm.estimator=cispo", "algorithm.clip={low: 1.0, high: 0.28}", "trainer.stepsPerBatch=2"),
+        (
+            "algorithm.estimator=cispo",
+            "algorithm.clip={low: 1.0, high: 0.28}",
+            "trainer.stepsPerBatch=2",
+        ),
     ),
     "asynchronous": Run(
         "quickstart",

@@ -22,7 +22,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if not directory.exists():
             ignored = shutil.ignore_patterns("*.jsonl", "model", "teacher", "__pycache__")
             shutil.copytree(ROOT / "examples" / name, directory, ignore=ignored)
-            subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=300)
+            subprocess.run(
+                [sys.executable, str(directory / "make_data.py"), str(directory)],
+                check=True,
+                timeout=300,
+            )
         return directory
 
     return make
@@ -31,6 +35,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs are kept: SLUICE_LEARNING_DIR, which the figure is drawn from, or nowhere."""
-    directory = Path(os.environ.get("SLUICE_LEARNING_DIR") or tmp_path_factory.mktemp("learning")).resolve()
+    directory = Path(
+        os.environ.get("SLUICE_LEARNING_DIR") or tmp_path_factory.mktemp("learning")
+    ).resolve()
     directory.mkdir(parents=True, exist_ok=True)
     return directory

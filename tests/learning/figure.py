@@ -1,7 +1,8 @@
 """Draw how the runs learn: python -m tests.learning.figure RUNS docs/results/learning.png.
 
-RUNS is the directory that `make test-learning` filled. Left: reward of the training samples, a mean over five steps (of
-runs that have rewards); right: held-out prompts, by exact match. Both over training steps.
+RUNS is the directory that `make test-learning` filled. Left: reward of the training samples, a mean
+over five steps (of runs that have rewards); right: held-out prompts, by exact match. Both over
+training steps.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ def draw(runs: Path, target: Path) -> list[str]:
         if not steps:
             continue
         color = f"C{len(shown)}"
-        rewards = [record["rollout/raw_reward"] for record in steps.values() if "rollout/raw_reward" in record]
+        rewards = [
+            record["rollout/raw_reward"]
+            for record in steps.values()
+            if "rollout/raw_reward" in record
+        ]
         smooth = [fmean(rewards[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(rewards))]
         training.plot(list(steps)[: len(smooth)], smooth, color=color)
-        held_out.plot(*zip(*evaluation_means(runs / name), strict=True), marker=".", label=name, color=color)
+        held_out.plot(
+            *zip(*evaluation_means(runs / name), strict=True), marker=".", label=name, color=color
+        )
         shown.append(name)
-    for axes, title in ((training, "reward of the training samples"), (held_out, "held-out prompts, exact match")):
+    for axes, title in (
+        (training, "reward of the training samples"),
+        (held_out, "held-out prompts, exact match"),
+    ):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("training step")
         axes.set_ylim(0, 1.02)

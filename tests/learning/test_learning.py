@@ -1,6 +1,8 @@
-"""Models learn, from random weights and on the real engines: under every estimator, with tools, from given answers.
+"""Models learn, from random weights and on the real engines: under every estimator, with tools,
+from given answers.
 
-`make test-learning`. Held-out prompts are judged by exact match. Each run takes what `make quickstart` takes.
+`make test-learning`. Held-out prompts are judged by exact match. Each run takes what `make
+quickstart` takes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from tests.learning.algorithms import RUNS
 SECONDS = 1500.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
 AT_FIRST, LEARNED, LESS = 0.05, 0.9, {"distillation": 0.8}
-"""Held-out exact match before the first step, at most; and after the last, at least: no digit may be missing."""
+"""Held-out exact match before the first step, at most; and after the last, at least: no digit may
+be missing."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -38,8 +41,13 @@ def test_the_model_learns(name: str, example: Callable[[str], Path], runs: Path)
     if name == "sft":
         assert summary["loss_last"] < 0.1 * summary["loss_first"]
     elif name == "asynchronous":
-        last = [record["train/train_rollout_logprob_abs_diff"] for record in list(records.values())[-20:]]
-        assert sum(last) / len(last) < 0.02, "the engine's cache holds nothing of much older weights"
+        last = [
+            record["train/train_rollout_logprob_abs_diff"]
+            for record in list(records.values())[-20:]
+        ]
+        assert sum(last) / len(last) < 0.02, (
+            "the engine's cache holds nothing of much older weights"
+        )
     else:
         assert summary["logprob_diff_max"] <= 1e-4, "trainer and engine agree about the model"
     if name == "distillation":
@@ -48,6 +56,10 @@ def test_the_model_learns(name: str, example: Callable[[str], Path], runs: Path)
         assert "rollout/raw_reward" not in records[1], "there is no reward"
     if name == "ppo":
         # In the end all returns are 1 and there is nothing to explain.
-        assert max(r["critic/vf_explained_var"] for r in records.values()) > 0.3, "the critic knows something"
+        assert max(r["critic/vf_explained_var"] for r in records.values()) > 0.3, (
+            "the critic knows something"
+        )
     if name in ("gspo", "cispo"):
-        assert any(record["train/pg_clipfrac"] > 0 for record in records.values()), "ratios differ from 1"
+        assert any(record["train/pg_clipfrac"] > 0 for record in records.values()), (
+            "ratios differ from 1"
+        )

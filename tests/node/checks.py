@@ -12,7 +12,8 @@ START_SECONDS, STOP_SECONDS = 300, 240
 
 
 def check_sound(run: Quickstart, steps: int) -> None:
-    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the model has learnt."""
+    """All is trained, nothing lost, nothing twice; what was trained again was the same; and the
+    model has learnt."""
     status = run.status()
     assert (status["state"], status["step"], status["weightVersion"]) == ("Succeeded", steps, steps)
     run.until_drained()
@@ -26,7 +27,9 @@ def check_sound(run: Quickstart, steps: int) -> None:
     records = run.metrics()
     by_step: dict[int, set[tuple[float, float]]] = {}
     for each in records:
-        by_step.setdefault(each["step"], set()).add((each["train/loss"], each["rollout/raw_reward"]))
+        by_step.setdefault(each["step"], set()).add(
+            (each["train/loss"], each["rollout/raw_reward"])
+        )
     assert sorted(by_step) == list(range(1, steps + 1))
     assert all(len(seen) == 1 for seen in by_step.values()), f"replayed differently: {by_step}"
     assert max(each["train/train_rollout_logprob_abs_diff_max"] for each in records) <= 1e-4

@@ -1,6 +1,7 @@
 """One node, one installed chart, and for each test a namespace with the quickstart's volume.
 
-Everything runs in pods of one image, on this machine's cores: a test's waits are long because engines start slowly.
+Everything runs in pods of one image, on this machine's cores: a test's waits are long because
+engines start slowly.
 """
 
 from __future__ import annotations
@@ -54,11 +55,15 @@ def image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def operator(node: Node, image: str) -> Iterator[None]:
-    """The chart, as a user would install it. OpenAPI validation is off for API servers that know no CEL rules."""
+    """The chart, as a user would install it. OpenAPI validation is off for API servers that know no
+    CEL rules."""
     repository, tag = image.removeprefix("docker.io/").split(":")
     roles = ("operator", "trainer", "engine", "rollout", "buffer", "rendezvous")
     values = {
-        "images": {"registry": "docker.io", **{role: {"repository": repository, "tag": tag} for role in roles}},
+        "images": {
+            "registry": "docker.io",
+            **{role: {"repository": repository, "tag": tag} for role in roles},
+        },
         "probeSeconds": 2,
         "lease": {"seconds": 5},
         "crds": {"keep": False},
@@ -77,7 +82,9 @@ def operator(node: Node, image: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def quickstart(node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Quickstart]:
+def quickstart(
+    node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Quickstart]:
     found = Quickstart(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
     found.prepare()
     yield found
@@ -88,7 +95,8 @@ def quickstart(node: Node, operator: None, tmp_path: Path, request: pytest.Fixtu
     found.remove()
 
 
-# -- the table of docs/results/node.md --------------------------------------------------------------------------------
+# -- the table of docs/results/node.md
+# --------------------------------------------------------------------------------
 
 COLUMNS = (
     "run",
@@ -114,7 +122,16 @@ def record(request: pytest.FixtureRequest) -> Callable[[Quickstart], None]:
         lost, twice = counters["groups_lost"], counters["groups_trained_twice"]
         name = request.node.name.removeprefix("test_").replace("_", " ")
         seconds = f"{time.monotonic() - began:.0f}"
-        cells = [name, status["state"], status["step"], *rewards, status["restarts"], lost, twice, seconds]
+        cells = [
+            name,
+            status["state"],
+            status["step"],
+            *rewards,
+            status["restarts"],
+            lost,
+            twice,
+            seconds,
+        ]
         request.config.stash.setdefault(ROWS, []).append(cells)
 
     return add

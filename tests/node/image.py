@@ -1,11 +1,13 @@
-"""The image of the node test: this machine's Python with what the roles need, one image for all of them.
+"""The image of the node test: this machine's Python with what the roles need, one image for all of
+them.
 
     python tests/node/image.py ARCHIVE     # writes a docker-archive, prints the image's name
 
-It needs neither a registry nor a builder, and downloads nothing. Two layers, written straight from this machine's
-files: the environment (interpreter, the distributions that pyproject.toml asks for, the system's libraries under
-them), which changes with a pin and is kept in a cache; and our packages, which change with every edit. Files keep their
-times, because Python trusts a compiled file by the time of its source: else every pod would compile torch anew.
+It needs neither a registry nor a builder, and downloads nothing. Two layers, written straight from
+this machine's files: the environment (interpreter, the distributions that pyproject.toml asks for,
+the system's libraries under them), which changes with a pin and is kept in a cache; and our
+packages, which change with every edit. Files keep their times, because Python trusts a compiled
+file by the time of its source: else every pod would compile torch anew.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slui
 REPOSITORY = "sluice-test"
 EXTRAS = ("operator", "buffer", "rollout", "trainer", "local")
 WITHOUT_REQUIREMENTS = ("sglang", "megatron-core")
-"""Installed with --no-deps (see the Makefile): what they need of their requirements is in the extras."""
+"""Installed with --no-deps (see the Makefile): what they need of their requirements is in the
+extras."""
 PACKAGES = (
     "sluice",
     "cli/sluice_cli",
@@ -68,13 +71,21 @@ LEFT_OUT = re.compile(
 """Tests, headers, and compilers for GPUs: a gigabyte that nothing on a CPU opens."""
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE, SITE = "opt/python", f"usr/local/lib/{VERSION}/site-packages"
-SLUICE_SCRIPT = "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.main import app\n\nsys.exit(app())\n"
+SLUICE_SCRIPT = (
+    "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.main import app\n\nsys.exit(app())\n"
+)
 ACCOUNTS = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/home/nonroot:/bin/sh\n",
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n"
+    "nonroot:x:65532:65532:nonroot:/home/nonroot:/bin/sh\n",
     "etc/group": "root:x:0:\nnonroot:x:65532:\n",
     "etc/nsswitch.conf": "hosts: files dns\n",
 }
-LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "usr/local/bin/python3": "python"}
+LINKS = {
+    "bin": "usr/bin",
+    "lib": "usr/lib",
+    "lib64": "usr/lib64",
+    "usr/local/bin/python3": "python",
+}
 Files = dict[str, Path]
 """Path in the image -> file of this machine."""
 
@@ -100,7 +111,8 @@ def write(archive: Path) -> str:
     return found
 
 
-# -- the environment --------------------------------------------------------------------------------------------------
+# -- the environment
+# --------------------------------------------------------------------------------------------------
 
 
 def _environment_layer() -> Path:
@@ -161,15 +173,24 @@ def _add_environment(tar: tarfile.TarFile) -> None:
         _add_text(tar, target, text)
     for target, link in (LINKS | {"usr/local/bin/python": f"/{BASE}/bin/python"}).items():
         _add_special(tar, target, tarfile.SYMTYPE, 0o777, link)
-    for target, mode, owner in (("tmp", 0o1777, 0), ("home/nonroot", 0o755, 65532), ("proc", 0o755, 0)):
+    for target, mode, owner in (
+        ("tmp", 0o1777, 0),
+        ("home/nonroot", 0o755, 65532),
+        ("proc", 0o755, 0),
+    ):
         _add_special(tar, target, tarfile.DIRTYPE, mode, owner=owner)
 
 
 def _interpreter() -> Files:
-    """The base interpreter and its library, without its tests and without what is installed into it."""
+    """The base interpreter and its library, without its tests and without what is installed into
+    it."""
     library = Path(sysconfig.get_path("stdlib"))
     skip = {"site-packages", "dist-packages", "test", "idlelib", "ensurepip", "__pycache__"}
-    top = [entry for entry in library.iterdir() if entry.name not in skip and not entry.name.startswith("config-")]
+    top = [
+        entry
+        for entry in library.iterdir()
+        if entry.name not in skip and not entry.name.startswith("config-")
+    ]
     top.append(library / "__pycache__")
     files = {f"{BASE}/lib/{VERSION}/{path.relative_to(library)}": path for path in _walk(top)}
     return files | {f"{BASE}/bin/python": Path(sys.executable).resolve()}
@@ -189,11 +210,15 @@ def _site_packages() -> Files:
 
 def _tools() -> Files:
     """What SGLang calls (lscpu); a shell and what one wants in it, for `kubectl exec`."""
-    return {f"usr/bin/{tool}": Path(path).resolve() for tool in COMMANDS if (path := shutil.which(tool))}
+    return {
+        f"usr/bin/{tool}": Path(path).resolve() for tool in COMMANDS if (path := shutil.which(tool))
+    }
 
 
 def _libraries(files: Files) -> Files:
-    """The system's libraries under these files, and the loader, which looks where the C library is."""
+    """The system's libraries under these files, and the loader, which looks where the C library
+    is.
+    """
     binaries = [path for target, path in files.items() if _is_binary(path, target)]
     lines = [line for part in _chunks(binaries, 200) for line in _ldd(part)]
     taken = {path.resolve() for path in files.values()}
@@ -219,7 +244,8 @@ def _ldd(paths: list[Path]) -> list[str]:
     return subprocess.run(["ldd", *paths], text=True, capture_output=True).stdout.splitlines()
 
 
-# -- our packages -----------------------------------------------------------------------------------------------------
+# -- our packages
+# --------------------------------------------------------------------------------------------------
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
@@ -231,7 +257,9 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _source_keys() -> list[str]:
-    return [f"{target} {hashlib.sha256(path.read_bytes()).hexdigest()}" for target, path in _sources()]
+    return [
+        f"{target} {hashlib.sha256(path.read_bytes()).hexdigest()}" for target, path in _sources()
+    ]
 
 
 def _add_sources(tar: tarfile.TarFile) -> None:
@@ -242,7 +270,8 @@ def _add_sources(tar: tarfile.TarFile) -> None:
     _add_text(tar, f"{SITE}/sluice_sglang_cpu.pth", on_cpu)
 
 
-# -- tar files --------------------------------------------------------------------------------------------------------
+# -- tar files
+# --------------------------------------------------------------------------------------------------
 
 
 def _walk(entries: Iterable[Path]) -> Iterator[Path]:
@@ -269,7 +298,9 @@ def _add_text(tar: tarfile.TarFile, target: str, text: str, mode: int = 0o644) -
     tar.addfile(info, io.BytesIO(text.encode()))
 
 
-def _add_special(tar: tarfile.TarFile, target: str, kind: bytes, mode: int, link: str = "", owner: int = 0) -> None:
+def _add_special(
+    tar: tarfile.TarFile, target: str, kind: bytes, mode: int, link: str = "", owner: int = 0
+) -> None:
     info = tarfile.TarInfo(target)
     info.type, info.mode, info.linkname, info.uid, info.gid = kind, mode, link, owner, owner
     tar.addfile(info)

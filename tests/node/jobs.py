@@ -1,4 +1,5 @@
-"""The quickstart in a namespace of its own: the example's manifest, its volume, and what a user sees of it."""
+"""The quickstart in a namespace of its own: the example's manifest, its volume, and what a user
+sees of it."""
 
 from __future__ import annotations
 
@@ -27,29 +28,39 @@ QUICKSTART = ROOT / "examples/quickstart"
 NAME = "quickstart"
 ANY = "any"
 """Name of the volume that waits for the claim that the operator makes."""
-OWNED = "pods,persistentvolumeclaims,secrets,configmaps,services,networkpolicies,poddisruptionbudgets,endpoints"
+OWNED = (
+    "pods,persistentvolumeclaims,secrets,configmaps,services,networkpolicies"
+    ",poddisruptionbudgets,endpoints"
+)
 
 
 class Quickstart:
-    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's pod `buffer`.
+    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's
+    pod `buffer`.
 
-    run: the directory of the run on this machine, checkpoints: that of its checkpoints. A job that names no volume for
-    them has both on a claim that the operator makes.
+    run: the directory of the run on this machine, checkpoints: that of its checkpoints. A job that
+    names no volume for them has both on a claim that the operator makes.
     """
 
     def __init__(self, node: Node, namespace: str, directory: Path) -> None:
         self.node, self.namespace = node, namespace
-        self.volume, self.buffer, self._claimed = (directory / name for name in ("volume", "buffer", "claimed"))
+        self.volume, self.buffer, self._claimed = (
+            directory / name for name in ("volume", "buffer", "claimed")
+        )
         self.run, self.checkpoints = self.volume / NAME / "run", self.volume / NAME
 
-    # -- set-up -------------------------------------------------------------------------------------------------------
+    # -- set-up
+    # ----------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """What the example asks its user for, on volumes of this machine: the node has no provisioner."""
+        """What the example asks its user for, on volumes of this machine: the node has no
+        provisioner."""
         for path in (self.volume, self.buffer, self._claimed):
             path.mkdir(parents=True)
             path.chmod(0o755)
-        subprocess.run([sys.executable, QUICKSTART / "make_data.py", self.volume], check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, QUICKSTART / "make_data.py", self.volume], check=True, timeout=60
+        )
         shutil.copy(QUICKSTART / "reward.py", self.volume)
         self.node.kubectl("create", "namespace", self.namespace)
         self.node.apply(
@@ -62,7 +73,9 @@ class Quickstart:
     def remove(self) -> None:
         """At once: a test that wants to see pods end in peace has waited for that."""
         self.kubectl("delete", "rljob", "--all", "--timeout=60s", seconds=90)
-        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s", seconds=90)
+        self.kubectl(
+            "delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s", seconds=90
+        )
         volumes = [f"{self.namespace}-{name}" for name in (NAME, f"{NAME}-buffer", ANY)]
         self.node.kubectl("delete", "namespace", self.namespace, "--timeout=150s", seconds=180)
         self.node.kubectl("delete", "persistentvolume", *volumes, "--timeout=60s", seconds=90)
@@ -86,11 +99,21 @@ class Quickstart:
         }
 
     def _claim(self) -> Object:
-        spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "",
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
         metadata = {"name": NAME, "namespace": self.namespace}
-        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata,
+            "spec": spec,
+        }
 
-    # -- a user -------------------------------------------------------------------------------------------------------
+    # -- a user
+    # ----------------------------------------------------------------------------------------------
 
     def kubectl(self, *words: str, **how: Any) -> str:
         return self.node.kubectl("-n", self.namespace, *words, **how)
@@ -98,7 +121,8 @@ class Quickstart:
     def start(self, **changes: Any) -> None:
         """kubectl apply of the example.
 
-        changes: fields of groups of the spec, as trainer={"steps": 9}, or fields; None: the spec says nothing of it.
+        changes: fields of groups of the spec, as trainer={"steps": 9}, or fields; None: the spec
+        says nothing of it.
         """
         job = YAML(typ="safe").load(MANIFEST.read_text())
         for group, fields in changes.items():
@@ -121,16 +145,21 @@ class Quickstart:
         self.kubectl("delete", "pod", old, *how, "--timeout=240s", seconds=270)
         self.until(lambda: self.pod(role)["metadata"]["name"] != old, f"a successor of {old}", 120)
 
-    # -- what is seen -------------------------------------------------------------------------------------------------
+    # -- what is seen
+    # ----------------------------------------------------------------------------------------------
 
     def status(self) -> Object:
         return self.node.get("-n", self.namespace, "rljob", NAME).get("status") or {}
 
     def condition(self, kind: str) -> Object:
-        return next((each for each in self.status().get("conditions", []) if each["type"] == kind), {})
+        return next(
+            (each for each in self.status().get("conditions", []) if each["type"] == kind), {}
+        )
 
     def pods(self, role: str = "") -> list[Object]:
-        labels = ",".join(filter(None, ("sluice.dev/job-name", f"sluice.dev/role={role}" if role else "")))
+        labels = ",".join(
+            filter(None, ("sluice.dev/job-name", f"sluice.dev/role={role}" if role else ""))
+        )
         return list(self.node.get("-n", self.namespace, "pods", "-l", labels).get("items", []))
 
     def pod(self, role: str, index: int = 0) -> Object:
@@ -146,7 +175,10 @@ class Quickstart:
     def kill(self, role: str, program: str, index: int = 0) -> None:
         """SIGKILL for a pod's process whose command line names the program."""
         pod = self.pod(role, index)
-        os.kill(self.until(lambda: process_of(pod, program), f"process {program} of {role}", 120), signal.SIGKILL)
+        os.kill(
+            self.until(lambda: process_of(pod, program), f"process {program} of {role}", 120),
+            signal.SIGKILL,
+        )
 
     def objects(self) -> set[str]:
         """Names of everything in the namespace that a job may own."""
@@ -178,7 +210,9 @@ class Quickstart:
 
     def until_state(self, state: str, seconds: float) -> Object:
         return self.until(
-            lambda: self.status() if self.status().get("state") == state else {}, f"state {state}", seconds
+            lambda: self.status() if self.status().get("state") == state else {},
+            f"state {state}",
+            seconds,
         )
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float) -> Any:
@@ -187,14 +221,20 @@ class Quickstart:
         def holds() -> Any:
             status = self.status()  # before the condition, which the end of the job may fulfil
             found = condition()
-            assert found or status.get("state") not in ("Succeeded", "Failed"), f"ended before {what}: {status}"
+            assert found or status.get("state") not in ("Succeeded", "Failed"), (
+                f"ended before {what}: {status}"
+            )
             return found
 
         return until(holds, what, seconds)
 
     def until_drained(self) -> None:
         """Only pods that have ended are left."""
-        until(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in self.pods()), "an end of all pods", 240)
+        until(
+            lambda: all(pod["status"]["phase"] == "Succeeded" for pod in self.pods()),
+            "an end of all pods",
+            240,
+        )
 
     def counters(self) -> dict[str, int]:
         """What the buffer's database says of the guarantee, read after the end."""
@@ -215,10 +255,15 @@ class Quickstart:
 
     def story(self) -> str:
         """For a person who has to find out why a test failed."""
-        parts = [self.kubectl("describe", "rljob", check=False), self.kubectl("get", "pods", "-o", "wide", check=False)]
+        parts = [
+            self.kubectl("describe", "rljob", check=False),
+            self.kubectl("get", "pods", "-o", "wide", check=False),
+        ]
         parts.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False))
         for pod in self.pods():
             name = pod["metadata"]["name"]
             parts.append(self.kubectl("describe", "pod", name, check=False))
-            parts.append(self.kubectl("logs", name, "--all-containers", "--prefix", "--tail=60", check=False))
+            parts.append(
+                self.kubectl("logs", name, "--all-containers", "--prefix", "--tail=60", check=False)
+            )
         return "\n".join(parts)

@@ -1,4 +1,5 @@
-"""A Kubernetes node on this machine: kubelet, containerd, real pods. It comes from a directory beside the checkout."""
+"""A Kubernetes node on this machine: kubelet, containerd, real pods. It comes from a directory
+beside the checkout."""
 
 from __future__ import annotations
 
@@ -18,20 +19,29 @@ NODE_UP_SECONDS, LOAD_SECONDS = 240, 600
 
 
 class Node:
-    """The node through kubectl, as its user has it. lasts: it was there before the tests, and stays."""
+    """The node through kubectl, as its user has it. lasts: it was there before the tests, and
+    stays."""
 
     def __init__(self, exports: dict[str, str], script: Path, *, lasts: bool) -> None:
         self._script, self.lasts = script, lasts
         self.environment = os.environ | exports
 
-    def kubectl(self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60) -> str:
+    def kubectl(
+        self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60
+    ) -> str:
         """Its output. check: raise where it fails, with what it said."""
         return self.call(str(tool("kubectl")), *words, text=text, check=check, seconds=seconds)
 
-    def call(self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60) -> str:
-        done = subprocess.run(words, env=self.environment, input=text, text=True, capture_output=True, timeout=seconds)
+    def call(
+        self, *words: str, text: str | None = None, check: bool = True, seconds: float = 60
+    ) -> str:
+        done = subprocess.run(
+            words, env=self.environment, input=text, text=True, capture_output=True, timeout=seconds
+        )
         if check and done.returncode:
-            raise AssertionError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise AssertionError(
+                f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
         return done.stdout if check else done.stdout + done.stderr
 
     def apply(self, *objects: Object) -> None:
@@ -44,13 +54,24 @@ class Node:
         return dict(json.loads(found)) if found.strip() else {}
 
     def images(self) -> list[str]:
-        return subprocess.run([self._script, "images"], check=True, text=True, capture_output=True).stdout.split()
+        return subprocess.run(
+            [self._script, "images"], check=True, text=True, capture_output=True
+        ).stdout.split()
 
     def load(self, archive: Path, instead_of: list[str]) -> None:
         """Bring an image in, and remove others."""
         subprocess.run([self._script, "load-tar", archive], check=True, timeout=LOAD_SECONDS)
         if instead_of:
-            self.call("ctr", "--namespace", "k8s.io", "images", "rm", "--sync", *instead_of, seconds=LOAD_SECONDS)
+            self.call(
+                "ctr",
+                "--namespace",
+                "k8s.io",
+                "images",
+                "rm",
+                "--sync",
+                *instead_of,
+                seconds=LOAD_SECONDS,
+            )
 
 
 @contextmanager
@@ -58,15 +79,24 @@ def running_node() -> Iterator[Node]:
     """The node of KUBECONFIG, which is left as it is; or one that is started, and ended again."""
     scripts = sorted(ROOT.parent.glob("*/kube/kube"))
     if not scripts or os.geteuid() != 0:
-        missing("needs root, and a directory beside the checkout that starts a Kubernetes node: */kube/kube")
+        missing(
+            "needs root, and a directory beside the checkout that starts a Kubernetes node: "
+            "*/kube/kube"
+        )
     if os.environ.get("KUBECONFIG"):
         yield Node({}, scripts[0], lasts=True)
         return
     try:
         up = subprocess.run(
-            [scripts[0], "node-up"], check=True, text=True, stdout=subprocess.PIPE, timeout=NODE_UP_SECONDS
+            [scripts[0], "node-up"],
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            timeout=NODE_UP_SECONDS,
         )
-        exports = dict(line[7:].split("=", 1) for line in up.stdout.splitlines() if line.startswith("export "))
+        exports = dict(
+            line[7:].split("=", 1) for line in up.stdout.splitlines() if line.startswith("export ")
+        )
         found = {name: exports[name].strip("'\"") for name in ("KUBECONFIG", "CONTAINERD_ADDRESS")}
         yield Node(found, scripts[0], lasts=False)
     finally:
@@ -88,7 +118,8 @@ def until(condition: Callable[[], T], what: str, seconds: float, pause: float = 
 
 
 def process_of(pod: Object, program: str) -> int | None:
-    """Pid, on this machine, of the process of a pod that has the program as a word of its command line."""
+    """Pid, on this machine, of the process of a pod that has the program as a word of its command
+    line."""
     uid = pod["metadata"]["uid"]
     for directory in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,5 @@
-"""A job that says nothing of checkpoints: the operator's claim holds them, and a kill of every role loses nothing."""
+"""A job that says nothing of checkpoints: the operator's claim holds them, and a kill of every role
+loses nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ PROGRAMS = {
 """What is killed -> a word of its command line. The rollout's pod has a worker and an engine."""
 
 
-def test_a_kill_of_every_role_loses_nothing(quickstart: Quickstart, record: Callable[..., None]) -> None:
-    """Each process once, the trainer before its first checkpoint and after it, and its whole pod in the end."""
+def test_a_kill_of_every_role_loses_nothing(
+    quickstart: Quickstart, record: Callable[..., None]
+) -> None:
+    """Each process once, the trainer before its first checkpoint and after it, and its whole pod in
+    the end."""
     steps = 120
     quickstart.start(trainer={"steps": steps}, checkpoint=None, failurePolicy=None)
     quickstart.until_step(4, START_SECONDS)

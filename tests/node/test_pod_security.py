@@ -1,4 +1,6 @@
-"""A namespace that asks for the restricted standard, on a real node: what runs there, and as whom."""
+"""A namespace that asks for the restricted standard, on a real node: what runs there,
+and as whom.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,30 @@ from tests.pod_security import violations
 pytestmark = pytest.mark.timeout(1200)
 START_SECONDS = 300
 ROLES = {"rendezvous": "rendezvous", "buffer": "buffer", "trainer": "trainer", "rollout": "worker"}
-LABELS = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
+LABELS = (
+    "pod-security.kubernetes.io/enforce=restricted",
+    "pod-security.kubernetes.io/enforce-version=latest",
+)
 SANDBOX = """
 from sluice.rewards.sandbox import Sandbox
 sandbox = Sandbox()
 print("layers:", sandbox.isolation)
 print(sandbox.run(source="print(6 * 7)", input="", memory=1 << 30, cpu_seconds=10, seconds=20))
-print(sandbox.run(source="open('/tmp/x', 'w')", input="", memory=1 << 30, cpu_seconds=10, seconds=20).status)
+limits = {"memory": 1 << 30, "cpu_seconds": 10, "seconds": 20}
+print(sandbox.run(source="open('/tmp/x', 'w')", input="", **limits).status)
 sandbox.close()
 """
 
 
-def test_the_quickstart_runs_restricted_and_so_does_the_sandbox_of_code(quickstart: Quickstart, node: Node) -> None:
+def test_the_quickstart_runs_restricted_and_so_does_the_sandbox_of_code(
+    quickstart: Quickstart, node: Node
+) -> None:
     node.kubectl("label", "namespace", quickstart.namespace, *LABELS)
     if not enforces(quickstart):
-        warnings.warn("this API server does not enforce the standard: its stored pods are checked", stacklevel=1)
+        warnings.warn(
+            "this API server does not enforce the standard: its stored pods are checked",
+            stacklevel=1,
+        )
     quickstart.start(trainer={"steps": 60})
     quickstart.until_step(1, START_SECONDS)
     for pod in quickstart.pods():
@@ -38,7 +49,9 @@ def test_the_quickstart_runs_restricted_and_so_does_the_sandbox_of_code(quicksta
         assert set(fields["Uid"].split()) == {"65532"}
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
         assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
-    layers, works, escapes = inside(quickstart, "rollout", "worker", f"python - <<'END'{SANDBOX}END").splitlines()[-3:]
+    layers, works, escapes = inside(
+        quickstart, "rollout", "worker", f"python - <<'END'{SANDBOX}END"
+    ).splitlines()[-3:]
     assert layers.endswith("seccomp")
     assert "status='ok', output='42\\n'" in works
     assert escapes == "error", "a file outside of the program's own directory"

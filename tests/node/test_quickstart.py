@@ -1,4 +1,5 @@
-"""The quickstart in real pods: it learns, survives what clusters do to pods, and leaves nothing behind."""
+"""The quickstart in real pods: it learns, survives what clusters do to pods, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -19,20 +20,48 @@ pytestmark = pytest.mark.timeout(2400)
 
 def test_the_installed_chart_passes_its_own_test(operator: None, node: Node) -> None:
     """`helm test`, which asks the operator whether it watches."""
-    node.call(str(tool("helm")), "test", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--timeout", "3m", seconds=200)
+    node.call(
+        str(tool("helm")),
+        "test",
+        RELEASE,
+        "--namespace",
+        OPERATOR_NAMESPACE,
+        "--timeout",
+        "3m",
+        seconds=200,
+    )
 
 
-def test_a_user_applies_watches_and_deletes_it(quickstart: Quickstart, record: Callable[..., None]) -> None:
+def test_a_user_applies_watches_and_deletes_it(
+    quickstart: Quickstart, record: Callable[..., None]
+) -> None:
     before = quickstart.objects()
     quickstart.start(trainer={"steps": 40})
     quickstart.until_step(3, START_SECONDS)
     quickstart.until(lambda: quickstart.status().get("state") == "Running", "state Running", 60)
     row = quickstart.row()
-    assert list(row) == ["NAME", "STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
-    assert (row["NAME"], row["STATE"], row["ROLLOUTS"], row["RESTARTS"]) == (NAME, "Running", "1", "0")
+    assert list(row) == [
+        "NAME",
+        "STATE",
+        "STEP",
+        "REWARD",
+        "LAG",
+        "ROLLOUTS",
+        "VERSION",
+        "RESTARTS",
+        "AGE",
+    ]
+    assert (row["NAME"], row["STATE"], row["ROLLOUTS"], row["RESTARTS"]) == (
+        NAME,
+        "Running",
+        "1",
+        "0",
+    )
     assert int(row["STEP"]) >= 1
     early = float(row["REWARD"])
-    waited = quickstart.kubectl("wait", "--for=condition=Succeeded", "--timeout=500s", f"rljob/{NAME}", seconds=510)
+    waited = quickstart.kubectl(
+        "wait", "--for=condition=Succeeded", "--timeout=500s", f"rljob/{NAME}", seconds=510
+    )
     assert waited.strip() == f"rljob.sluice.dev/{NAME} condition met"
     check_sound(quickstart, 40)
     assert float(quickstart.row()["REWARD"]) > early
@@ -43,8 +72,9 @@ def test_a_user_applies_watches_and_deletes_it(quickstart: Quickstart, record: C
 
 
 def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None]) -> None:
-    """A rollout pod is deleted, the trainer killed, its pod removed by force, the leading operator's pod deleted, the
-    buffer's pod deleted, and the job suspended and resumed: one after the other, within one run."""
+    """A rollout pod is deleted, the trainer killed, its pod removed by force, the leading
+    operator's pod deleted, the buffer's pod deleted, and the job suspended and resumed: one after
+    the other, within one run."""
     steps = 120
     quickstart.start(
         trainer={"steps": steps},
@@ -57,7 +87,11 @@ def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None])
     quickstart.kill("trainer", "sluice_trainer")
     quickstart.until(lambda: quickstart.status()["restarts"] == 1, "a restart that counts", 120)
     failure = quickstart.status()["lastFailure"]
-    assert (failure["role"], failure["container"], failure["exitCode"]) == ("trainer", "trainer", 137)
+    assert (failure["role"], failure["container"], failure["exitCode"]) == (
+        "trainer",
+        "trainer",
+        137,
+    )
     quickstart.until_step(30, START_SECONDS)
     quickstart.replace("trainer", "--grace-period=0", "--force")
     quickstart.until_step(45, START_SECONDS)
@@ -74,7 +108,13 @@ def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None])
     quickstart.until_state("Succeeded", START_SECONDS + STOP_SECONDS)
     check_sound(quickstart, steps)
     assert quickstart.status()["restarts"] == 1, "deletions are no failures of the job's"
-    assert {"GangRestarting", "GangDisrupted", "Suspended", "Resumed", "TrainerSucceeded"} <= quickstart.reasons()
+    assert {
+        "GangRestarting",
+        "GangDisrupted",
+        "Suspended",
+        "Resumed",
+        "TrainerSucceeded",
+    } <= quickstart.reasons()
     record(quickstart)
 
 
@@ -87,7 +127,9 @@ def restart_leader(node: Node) -> None:
 
 
 def holder(node: Node) -> str:
-    return str(node.get("-n", OPERATOR_NAMESPACE, "lease", RELEASE)["spec"].get("holderIdentity") or "")
+    return str(
+        node.get("-n", OPERATOR_NAMESPACE, "lease", RELEASE)["spec"].get("holderIdentity") or ""
+    )
 
 
 def test_an_image_that_cannot_be_pulled_shows_in_the_status(quickstart: Quickstart) -> None:
@@ -99,20 +141,33 @@ def test_an_image_that_cannot_be_pulled_shows_in_the_status(quickstart: Quicksta
         return found if "localhost/nothing:1" in found else ""
 
     found = quickstart.until(message, "words about the image", 240)
-    assert re.search(r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", found)
+    assert re.search(
+        r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", found
+    )
     assert "check the image's name" in found
     assert quickstart.row_state() == "Pending"
     assert quickstart.status()["lastFailure"]["container"] == "trainer"
 
 
 def test_a_trainer_without_memory_fails_with_words(quickstart: Quickstart) -> None:
-    containers: list[dict[str, Any]] = [{"name": "trainer", "resources": {"limits": {"memory": "128Mi"}}}]
+    containers: list[dict[str, Any]] = [
+        {"name": "trainer", "resources": {"limits": {"memory": "128Mi"}}}
+    ]
     quickstart.start(
-        trainer={"steps": 2, "template": {"spec": {"containers": containers}}}, failurePolicy={"maxRestarts": 0}
+        trainer={"steps": 2, "template": {"spec": {"containers": containers}}},
+        failurePolicy={"maxRestarts": 0},
     )
-    status = until(lambda: s if (s := quickstart.status()).get("state") == "Failed" else {}, "state Failed", 240)
+    status = until(
+        lambda: s if (s := quickstart.status()).get("state") == "Failed" else {},
+        "state Failed",
+        240,
+    )
     failure = status["lastFailure"]
-    assert (failure["role"], failure["reason"], failure["exitCode"]) == ("trainer", "OOMKilled", 137)
+    assert (failure["role"], failure["reason"], failure["exitCode"]) == (
+        "trainer",
+        "OOMKilled",
+        137,
+    )
     message = quickstart.condition("Failed")["message"]
     assert "OOMKilled" in message
     assert "SIGKILL" in message

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.timeout(2400)
 STEPS = 40
 
 
-def test_a_rank_of_a_trainer_of_two_pods_is_killed(quickstart: Quickstart, record: Callable[..., None]) -> None:
+def test_a_rank_of_a_trainer_of_two_pods_is_killed(
+    quickstart: Quickstart, record: Callable[..., None]
+) -> None:
     quickstart.start(trainer={"steps": STEPS, "nodes": 2}, checkpoint={"everySteps": 5})
     quickstart.until_step(8, START_SECONDS)
     quickstart.kill("trainer", "sluice_trainer", index=1)
@@ -21,12 +23,16 @@ def test_a_rank_of_a_trainer_of_two_pods_is_killed(quickstart: Quickstart, recor
     check_sound(quickstart, STEPS)
     status = quickstart.status()
     assert status["restarts"] == 1
-    assert status["lastFailure"]["pod"] == "quickstart-trainer-0-1-1", "the cause, not the rank that missed it"
+    assert status["lastFailure"]["pod"] == "quickstart-trainer-0-1-1", (
+        "the cause, not the rank that missed it"
+    )
     assert "SIGKILL" in quickstart.kubectl("describe", "rljob", NAME).partition("\nEvents:")[2]
     record(quickstart)
 
 
-def test_a_pod_of_an_engine_of_two_pods_is_killed(quickstart: Quickstart, record: Callable[..., None]) -> None:
+def test_a_pod_of_an_engine_of_two_pods_is_killed(
+    quickstart: Quickstart, record: Callable[..., None]
+) -> None:
     quickstart.start(
         trainer={"steps": STEPS},
         rollout={"nodesPerReplica": 2},

@@ -38,7 +38,8 @@ def raised(function: Any) -> Exception:
         ("own", "ValueError: bad (mine.py:5)"),
         (
             "librarys",
-            "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (mine.py:8)",
+            "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
+            "(char 1) (mine.py:8)",
         ),
         ("silent", "AssertionError (mine.py:11)"),
     ],

@@ -1,1 +1,3 @@
-"""Launch scripts and configurations of slime and verl -> RLJob manifests. Nothing of them is ever executed."""
+"""Launch scripts and configurations of slime and verl -> RLJob manifests. Nothing of them is ever
+executed.
+"""

@@ -20,7 +20,8 @@ class ImportFailedError(ValueError):
 class Setting:
     """One argument or configuration key as it was given. values: its words, or one parsed value.
 
-    missing: what it would take to know the value. doubtful: variables in it that only a condition of the script sets.
+    missing: what it would take to know the value. doubtful: variables in it that only a condition
+    of the script sets.
     """
 
     name: str
@@ -29,7 +30,8 @@ class Setting:
     missing: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     explicit: bool = True
-    """False for what stands in a configuration file, which may be no more than a default written out."""
+    """False for what stands in a configuration file, which may be no more than a default written
+    out."""
 
     @property
     def value(self) -> Any:
@@ -114,7 +116,9 @@ class Settings(dict[str, Setting]):
 
 @dataclass(frozen=True, slots=True)
 class To:
-    """Becomes a field. convert raises ValueError with what it cannot do. many: several words become a list of texts."""
+    """Becomes a field. convert raises ValueError with what it cannot do. many: several words become
+    a list of texts.
+    """
 
     path: str
     convert: Callable[[Any], Any]
@@ -140,7 +144,9 @@ class Lost:
 Entry = To | Same | Lost
 
 
-def translate(draft: Draft, settings: Settings, table: Mapping[str, Entry], fallback: Callable[[str], Entry]) -> None:
+def translate(
+    draft: Draft, settings: Settings, table: Mapping[str, Entry], fallback: Callable[[str], Entry]
+) -> None:
     """Every setting that nobody took: by its entry, or by the fallback."""
     others: list[str] = []
     for name, setting in settings.items():
@@ -158,7 +164,9 @@ def translate(draft: Draft, settings: Settings, table: Mapping[str, Entry], fall
                     draft.note("not translated", setting.shown, why, setting.line)
     if others:
         shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
-        draft.note("not translated", f"{len(others)} other keys", f"sluice knows none of them: {shown}")
+        draft.note(
+            "not translated", f"{len(others)} other keys", f"sluice knows none of them: {shown}"
+        )
 
 
 def put(
@@ -170,15 +178,20 @@ def put(
     *,
     literal: bool = False,
 ) -> bool:
-    """Set a field from a setting. False where there is no setting, or where it cannot be translated: that is noted.
+    """Set a field from a setting. False where there is no setting, or where it cannot be
+    translated: that is noted.
 
-    literal: a value that is not wholly known is written as it stands, variables and all, as texts always are.
+    literal: a value that is not wholly known is written as it stands, variables and all, as texts
+    always are.
     """
     if setting is None:
         return False
     if setting.missing and convert not in (text, location) and not literal:
         draft.note(
-            "not translated", setting.shown, f"the script does not say it: {needs(setting.missing)}", setting.line
+            "not translated",
+            setting.shown,
+            f"the script does not say it: {needs(setting.missing)}",
+            setting.line,
         )
         return False
     try:
@@ -187,11 +200,19 @@ def put(
         draft.note("not translated", setting.shown, str(error), setting.line)
         return False
     if setting.missing:
-        draft.note("check", path, f"the script does not say all of it: {needs(setting.missing)}", setting.line)
+        draft.note(
+            "check",
+            path,
+            f"the script does not say all of it: {needs(setting.missing)}",
+            setting.line,
+        )
     if setting.doubtful:
         doubtful = names(setting.doubtful)
         draft.note(
-            "check", path, f"only a condition of the script, which is not evaluated, sets {doubtful}", setting.line
+            "check",
+            path,
+            f"only a condition of the script, which is not evaluated, sets {doubtful}",
+            setting.line,
         )
     if note:
         draft.note("check", path, note, setting.line)
@@ -199,7 +220,9 @@ def put(
 
 
 def needs(missing: tuple[str, ...]) -> str:
-    """Words for the source of a value: variables of the environment, or what only a shell can work out."""
+    """Words for the source of a value: variables of the environment, or what only a shell can work
+    out.
+    """
     variables = names(tuple(name for name in missing if name.isidentifier()))
     others = names(tuple(name for name in missing if not name.isidentifier()))
     parts = [f"--var gives {variables}"] if variables else []
@@ -249,6 +272,8 @@ def flag(value: Any) -> bool:
 
 def job_name(given: str) -> str:
     """A name that Kubernetes takes: `run-qwen3-4B.sh` -> qwen3-4b."""
-    slug = re.sub(r"[^a-z0-9]+", "-", given.lower().removeprefix("run-").removeprefix("run_")).strip("-")
+    slug = re.sub(
+        r"[^a-z0-9]+", "-", given.lower().removeprefix("run-").removeprefix("run_")
+    ).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[:40].rstrip("-")
     return slug or "imported"

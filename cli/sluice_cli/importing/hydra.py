@@ -15,8 +15,12 @@ from sluice.api.yaml_text import DisproportionError
 from sluice_cli.importing.draft import ImportFailedError, Setting
 from sluice_cli.importing.script import Argument
 
-_OVERRIDE = re.compile(r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL)
-_WHOLE = re.compile(r"^\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}$", re.DOTALL)
+_OVERRIDE = re.compile(
+    r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL
+)
+_WHOLE = re.compile(
+    r"^\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}$", re.DOTALL
+)
 _INSIDE = re.compile(r"\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
 _DEEPEST = 8
 
@@ -26,11 +30,15 @@ def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
     for word in words:
         match = _OVERRIDE.match(word.text)
         if match and match["value"] is not None:
-            yield Setting(match["key"], (value_of(match["value"]),), word.line, word.missing, word.doubtful)
+            yield Setting(
+                match["key"], (value_of(match["value"]),), word.line, word.missing, word.doubtful
+            )
 
 
 def value_of(text: str) -> Any:
-    """The value of an override. Hydra's grammar is close to YAML's flow style; what is neither is a text."""
+    """The value of an override. Hydra's grammar is close to YAML's flow style; what is neither is a
+    text.
+    """
     try:
         return yaml_text.load(text) if text else None
     except DisproportionError as error:
@@ -40,7 +48,9 @@ def value_of(text: str) -> Any:
 
 
 def from_yaml(text: str, source: str) -> dict[str, Setting]:
-    """All values of a configuration file by dotted key. Lists are values; Hydra's `defaults` are not followed."""
+    """All values of a configuration file by dotted key. Lists are values; Hydra's `defaults` are
+    not followed.
+    """
     try:
         documents = list(yaml_text.load_all(text))
     except YAMLError as error:
@@ -71,7 +81,8 @@ def _plain(value: Any) -> Any:
 
 
 def resolved(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Interpolations, `${other.key}` and `${oc.select:other.key,default}`, replaced by what they stand for.
+    """Interpolations, `${other.key}` and `${oc.select:other.key,default}`, replaced by what they
+    stand for.
 
     What stands for nothing stays, and is missing.
     """
@@ -95,7 +106,9 @@ def _resolve(setting: Setting, settings: Mapping[str, Setting], depth: int) -> S
     return replace(setting, values=(_INSIDE.sub(fill, value),), missing=tuple(missing))
 
 
-def _target(match: re.Match[str], setting: Setting, settings: Mapping[str, Setting], depth: int) -> Setting:
+def _target(
+    match: re.Match[str], setting: Setting, settings: Mapping[str, Setting], depth: int
+) -> Setting:
     key = match["key"]
     if key.startswith("."):
         key = f"{setting.name.rpartition('.')[0]}{key}"

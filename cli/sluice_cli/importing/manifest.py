@@ -1,4 +1,6 @@
-"""A draft -> the text of a manifest: fields with where they came from, and above them what could not be translated."""
+"""A draft -> the text of a manifest: fields with where they came from, and above them what could
+not be translated.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,23 @@ _TITLES = {
     "other default": "Written out, because sluice's own default is another",
 }
 _KEPT = (
-    "algorithm.estimator", "model.path", "data.prompts", "reward.type", "trainer.steps", "trainer.epochs",
+    "algorithm.estimator",
+    "model.path",
+    "data.prompts",
+    "reward.type",
+    "trainer.steps",
+    "trainer.epochs",
     "algorithm.distillation.teacher.url",
-)  # fmt: skip
+)
 """Without them it would be another job."""
 _WIDTH = 118
 _ROUNDS = 20
 
 
 def settle(draft: Draft) -> str:
-    """Take out fields that a rule of the API refuses, each with a note. Returns what is still wrong; empty: nothing."""
+    """Take out fields that a rule of the API refuses, each with a note. Returns what is still
+    wrong; empty: nothing.
+    """
     for _ in range(_ROUNDS):
         try:
             RLJob.model_validate(document(draft))
@@ -54,7 +63,12 @@ def _give_up(draft: Draft, problem: Any) -> bool:
 
 
 def document(draft: Draft) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": draft.name}, "spec": draft.spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": draft.name},
+        "spec": draft.spec,
+    }
 
 
 def to_text(draft: Draft, source: str) -> str:
@@ -74,7 +88,9 @@ def to_text(draft: Draft, source: str) -> str:
 
 def _commented(draft: Draft, node: Any, path: str) -> Any:
     if isinstance(node, list):
-        return CommentedSeq([_commented(draft, entry, f"{path}[{i}]") for i, entry in enumerate(node)])
+        return CommentedSeq(
+            [_commented(draft, entry, f"{path}[{i}]") for i, entry in enumerate(node)]
+        )
     if not isinstance(node, dict):
         return node
     made = CommentedMap()

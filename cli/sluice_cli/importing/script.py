@@ -1,7 +1,9 @@
-"""Statements of a script -> the commands that it would run, with variables filled in from its own assignments.
+"""Statements of a script -> the commands that it would run, with variables filled in from its own
+assignments.
 
-Nothing is executed. All branches of conditions are read, one after the other; a variable that only some branch sets is
-known as such. What is not set keeps its name (`${BASE_DIR}/data`) and is listed in `missing`.
+Nothing is executed. All branches of conditions are read, one after the other; a variable that only
+some branch sets is known as such. What is not set keeps its name (`${BASE_DIR}/data`) and is listed
+in `missing`.
 """
 
 from __future__ import annotations
@@ -34,14 +36,20 @@ _SKIPPED = {
     "nohup",
 }
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-    ast.Mod: operator.mod, ast.Pow: lambda base, exponent: base ** min(exponent, 64),
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda base, exponent: base ** min(exponent, 64),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One word of a command. missing: what it would take to know it. doubtful: variables that a condition sets."""
+    """One word of a command. missing: what it would take to know it. doubtful: variables that a
+    condition sets.
+    """
 
     text: str
     line: int
@@ -60,7 +68,9 @@ class Command:
 
 @dataclass(slots=True)
 class Script:
-    """The settings that a script makes. sourced: files that it would read, and that are not read here."""
+    """The settings that a script makes. sourced: files that it would read, and that are not read
+    here.
+    """
 
     variables: dict[str, Argument] = field(default_factory=dict)
     arrays: dict[str, list[Argument]] = field(default_factory=dict)
@@ -96,11 +106,17 @@ class Script:
         value = self._joined(_without(word, match.end()))
         if adds and name in self.variables:
             value = replace(value, text=self.variables[name].text + value.text)
-        self.variables[name] = replace(value, doubtful=(*value.doubtful, name)) if self._depth > 0 else value
+        self.variables[name] = (
+            replace(value, doubtful=(*value.doubtful, name)) if self._depth > 0 else value
+        )
 
     def expand(self, word: Word) -> list[Argument]:
-        """The words that a word becomes: arrays give all of theirs, unquoted variables are split at blanks."""
-        if len(word.parts) == 1 or all(p.kind is Kind.ARRAY or (p.quoted and not p.text) for p in word.parts):
+        """The words that a word becomes: arrays give all of theirs, unquoted variables are split at
+        blanks.
+        """
+        if len(word.parts) == 1 or all(
+            p.kind is Kind.ARRAY or (p.quoted and not p.text) for p in word.parts
+        ):
             arrays = [part for part in word.parts if part.kind is Kind.ARRAY]
             if arrays:
                 return [argument for part in arrays for argument in self._array(part.text)]

@@ -1,8 +1,9 @@
 """Shell text -> statements of words. A subset of bash, parsed and never run.
 
-Known: quotes, comments, continued lines, `NAME=value`, `NAME=(a b)`, `NAME+=(...)`, `$NAME`, `${NAME}`,
-`${NAME:-default}`, `${NAME[@]}`, `$((arithmetic))`, redirections, here-documents, and what joins commands. What only a
-shell could tell, `$(command)` or `${NAME%pattern}`, becomes a part of kind UNKNOWN with its own text.
+Known: quotes, comments, continued lines, `NAME=value`, `NAME=(a b)`, `NAME+=(...)`, `$NAME`,
+`${NAME}`, `${NAME:-default}`, `${NAME[@]}`, `$((arithmetic))`, redirections, here-documents, and
+what joins commands. What only a shell could tell, `$(command)` or `${NAME%pattern}`, becomes a part
+of kind UNKNOWN with its own text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=$")
-_BRACED = re.compile(r"^(?P<name>[A-Za-z_]\w*)(?:(?P<array>\[[@*]\])|:?[-=](?P<default>.*))?$", re.DOTALL)
+_BRACED = re.compile(
+    r"^(?P<name>[A-Za-z_]\w*)(?:(?P<array>\[[@*]\])|:?[-=](?P<default>.*))?$", re.DOTALL
+)
 _JOINS = ";&|()"
 _PAIRS = {"(": ")", "{": "}"}
 
@@ -32,7 +35,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word. text: literal text, a name, an expression, or the source of what is not known."""
+    """A piece of a word. text: literal text, a name, an expression, or the source of what is not
+    known.
+    """
 
     kind: Kind
     text: str
@@ -186,7 +191,9 @@ class _Parser:
                 word.parts.append(Part(Kind.TEXT, text, quoted=True))
                 text = ""
                 word.parts.append(
-                    self._expansion(quoted=True) if character == "$" else Part(Kind.UNKNOWN, f"`{self._until('`')}`")
+                    self._expansion(quoted=True)
+                    if character == "$"
+                    else Part(Kind.UNKNOWN, f"`{self._until('`')}`")
                 )
             else:
                 text += character

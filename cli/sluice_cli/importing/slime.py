@@ -1,4 +1,6 @@
-"""slime's launch scripts -> RLJob: what needs more than one argument. The rest is slime_table.py."""
+"""slime's launch scripts -> RLJob: what needs more than one argument. The rest is
+slime_table.py.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,20 @@ _NONZERO_STD = "check_reward_nonzero_std"
 _OPD = "on_policy_distillation."
 """slime's module whose functions ask a teacher in the place of a reward."""
 _LATER = (
-    "--global-batch-size", "--num-steps-per-rollout", "--over-sampling-batch-size", "--num-gpus-per-node", "--colocate",
-    "--rollout-num-gpus-per-engine", "--rollout-num-gpus", "--offload", "--offload-train", "--offload-rollout",
-    "--no-offload", "--no-offload-train", "--no-offload-rollout",
-)  # fmt: skip
+    "--global-batch-size",
+    "--num-steps-per-rollout",
+    "--over-sampling-batch-size",
+    "--num-gpus-per-node",
+    "--colocate",
+    "--rollout-num-gpus-per-engine",
+    "--rollout-num-gpus",
+    "--offload",
+    "--offload-train",
+    "--offload-rollout",
+    "--no-offload",
+    "--no-offload-train",
+    "--no-offload-rollout",
+)
 """Arguments that are translated after the table, because they need what it writes."""
 
 
@@ -44,13 +56,21 @@ def import_slime(script: str, source: str, given: Mapping[str, str]) -> Draft:
     Raises ScriptError where it is no script, ImportFailedError where it starts no training.
     """
     parsed = read_script(script, given)
-    found = [(command, at) for command in parsed.commands for at, word in enumerate(command.words) if _is_entry(word)]
+    found = [
+        (command, at)
+        for command in parsed.commands
+        for at, word in enumerate(command.words)
+        if _is_entry(word)
+    ]
     if not found:
         raise ImportFailedError(f"{source}: no command that runs {' or '.join(ENTRIES)}")
     command, at = found[-1]
     draft = Draft(job_name(PurePosixPath(source).stem))
     for name in dict.fromkeys(parsed.unknown_arrays):
-        why = "not set in the script, perhaps in a file that it sources; a model's shape needs no translation"
+        why = (
+            "not set in the script, perhaps in a file that it sources; a model's shape needs no "
+            "translation"
+        )
         draft.note("check", f"${{{name}[@]}}", why)
     settings = Settings(_flags(command, at + 1, draft))
     if PurePosixPath(command.words[at].text).name == "train_async.py":
@@ -86,11 +106,17 @@ def _flags(command: Command, start: int, draft: Draft) -> dict[str, Setting]:
     for word in command.words[start:]:
         if word.text.startswith("--"):
             name, separator, value = word.text.partition("=")
-            found[name] = Setting(name, (value,) if separator else (), word.line, word.missing, word.doubtful)
+            found[name] = Setting(
+                name, (value,) if separator else (), word.line, word.missing, word.doubtful
+            )
         elif name:
             old = found[name]
             found[name] = Setting(
-                name, (*old.values, word.text), old.line, old.missing + word.missing, old.doubtful + word.doubtful
+                name,
+                (*old.values, word.text),
+                old.line,
+                old.missing + word.missing,
+                old.doubtful + word.doubtful,
             )
         else:
             draft.note("not translated", word.text, "a word that belongs to no argument", word.line)
@@ -103,9 +129,11 @@ def _data(draft: Draft, settings: Settings) -> None:
         raise ImportFailedError("no --prompt-data: there is nothing to train on")
     source: dict[str, Any] = {"promptKey": "input"}
     for name, key in (
-        ("--input-key", "promptKey"), ("--label-key", "labelKey"), ("--metadata-key", "metadataKey"),
+        ("--input-key", "promptKey"),
+        ("--label-key", "labelKey"),
+        ("--metadata-key", "metadataKey"),
         ("--tool-key", "toolsKey"),
-    ):  # fmt: skip
+    ):
         if setting := settings.take(name):
             source[key] = str(setting.value)
     if settings.on("--apply-chat-template"):
@@ -114,7 +142,9 @@ def _data(draft: Draft, settings: Settings) -> None:
         try:
             source["chatTemplateArgs"] = dict(json.loads(str(arguments.value)))
         except ValueError as error:
-            draft.note("not translated", arguments.shown, f"not valid JSON: {error}", arguments.line)
+            draft.note(
+                "not translated", arguments.shown, f"not valid JSON: {error}", arguments.line
+            )
     prompts = [{"path": str(path), **source} for path in paths.values]
     put(draft, "data.prompts", paths, lambda _: prompts, literal=True)
 
@@ -127,24 +157,38 @@ def _length(draft: Draft, settings: Settings) -> None:
 
 def _distillation(draft: Draft, settings: Settings) -> None:
     """--use-opd. A teacher behind a URL is slime's remote reward, which then has no other."""
-    kind, coef, load = (settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load"))
+    kind, coef, load = (
+        settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
+    )
     if not settings.on("--use-opd"):
         return
     url = settings.get("--rm-url")
     if kind and kind.value == "sglang" and url:
-        put(draft, "algorithm.distillation.teacher.url", url, lambda value: text(value).removesuffix("/generate"))
+        put(
+            draft,
+            "algorithm.distillation.teacher.url",
+            url,
+            lambda value: text(value).removesuffix("/generate"),
+        )
     elif kind and kind.value == "megatron" and load:
         note = "slime's is a Megatron checkpoint; name the teacher's Hugging Face directory"
         put(draft, "algorithm.distillation.teacher.path", load, text, note)
     else:
-        why = "sluice distils from an SGLang server (--rm-url) or from a checkpoint (--opd-teacher-load)"
-        draft.note("not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0)
+        why = (
+            "sluice distils from an SGLang server (--rm-url) or from a checkpoint "
+            "(--opd-teacher-load)"
+        )
+        draft.note(
+            "not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0
+        )
         return
     put(draft, "algorithm.distillation.coef", coef, real)
 
 
 def _reward(draft: Draft, settings: Settings) -> None:
-    kind, url, function = (settings.take(name) for name in ("--rm-type", "--rm-url", "--custom-rm-path"))
+    kind, url, function = (
+        settings.take(name) for name in ("--rm-type", "--rm-url", "--custom-rm-path")
+    )
     after = settings.get("--custom-reward-post-process-path")
     if after and _OPD in str(after.value):
         settings.seen.add(after.name)
@@ -164,13 +208,23 @@ def _reward(draft: Draft, settings: Settings) -> None:
     draft.set("reward.type", "data_source", "--rm-type")
     what = f"--rm-type {name} has no counterpart" if name else "no --rm-type"
     line = kind.line if kind else 0
-    draft.note("check", "reward.type", f"{what}: a row's metadata.rm_type judges it, else its data_source", line)
+    draft.note(
+        "check",
+        "reward.type",
+        f"{what}: a row's metadata.rm_type judges it, else its data_source",
+        line,
+    )
 
 
 def _algorithm(draft: Draft, settings: Settings) -> None:
     coef = settings.take("--kl-loss-coef")
     if settings.on("--use-kl-loss"):
-        put(draft, "algorithm.kl.lossCoef", coef or Setting("default of --kl-loss-coef", ("0",)), real)
+        put(
+            draft,
+            "algorithm.kl.lossCoef",
+            coef or Setting("default of --kl-loss-coef", ("0",)),
+            real,
+        )
         if draft.get("algorithm.kl.lossCoef") == 0:
             why = "0: slime loads the reference only to log the KL; sluice leaves it out"
             draft.note("check", "algorithm.kl.lossCoef", why, coef.line if coef else 0)
@@ -185,7 +239,12 @@ def _algorithm(draft: Draft, settings: Settings) -> None:
             draft.set(path, value, name)
     delta = settings.take("--opsm-delta")
     if settings.on("--use-opsm"):
-        put(draft, "algorithm.offPolicy.opsmDelta", delta or Setting("default of --opsm-delta", ("1e-4",)), real)
+        put(
+            draft,
+            "algorithm.offPolicy.opsmDelta",
+            delta or Setting("default of --opsm-delta", ("1e-4",)),
+            real,
+        )
     if not settings.on("--use-tis"):  # then they mean nothing
         settings.seen |= {"--tis-clip", "--tis-clip-low"}
 
@@ -206,28 +265,46 @@ def _engines(draft: Draft, settings: Settings) -> None:
         why = "slime's fully async rollout knows no limit; sluice wants one"
         draft.note("check", "rollout.maxStaleness", why, function.line)
     elif function and "sglang_rollout" not in str(function.value):
-        draft.note("not translated", function.shown, "own code plays one sample: rollout.function", function.line)
+        draft.note(
+            "not translated",
+            function.shown,
+            "own code plays one sample: rollout.function",
+            function.line,
+        )
 
 
 def _evaluation(draft: Draft, settings: Settings) -> None:
     interval, data = settings.take("--eval-interval"), settings.take("--eval-prompt-data")
     skips = settings.on("--skip-eval-before-train")
-    keys = (("promptKey", "--eval-input-key"), ("labelKey", "--eval-label-key"), ("toolsKey", "--eval-tool-key"))
+    keys = (
+        ("promptKey", "--eval-input-key"),
+        ("labelKey", "--eval-label-key"),
+        ("toolsKey", "--eval-tool-key"),
+    )
     own = {field: str(setting.value) for field, name in keys if (setting := settings.take(name))}
     if interval is None or data is None:  # then they mean nothing
-        settings.seen |= {name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))}
+        settings.seen |= {
+            name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))
+        }
         settings.seen -= {"--eval-config"}
         return
     put(draft, "evaluation.everySteps", interval, integer)
     words = [str(value) for value in data.values]
     if draft.get("reward") is None:
-        why = "slime judges it with the teacher's function; sluice wants a reward: evaluation.datasets[].reward"
+        why = (
+            "slime judges it with the teacher's function; sluice wants a reward: "
+            "evaluation.datasets[].reward"
+        )
         draft.note("not translated", data.shown, why, data.line)
         draft.drop("evaluation.everySteps")
-        settings.seen |= {name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))}
+        settings.seen |= {
+            name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))
+        }
         return
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
-    like = {key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"} | own
+    like = {
+        key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"
+    } | own
     datasets = [{"path": path} | ({"name": name} if name else {}) | like for name, path in pairs]
     put(draft, "evaluation.datasets", data, lambda _: datasets, literal=True)
     if skips:
@@ -241,11 +318,22 @@ def _defaults(draft: Draft) -> None:
             draft.note("other default", path, f"{value} (slime, {name})")
     if draft.get("algorithm.estimator") == "ppo" and draft.get("algorithm.critic.lr") is None:
         draft.set("algorithm.critic.lr", draft.get("trainer.optimizer.lr", 1e-6), "--lr")
-        draft.note("other default", "algorithm.critic.lr", "slime trains the critic at the policy's rate")
+        draft.note(
+            "other default", "algorithm.critic.lr", "slime trains the critic at the policy's rate"
+        )
     for path, what in (
-        ("checkpoint.everySteps", "slime saves nothing without --save-interval; sluice does every 20 steps"),
-        ("rollout.sampling.maxResponseTokens", "no --rollout-max-response-len: sluice's default of 1024 holds"),
-        ("trainer.maxTokensPerGpu", "no --max-tokens-per-gpu: sluice packs micro-batches of 8192 tokens"),
+        (
+            "checkpoint.everySteps",
+            "slime saves nothing without --save-interval; sluice does every 20 steps",
+        ),
+        (
+            "rollout.sampling.maxResponseTokens",
+            "no --rollout-max-response-len: sluice's default of 1024 holds",
+        ),
+        (
+            "trainer.maxTokensPerGpu",
+            "no --max-tokens-per-gpu: sluice packs micro-batches of 8192 tokens",
+        ),
     ):
         if draft.get(path) is None:
             draft.note("check", path, what)
@@ -257,7 +345,12 @@ def _batches(draft: Draft, settings: Settings) -> None:
     samples = batch * draft.get("rollout.samplesPerPrompt", 1)
     if not put(draft, "trainer.stepsPerBatch", settings.take("--num-steps-per-rollout"), integer):
         size = settings.take("--global-batch-size")
-        put(draft, "trainer.stepsPerBatch", size, lambda value: steps_per_batch(samples, integer(value)))
+        put(
+            draft,
+            "trainer.stepsPerBatch",
+            size,
+            lambda value: steps_per_batch(samples, integer(value)),
+        )
     if batch:
         over = settings.take("--over-sampling-batch-size")
         put(draft, "rollout.overSampling", over, lambda value: integer(value) / batch)
@@ -266,7 +359,9 @@ def _batches(draft: Draft, settings: Settings) -> None:
 def steps_per_batch(samples: int, size: int) -> int:
     """Optimizer steps of a batch. ValueError where it cannot be split evenly."""
     if size < 1 or samples % size:
-        raise ValueError(f"{samples} samples of a batch cannot be split into optimizer steps of {size}")
+        raise ValueError(
+            f"{samples} samples of a batch cannot be split into optimizer steps of {size}"
+        )
     return samples // size
 
 
@@ -285,12 +380,24 @@ def _placement(draft: Draft, settings: Settings) -> None:
         if settings.on("--no-offload") or settings.on("--no-offload-train"):
             draft.set("trainer.offload", "none", "--no-offload-train")
         return
-    draft.set("rollout.replicas", max(1, total // engine), "--colocate" if colocated else "--rollout-num-gpus")
+    draft.set(
+        "rollout.replicas",
+        max(1, total // engine),
+        "--colocate" if colocated else "--rollout-num-gpus",
+    )
     if colocated:
         why = f"with sluice an engine of {engine} GPUs cannot share those of the trainer's machines"
-        draft.note("check", "rollout.replicas", f"{why}: trainer and engines take {trainer + total} GPUs in all")
+        draft.note(
+            "check",
+            "rollout.replicas",
+            f"{why}: trainer and engines take {trainer + total} GPUs in all",
+        )
 
 
 def _number(settings: Settings, name: str, default: int) -> int:
     setting = settings.take(name)
-    return int(setting.value) if setting and str(setting.value).isdigit() and int(setting.value) else default
+    return (
+        int(setting.value)
+        if setting and str(setting.value).isdigit() and int(setting.value)
+        else default
+    )

@@ -31,7 +31,10 @@ def _pg_loss(value: Any) -> str:
 
 _ALWAYS = Same("sluice does it always")
 _SHAPE = Same("the model's shape is read from its config.json")
-_VOLUME = Lost("checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by itself")
+_VOLUME = Lost(
+    "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
+    "itself"
+)
 _HOOK = Lost("sluice has no hook of this kind")
 
 TABLE: dict[str, Entry] = REST | {
@@ -39,10 +42,15 @@ TABLE: dict[str, Entry] = REST | {
     "--hf-checkpoint": To("model.path", location),
     "--load": _VOLUME,
     "--save": _VOLUME,
-    "--ref-load": Lost("the reference is the model as it is at step 0; model.referencePath names another HF directory"),
+    "--ref-load": Lost(
+        "the reference is the model as it is at step 0; model.referencePath names another HF "
+        "directory"
+    ),
     "--save-interval": To("checkpoint.everySteps", integer),
     "--async-save": To("checkpoint.async", flag),
-    "--save-hf": Lost("the final model is exported always (checkpoint.exportHF), to the checkpoint volume"),
+    "--save-hf": Lost(
+        "the final model is exported always (checkpoint.exportHF), to the checkpoint volume"
+    ),
     # cluster
     "--actor-num-nodes": To("trainer.nodes", integer),
     "--actor-num-gpus-per-node": To("trainer.gpusPerNode", integer),
@@ -51,7 +59,9 @@ TABLE: dict[str, Entry] = REST | {
     "--rollout-seed": To("data.seed", integer),
     "--rollout-max-prompt-len": To("data.maxPromptTokens", integer),
     "--multimodal-keys": Lost("sluice trains on text alone"),
-    "--data-source-path": Lost("data.prompts[].source takes a function that yields rows, not a DataSource"),
+    "--data-source-path": Lost(
+        "data.prompts[].source takes a function that yields rows, not a DataSource"
+    ),
     # rollout
     "--rollout-batch-size": To("rollout.batchSize", integer),
     "--n-samples-per-prompt": To("rollout.samplesPerPrompt", integer),
@@ -60,24 +70,35 @@ TABLE: dict[str, Entry] = REST | {
     "--rollout-top-k": To("rollout.sampling.topK", integer),
     "--rollout-max-response-len": To("rollout.sampling.maxResponseTokens", integer),
     "--rollout-max-context-len": To("rollout.engineArgs.context-length", integer),
-    "--rollout-stop-token-ids": Lost("SGLang takes them from the model's generation_config.json: eos_token_id"),
+    "--rollout-stop-token-ids": Lost(
+        "SGLang takes them from the model's generation_config.json: eos_token_id"
+    ),
     "--rollout-skip-special-tokens": Same("responses are decoded without special tokens"),
     "--sglang-server-concurrency": To("rollout.concurrency", integer),
     "--partial-rollout": To("rollout.partial.enabled", flag),
     "--mask-offpolicy-in-partial-rollout": To("rollout.partial.maskOffPolicy", flag),
     "--custom-generate-function-path": To(
-        "rollout.function", text, "its parameters differ: async def play(episode) in place of (args, sample, params)"
+        "rollout.function",
+        text,
+        "its parameters differ: async def play(episode) in place of (args, sample, params)",
     ),
     "--rollout-sample-hook-path": To(
-        "rollout.hooks.beforeReward", text, "its parameters differ: (prompt, sample) in place of (args, sample)"
+        "rollout.hooks.beforeReward",
+        text,
+        "its parameters differ: (prompt, sample) in place of (args, sample)",
     ),
     "--rollout-sample-filter-path": To(
-        "rollout.hooks.afterReward", text, "its parameters differ: (prompt, sample), a mask of zeros for remove_sample"
+        "rollout.hooks.afterReward",
+        text,
+        "its parameters differ: (prompt, sample), a mask of zeros for remove_sample",
     ),
     "--rollout-function-path": Lost(
-        "the buffer decides what is generated; rollout.function may fill a prompt's whole group (whole_group)"
+        "the buffer decides what is generated; rollout.function may fill a prompt's whole group "
+        "(whole_group)"
     ),
-    "--eval-function-path": Lost("evaluation.datasets[].function is for one prompt: async def play(episode)"),
+    "--eval-function-path": Lost(
+        "evaluation.datasets[].function is for one prompt: async def play(episode)"
+    ),
     # algorithm
     "--advantage-estimator": To("algorithm.estimator", text),
     "--pg-loss-type": To("algorithm.loss", _pg_loss),
@@ -92,12 +113,19 @@ TABLE: dict[str, Entry] = REST | {
     "--entropy-coef": To("algorithm.entropyCoef", real),
     "--tis-clip": To("algorithm.offPolicy.high", real),
     "--tis-clip-low": To("algorithm.offPolicy.low", real),
-    "--custom-loss-function-path": To("algorithm.lossFunction", text, "its parameters differ: docs/algorithms.md"),
-    "--disable-rewards-normalization": Lost("a group's mean is part of grpo; reinforce_plus_plus has no baseline"),
+    "--custom-loss-function-path": To(
+        "algorithm.lossFunction", text, "its parameters differ: docs/algorithms.md"
+    ),
+    "--disable-rewards-normalization": Lost(
+        "a group's mean is part of grpo; reinforce_plus_plus has no baseline"
+    ),
     "--opd-teacher-ckpt-step": Lost("algorithm.distillation.teacher.path names one checkpoint"),
-    "--custom-advantage-function-path": Lost("algorithm.estimator: custom takes a function of other parameters"),
+    "--custom-advantage-function-path": Lost(
+        "algorithm.estimator: custom takes a function of other parameters"
+    ),
     "--custom-tis-function-path": Lost(
-        "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a lossFunction"
+        "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a "
+        "lossFunction"
     ),
     "--get-mismatch-metrics": _ALWAYS,
     "--ref-update-interval": Lost("the reference stays as it is"),
@@ -111,7 +139,9 @@ TABLE: dict[str, Entry] = REST | {
     "--min-lr": To("trainer.optimizer.minLr", real),
     "--lr-decay-style": To("trainer.optimizer.schedule", text),
     "--lr-warmup-iters": To("trainer.optimizer.warmupSteps", integer),
-    "--lr-warmup-fraction": Lost("set trainer.optimizer.warmupSteps to a number of steps", unless=("0", "0.0")),
+    "--lr-warmup-fraction": Lost(
+        "set trainer.optimizer.warmupSteps to a number of steps", unless=("0", "0.0")
+    ),
     "--lr-decay-iters": To("trainer.optimizer.decaySteps", integer),
     "--weight-decay": To("trainer.optimizer.weightDecay", real),
     "--adam-beta1": To("trainer.optimizer.beta1", real),
@@ -124,8 +154,12 @@ TABLE: dict[str, Entry] = REST | {
     "--context-parallel-size": To("trainer.parallelism.context", integer),
     "--expert-model-parallel-size": To("trainer.parallelism.expert", integer),
     "--num-virtual-stages-per-pipeline-rank": To("trainer.parallelism.virtualPipeline", integer),
-    "--num-layers-per-virtual-pipeline-stage": Lost("trainer.parallelism.virtualPipeline counts a rank's runs"),
-    "--expert-tensor-parallel-size": Lost("experts are not split by tensor parallelism", unless=("1",)),
+    "--num-layers-per-virtual-pipeline-stage": Lost(
+        "trainer.parallelism.virtualPipeline counts a rank's runs"
+    ),
+    "--expert-tensor-parallel-size": Lost(
+        "experts are not split by tensor parallelism", unless=("1",)
+    ),
     "--decoder-last-pipeline-num-layers": Lost("pipeline ranks have equally many layers"),
     "--sequence-parallel": _ALWAYS,
     "--recompute-granularity": To("trainer.recompute", _recompute),
@@ -136,13 +170,17 @@ TABLE: dict[str, Entry] = REST | {
     "--micro-batch-size": Same("micro-batches are packed by tokens"),
     "--log-probs-max-tokens-per-gpu": Same("as trainer.maxTokensPerGpu"),
     "--balance-data": _ALWAYS,
-    "--optimizer-cpu-offload": Lost("the optimizer stays on the GPU, spread over data parallel ranks"),
+    "--optimizer-cpu-offload": Lost(
+        "the optimizer stays on the GPU, spread over data parallel ranks"
+    ),
     "--use-precision-aware-optimizer": Lost("the optimizer keeps fp32"),
     "--fp16": Lost("trainer.precision is bf16 or fp32"),
     "--bf16": _ALWAYS,
     "--seed": Lost("one seed for all, data.seed", unless=("42",)),
     # weights
-    "--update-weight-buffer-size": To("weightSync.bucketMiB", lambda value: max(1, integer(value) >> 20)),
+    "--update-weight-buffer-size": To(
+        "weightSync.bucketMiB", lambda value: max(1, integer(value) >> 20)
+    ),
     "--update-weight-transport": To("weightSync.transport", text),
     "--update-weights-interval": Lost("weights go out after every step", unless=("1",)),
     "--update-weight-mode": Lost("weights are sent whole", unless=("full",)),
@@ -154,7 +192,8 @@ TABLE: dict[str, Entry] = REST | {
     "--eval-max-response-len": To("evaluation.sampling.maxResponseTokens", integer),
     "--n-samples-per-eval-prompt": To("evaluation.samplesPerPrompt", integer),
     "--eval-config": Lost(
-        "the file is not read; its datasets belong into evaluation.datasets, with their rewards and functions"
+        "the file is not read; its datasets belong into evaluation.datasets, with their rewards "
+        "and functions"
     ),
     "--log-passrate": Lost("evaluation.passAtK: [1, 2, 4, ...] gives pass@k of evaluations"),
     # reward
@@ -163,32 +202,58 @@ TABLE: dict[str, Entry] = REST | {
     "--eval-reward-key": Lost("one reward.key for training and evaluation"),
     # debugging
     "--debug-rollout-only": To("debug.rolloutOnly", flag),
-    "--save-debug-rollout-data": Lost("debug.dumpRollouts: true keeps all samples, in the run directory"),
+    "--save-debug-rollout-data": Lost(
+        "debug.dumpRollouts: true keeps all samples, in the run directory"
+    ),
     "--debug-train-only": Lost("debug.replay trains on the rollouts of an earlier run"),
     "--use-tensorboard": _ALWAYS,
     **dict.fromkeys(
         (
-            "--attention-dropout", "--hidden-dropout", "--accumulate-allreduce-grads-in-fp32",
+            "--attention-dropout",
+            "--hidden-dropout",
+            "--accumulate-allreduce-grads-in-fp32",
             "--no-gradient-accumulation-fusion",
-            "--attention-softmax-in-fp32", "--attention-backend", "--overlap-cpu-optimizer-d2h-h2d", "--train-backend",
-            "--use-flash-attn", "--use-distributed-optimizer", "--distributed-backend",
+            "--attention-softmax-in-fp32",
+            "--attention-backend",
+            "--overlap-cpu-optimizer-d2h-h2d",
+            "--train-backend",
+            "--use-flash-attn",
+            "--use-distributed-optimizer",
+            "--distributed-backend",
             "--no-check-for-nan-in-loss-and-grad",
         ),
         _ALWAYS,
     ),
     **dict.fromkeys(
         (
-            "--swiglu", "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads",
+            "--swiglu",
+            "--num-layers",
+            "--hidden-size",
+            "--ffn-hidden-size",
+            "--num-attention-heads",
             "--group-query-attention",
-            "--num-query-groups", "--use-rotary-position-embeddings", "--disable-bias-linear", "--add-qkv-bias",
-            "--normalization", "--norm-epsilon", "--rotary-base", "--rotary-percent", "--vocab-size", "--kv-channels",
-            "--qk-layernorm", "--untie-embeddings-and-output-weights", "--num-experts", "--moe-ffn-hidden-size",
-            "--moe-router-topk", "--moe-layer-freq", "--moe-shared-expert-intermediate-size",
+            "--num-query-groups",
+            "--use-rotary-position-embeddings",
+            "--disable-bias-linear",
+            "--add-qkv-bias",
+            "--normalization",
+            "--norm-epsilon",
+            "--rotary-base",
+            "--rotary-percent",
+            "--vocab-size",
+            "--kv-channels",
+            "--qk-layernorm",
+            "--untie-embeddings-and-output-weights",
+            "--num-experts",
+            "--moe-ffn-hidden-size",
+            "--moe-router-topk",
+            "--moe-layer-freq",
+            "--moe-shared-expert-intermediate-size",
             "--make-vocab-size-divisible-by",
         ),
         _SHAPE,
     ),
-}  # fmt: skip
+}
 
 DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.gpusPerNode", 8, "--actor-num-gpus-per-node"),

@@ -1,4 +1,6 @@
-"""verl's commands and configurations -> RLJob: what needs more than one key. The rest is verl_table.py."""
+"""verl's commands and configurations -> RLJob: what needs more than one key. The rest is
+verl_table.py.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 
 
-def read_command(script: str, source: str, given: Mapping[str, str]) -> tuple[str, dict[str, Setting]]:
-    """(the entry point, its overrides) of a script or a command line. Raises ScriptError and ImportFailedError."""
+def read_command(
+    script: str, source: str, given: Mapping[str, str]
+) -> tuple[str, dict[str, Setting]]:
+    """(the entry point, its overrides) of a script or a command line. Raises ScriptError and
+    ImportFailedError.
+    """
     parsed = read_script(script, given)
     found = [
         (c, at)
@@ -43,15 +49,21 @@ def read_command(script: str, source: str, given: Mapping[str, str]) -> tuple[st
         if _ENTRY.search(word.text) or ENTRY.search(word.text)
     ]
     if not found:
-        raise ImportFailedError(f"{source}: no command that runs verl.trainer.main_ppo, and no such file")
+        raise ImportFailedError(
+            f"{source}: no command that runs verl.trainer.main_ppo, and no such file"
+        )
     command, at = found[-1]
     entry, words = command.words[at].text, command.words[at + 1 :]
     started = launched(command.words[:at]) if ENTRY.search(entry) else {}
-    return entry, {setting.name: setting for setting in overrides(words)} | _options(words) | started
+    return entry, {setting.name: setting for setting in overrides(words)} | _options(
+        words
+    ) | started
 
 
 def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
-    """Hydra's own options; a configuration of verl's is known by its defaults, another one is not read."""
+    """Hydra's own options; a configuration of verl's is known by its defaults, another one is not
+    read.
+    """
     found = {}
     for word in words:
         name, _, value = word.text.partition("=")
@@ -61,7 +73,9 @@ def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 
 def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
-    """The job of a configuration: the settings of a file, of a command, or both. Raises ImportFailedError."""
+    """The job of a configuration: the settings of a file, of a command, or both. Raises
+    ImportFailedError.
+    """
     settings = Settings(resolved(given))
     draft = Draft(job_name(_name(settings, source)))
     if is_sft(settings, entry):
@@ -93,31 +107,51 @@ OFFLOADS = (
     "megatron.param_offload", "megatron.grad_offload", "megatron.optimizer_offload",
 )  # fmt: skip
 _LATER = (
-    f"{_ACTOR}.ppo_mini_batch_size", "data.gen_batch_size", f"{_ROLLOUT}.tensor_model_parallel_size",
-    "rollout.nnodes", "rollout.n_gpus_per_node", "async_training.staleness_threshold",
-    "trainer.critic_warmup", *(f"{_ACTOR}.{group}" for group in OFFLOADS),
-)  # fmt: skip
+    f"{_ACTOR}.ppo_mini_batch_size",
+    "data.gen_batch_size",
+    f"{_ROLLOUT}.tensor_model_parallel_size",
+    "rollout.nnodes",
+    "rollout.n_gpus_per_node",
+    "async_training.staleness_threshold",
+    "trainer.critic_warmup",
+    *(f"{_ACTOR}.{group}" for group in OFFLOADS),
+)
 """Keys that are translated after the table, because they need what it writes."""
 
 
 def _name(settings: Settings, source: str) -> str:
     named = settings.take("trainer.experiment_name")
-    return str(named.value) if named and named.value and not named.missing else PurePosixPath(source).stem
+    return (
+        str(named.value)
+        if named and named.value and not named.missing
+        else PurePosixPath(source).stem
+    )
 
 
 def _config(draft: Draft, settings: Settings) -> None:
     settings.seen |= {"--config-path", "-cp"}
     for setting in (settings.take("--config-name"), settings.take("-cn")):
-        if setting and not re.fullmatch(r"(ppo|dapo)(_megatron)?_trainer(\.yaml)?", str(setting.value)):
+        if setting and not re.fullmatch(
+            r"(ppo|dapo)(_megatron)?_trainer(\.yaml)?", str(setting.value)
+        ):
             draft.note(
-                "check", setting.name, f"{setting.value} is not read here; give the file with --config", setting.line
+                "check",
+                setting.name,
+                f"{setting.value} is not read here; give the file with --config",
+                setting.line,
             )
 
 
 def _data(draft: Draft, settings: Settings) -> None:
     source = _columns(settings)
     prompts = [{"path": path, **source} for path in _train_files(draft, settings)]
-    put(draft, "data.prompts", settings.take("data.train_files"), lambda _: _named(prompts), literal=True)
+    put(
+        draft,
+        "data.prompts",
+        settings.take("data.train_files"),
+        lambda _: _named(prompts),
+        literal=True,
+    )
 
 
 def _train_files(draft: Draft, settings: Settings) -> list[str]:
@@ -128,7 +162,12 @@ def _train_files(draft: Draft, settings: Settings) -> list[str]:
     part = ""
     if most and isinstance(most.value, int) and most.value > 0:
         part = f"@[0:{most.value}]"
-        draft.note("check", "data.prompts", "the first rows, where verl with data.shuffle takes any", most.line)
+        draft.note(
+            "check",
+            "data.prompts",
+            "the first rows, where verl with data.shuffle takes any",
+            most.line,
+        )
     return [f"{path}{part}" for path in _listed(files.value)]
 
 
@@ -136,7 +175,11 @@ def _columns(settings: Settings) -> dict[str, Any]:
     key = settings.take("data.prompt_key")
     found: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
     prefix = "data.apply_chat_template_kwargs."
-    arguments = {name.removeprefix(prefix): s.value for name, s in settings.items() if name.startswith(prefix)}
+    arguments = {
+        name.removeprefix(prefix): s.value
+        for name, s in settings.items()
+        if name.startswith(prefix)
+    }
     whole = settings.take(prefix.rstrip("."))
     if whole and isinstance(whole.value, dict):
         arguments |= whole.value
@@ -148,19 +191,27 @@ def _listed(value: Any) -> list[str]:
 
 
 def _named(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sources need names of their own: gsm8k/train.parquet and math/train.parquet are gsm8k and math."""
+    """Sources need names of their own: gsm8k/train.parquet and math/train.parquet are gsm8k and
+    math.
+    """
     stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
     if len({stem.stem for stem in stems}) == len(stems):
         return sources
     return [
-        {"path": source["path"], "name": re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}").strip("-.")}
+        {
+            "path": source["path"],
+            "name": re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}").strip("-."),
+        }
         | source
         for source, path in zip(sources, stems, strict=True)
     ]
 
 
 def _length(draft: Draft, settings: Settings) -> None:
-    steps, epochs = settings.take("trainer.total_training_steps"), settings.take("trainer.total_epochs")
+    steps, epochs = (
+        settings.take("trainer.total_training_steps"),
+        settings.take("trainer.total_epochs"),
+    )
     if steps and steps.value is not None and put(draft, "trainer.steps", steps, integer):
         return
     if not put(draft, "trainer.epochs", epochs, integer):
@@ -173,7 +224,13 @@ def _reward(draft: Draft, settings: Settings) -> None:
         path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
         if path and path.value is not None:
             function = str(name.value) if name and name.value else "compute_score"
-            put(draft, "reward.function", path, functools.partial("{1}:{0}".format, function), literal=True)
+            put(
+                draft,
+                "reward.function",
+                path,
+                functools.partial("{1}:{0}".format, function),
+                literal=True,
+            )
     if draft.get("reward.function") is None:
         draft.set("reward.type", "data_source", "verl's default_compute_score")
     for key in ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"):
@@ -191,15 +248,34 @@ def _reward(draft: Draft, settings: Settings) -> None:
 
 
 def _overlong(draft: Draft, settings: Settings) -> None:
-    buffers = [name for name in settings if "overlong_buffer" in name or name.endswith("reward_kwargs.max_resp_len")]
-    on = next((settings[name] for name in buffers if name.endswith(".enable") and settings[name].value is True), None)
+    buffers = [
+        name
+        for name in settings
+        if "overlong_buffer" in name or name.endswith("reward_kwargs.max_resp_len")
+    ]
+    on = next(
+        (
+            settings[name]
+            for name in buffers
+            if name.endswith(".enable") and settings[name].value is True
+        ),
+        None,
+    )
     if on:
-        why = "the penalty for long responses belongs into a reward function: response_length is there"
+        why = (
+            "the penalty for long responses belongs into a reward function: response_length is "
+            "there"
+        )
         draft.note("not translated", on.shown, why, on.line)
     settings.seen |= set(buffers)
     sandbox = settings.take("reward_model.sandbox_fusion.url")
     if sandbox and sandbox.value:
-        draft.note("not translated", sandbox.shown, "reward.type: code has a sandbox of its own", sandbox.line)
+        draft.note(
+            "not translated",
+            sandbox.shown,
+            "reward.type: code has a sandbox of its own",
+            sandbox.line,
+        )
     settings.seen |= {name for name in settings if ".sandbox_fusion." in name}
 
 
@@ -209,12 +285,17 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     sampling = {name: settings.take(f"{_ROLLOUT}.val_kwargs.{name}") for name in _VALIDATION}
     if files is None or every is None or not isinstance(every.value, int) or every.value < 1:
         if files:
-            why = "no evaluation: trainer.test_freq is not set (verl would evaluate once, before it trains)"
+            why = (
+                "no evaluation: trainer.test_freq is not set (verl would evaluate once, before it "
+                "trains)"
+            )
             draft.note("not translated", files.shown, why, files.line)
         return
     put(draft, "evaluation.everySteps", every, integer)
     part = f"@[0:{most.value}]" if most and isinstance(most.value, int) and most.value > 0 else ""
-    datasets = _named([{"path": f"{path}{part}", **_columns(settings)} for path in _listed(files.value)])
+    datasets = _named(
+        [{"path": f"{path}{part}", **_columns(settings)} for path in _listed(files.value)]
+    )
     put(draft, "evaluation.datasets", files, lambda _: datasets, literal=True)
     put(draft, "evaluation.beforeTrain", before, flag)
     put(draft, "evaluation.samplesPerPrompt", sampling["n"], integer)
@@ -226,7 +307,11 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     else:
         draft.set("evaluation.sampling.temperature", 0.0, "val_kwargs.do_sample=False")
         if samples is None:
-            draft.note("other default", "evaluation.sampling.temperature", "0 (verl, rollout.val_kwargs: greedy)")
+            draft.note(
+                "other default",
+                "evaluation.sampling.temperature",
+                "0 (verl, rollout.val_kwargs: greedy)",
+            )
 
 
 def _defaults(draft: Draft) -> None:
@@ -237,25 +322,44 @@ def _defaults(draft: Draft) -> None:
     if draft.get("trainer.maxTokensPerGpu") is None:
         why = "no ppo_max_token_len_per_gpu: sluice packs micro-batches of 8192 tokens"
         draft.note("check", "trainer.maxTokensPerGpu", why)
-    if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(("/", "~", ".", "$")):
-        draft.note("check", "model.path", "sluice wants a directory; a name on the hub has to be downloaded first")
+    if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(
+        ("/", "~", ".", "$")
+    ):
+        draft.note(
+            "check",
+            "model.path",
+            "sluice wants a directory; a name on the hub has to be downloaded first",
+        )
 
 
 def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
-    """Verl counts both batches in prompts: train_batch_size / ppo_mini_batch_size optimizer steps."""
+    """Verl counts both batches in prompts: train_batch_size / ppo_mini_batch_size
+    optimizer steps.
+    """
     batch = draft.get("rollout.batchSize")
-    size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting("default of ppo_mini_batch_size", (256,))
+    size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting(
+        "default of ppo_mini_batch_size", (256,)
+    )
     put(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, integer(value)))
-    put(draft, "rollout.overSampling", later["data.gen_batch_size"], lambda value: integer(value) / batch)
+    put(
+        draft,
+        "rollout.overSampling",
+        later["data.gen_batch_size"],
+        lambda value: integer(value) / batch,
+    )
 
 
 def _steps(batch: int, size: int) -> int:
     if size < 1 or batch % size:
-        raise ValueError(f"a batch of {batch} prompts cannot be split into optimizer steps of {size}")
+        raise ValueError(
+            f"a batch of {batch} prompts cannot be split into optimizer steps of {size}"
+        )
     return batch // size
 
 
-def _placement(draft: Draft, settings: Settings, later: Mapping[str, Setting | None], entry: str) -> None:
+def _placement(
+    draft: Draft, settings: Settings, later: Mapping[str, Setting | None], entry: str
+) -> None:
     """Engines. verl's share the trainer's GPUs, but where they are given their own."""
     engine = _number(later[f"{_ROLLOUT}.tensor_model_parallel_size"], 2)
     trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
@@ -267,15 +371,22 @@ def _placement(draft: Draft, settings: Settings, later: Mapping[str, Setting | N
             draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
         return
     draft.set(
-        "rollout.replicas", max(1, (own or trainer) // engine), "rollout.n_gpus_per_node" if own else "trainer.nnodes"
+        "rollout.replicas",
+        max(1, (own or trainer) // engine),
+        "rollout.n_gpus_per_node" if own else "trainer.nnodes",
     )
     if "fully_async" in entry:
         threshold = later["async_training.staleness_threshold"]
         stale = real(threshold.value) if threshold and not threshold.missing else 1.0
         draft.set("rollout.mode", "async", entry)
-        draft.set("rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold")
+        draft.set(
+            "rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold"
+        )
     if not own:
-        why = f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and have their own"
+        why = (
+            f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and "
+            "have their own"
+        )
         draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} in all")
 
 
@@ -285,4 +396,8 @@ def _offloads(later: Mapping[str, Setting | None], what: str) -> bool:
 
 
 def _number(setting: Setting | None, default: int) -> int:
-    return setting.value if setting and isinstance(setting.value, int) and setting.value > 0 else default
+    return (
+        setting.value
+        if setting and isinstance(setting.value, int) and setting.value > 0
+        else default
+    )

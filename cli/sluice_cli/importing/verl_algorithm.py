@@ -11,47 +11,88 @@ from sluice_cli.importing.verl_table import kl_type
 _ACTOR = "actor_rollout_ref.actor"
 _CORRECTION = "algorithm.rollout_correction"
 _ESTIMATORS = {
-    "gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo",
-    "remax": "remax", "opo": "opo", "gpg": "gpg", "grpo_passk": "grpo_passk",
-    "reinforce_plus_plus": "reinforce_plus_plus", "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
-}  # fmt: skip
+    "gae": "ppo",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "remax": "remax",
+    "opo": "opo",
+    "gpg": "gpg",
+    "grpo_passk": "grpo_passk",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+}
 _LOSSES = {
-    "gspo": "gspo", "cispo": "cispo", "gpg": "reinforce", "geo_mean": "geo_mean", "sapo": "sapo",
-    "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "clip-cov": "clip_cov",
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "gpg": "reinforce",
+    "geo_mean": "geo_mean",
+    "sapo": "sapo",
+    "dppo_tv": "dppo_tv",
+    "dppo_kl": "dppo_kl",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+    "clip-cov": "clip_cov",
     "kl-cov": "kl_cov",
-}  # fmt: skip
+}
 _OF_LOSSES = {
     "sapo": {"tau_pos": "gate.positive", "tau_neg": "gate.negative"},
     "clip_cov": {
-        "policy_loss.clip_cov_ratio": "clipCov.ratio", "policy_loss.clip_cov_lb": "clipCov.lower",
+        "policy_loss.clip_cov_ratio": "clipCov.ratio",
+        "policy_loss.clip_cov_lb": "clipCov.lower",
         "policy_loss.clip_cov_ub": "clipCov.upper",
     },
-    "kl_cov": {"policy_loss.kl_cov_ratio": "klCov.ratio", "policy_loss.ppo_kl_coef": "klCov.ppoKlCoef"},
-}  # fmt: skip
+    "kl_cov": {
+        "policy_loss.kl_cov_ratio": "klCov.ratio",
+        "policy_loss.ppo_kl_coef": "klCov.ppoKlCoef",
+    },
+}
 """Keys that only one loss looks at."""
-_SCOPES = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
+_SCOPES = {
+    "token": "token",
+    "seq_sum": "sequence_sum",
+    "seq_mean": "sequence_mean",
+    "seq_max": "sequence_max",
+}
 _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 
 
 def policy(draft: Draft, settings: Settings) -> None:
     given = settings.take("algorithm.adv_estimator")
     if given is None:
-        draft.note("other default", "algorithm.estimator", "ppo (verl: gae, algorithm.adv_estimator)")
+        draft.note(
+            "other default", "algorithm.estimator", "ppo (verl: gae, algorithm.adv_estimator)"
+        )
     estimator = _ESTIMATORS.get(str(given.value) if given else "gae")
     mode = settings.take(f"{_ACTOR}.policy_loss.loss_mode")
     loss = str(mode.value) if mode else "vanilla"
     if given and estimator is None:
-        why = f"algorithm.estimator has {', '.join(sorted(set(_ESTIMATORS.values())))}; another one is a function"
+        why = (
+            f"algorithm.estimator has {', '.join(sorted(set(_ESTIMATORS.values())))}; another one "
+            "is a function"
+        )
         draft.note("not translated", given.shown, why, given.line)
     elif loss in ("gspo", "cispo") and estimator == "grpo":
         draft.set("algorithm.estimator", loss, f"{_ACTOR}.policy_loss.loss_mode")
     else:
-        draft.set("algorithm.estimator", estimator, given.name if given else "default of algorithm.adv_estimator")
+        draft.set(
+            "algorithm.estimator",
+            estimator,
+            given.name if given else "default of algorithm.adv_estimator",
+        )
         _loss(draft, mode, loss)
     for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
         setting = settings.take(f"{_ACTOR}.{key}")
-        put(draft, f"algorithm.{field}", None if setting is None or setting.value is None else setting, real)
-    settings.seen |= {name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))}
+        put(
+            draft,
+            f"algorithm.{field}",
+            None if setting is None or setting.value is None else setting,
+            real,
+        )
+    settings.seen |= {
+        name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))
+    }
     _clip(draft, settings, bounded=loss in ("vanilla", "dppo_tv", "dppo_kl"))
     betas = settings.take(f"{_ACTOR}.optim.betas")
     put(draft, "trainer.optimizer.beta1", betas, lambda value: _pair(value)[0])
@@ -84,7 +125,11 @@ def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
     dual = settings.take(f"{_ACTOR}.clip_ratio_c")
     if bounded and not put(draft, "algorithm.clip.dual", dual, real):
         draft.set("algorithm.clip.dual", 3.0, "default of actor.clip_ratio_c")
-        draft.note("other default", "algorithm.clip.dual", "3.0 (verl, actor.clip_ratio_c); sluice has none")
+        draft.note(
+            "other default",
+            "algorithm.clip.dual",
+            "3.0 (verl, actor.clip_ratio_c); sluice has none",
+        )
 
 
 def kl(draft: Draft, settings: Settings) -> None:
@@ -92,16 +137,29 @@ def kl(draft: Draft, settings: Settings) -> None:
     coef, kind = settings.take(f"{_ACTOR}.kl_loss_coef"), settings.take(f"{_ACTOR}.kl_loss_type")
     if settings.on(f"{_ACTOR}.use_kl_loss"):
         put(draft, "algorithm.kl.lossCoef", coef or default, real)
-        put(draft, "algorithm.kl.type", kind or Setting("default of kl_loss_type", ("low_var_kl",)), kl_type)
+        put(
+            draft,
+            "algorithm.kl.type",
+            kind or Setting("default of kl_loss_type", ("low_var_kl",)),
+            kl_type,
+        )
     coef, kind = settings.take("algorithm.kl_ctrl.kl_coef"), settings.take("algorithm.kl_penalty")
     if settings.on("algorithm.use_kl_in_reward"):
         put(draft, "algorithm.kl.coef", coef or default, real)
         if draft.get("algorithm.kl.type") is None:
-            put(draft, "algorithm.kl.type", kind or Setting("default of kl_penalty", ("kl",)), kl_type)
+            put(
+                draft,
+                "algorithm.kl.type",
+                kind or Setting("default of kl_penalty", ("kl",)),
+                kl_type,
+            )
 
 
 def corrections(draft: Draft, settings: Settings) -> None:
-    weights, most = settings.take(f"{_CORRECTION}.rollout_is"), settings.take(f"{_CORRECTION}.rollout_is_threshold")
+    weights, most = (
+        settings.take(f"{_CORRECTION}.rollout_is"),
+        settings.take(f"{_CORRECTION}.rollout_is_threshold"),
+    )
     if weights and weights.value not in (None, False):
         low, high = _bounds(most.value) if most else (None, None)
         draft.set("algorithm.offPolicy.method", "tis" if low is None else "icepop", weights.name)
@@ -113,21 +171,32 @@ def corrections(draft: Draft, settings: Settings) -> None:
     for name in (f"{_CORRECTION}.bypass_mode", f"{_ACTOR}.use_rollout_log_probs"):
         if not settings.on(name):
             continue
-        if kind and kind.value == "reinforce":  # no ratio to the engine's policy: the weights above are all of it
+        if (
+            kind and kind.value == "reinforce"
+        ):  # no ratio to the engine's policy: the weights above are all of it
             draft.set("algorithm.loss", "reinforce", kind.name)
         else:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
     _rejection(draft, settings)
-    put(draft, "algorithm.offPolicy.veto", settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"), real)
+    put(
+        draft,
+        "algorithm.offPolicy.veto",
+        settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"),
+        real,
+    )
     normal = f"{_CORRECTION}.rollout_is_batch_normalize"
     if settings.on(normal) and draft.get("algorithm.offPolicy.method"):
         draft.set("algorithm.offPolicy.normalize", True, normal)
 
 
 def _rejection(draft: Draft, settings: Settings) -> None:
-    """`rollout_rs`: newer verl's names, separated by commas, or the older token, sequence, geometric."""
+    """`rollout_rs`: newer verl's names, separated by commas, or the older token, sequence,
+    geometric.
+    """
     given = settings.take(f"{_CORRECTION}.rollout_rs")
-    most, least = (settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower"))
+    most, least = (
+        settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower")
+    )
     if given is None or given.value is None:
         return
     names = [name.strip() for name in text(given.value).split(",")]
@@ -135,7 +204,9 @@ def _rejection(draft: Draft, settings: Settings) -> None:
     known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
     limits = [part.strip() for part in str(known).split(",")]
     try:
-        rules = [_rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)]
+        rules = [
+            _rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)
+        ]
     except ValueError as error:
         draft.note("not translated", given.shown, str(error), given.line)
         return
@@ -145,7 +216,9 @@ def _rejection(draft: Draft, settings: Settings) -> None:
 
 
 def _rule(name: str, limit: str) -> dict[str, Any]:
-    """One entry of `rollout_rs`. Newer verl bounds pi_rollout / pi_train by k1, so its bounds change places."""
+    """One entry of `rollout_rs`. Newer verl bounds pi_rollout / pi_train by k1, so its bounds
+    change places.
+    """
     if name in _OLDER_SCOPES:
         return {"over": _OLDER_SCOPES[name], "high": real(limit)}
     if name == "binary_kl":
@@ -156,7 +229,10 @@ def _rule(name: str, limit: str) -> dict[str, Any]:
     if measure != "k1":
         return {"measure": measure, "over": _SCOPES[scope], "high": real(limit)}
     low, high = _bounds(limit)
-    return {"over": _SCOPES[scope], **({"high": high} if low is None else {"low": 1 / high, "high": 1 / low})}
+    return {
+        "over": _SCOPES[scope],
+        **({"high": high} if low is None else {"low": 1 / high, "high": 1 / low}),
+    }
 
 
 def _bounds(value: Any) -> tuple[float | None, float]:
@@ -171,7 +247,12 @@ def critic(draft: Draft, settings: Settings) -> None:
     put(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), location)
     put(draft, "algorithm.critic.lr", settings.get("critic.optim.lr"), real)
     # verl counts steps from 1, and trains the policy from step `critic_warmup` on.
-    put(draft, "algorithm.critic.warmupSteps", settings.get("trainer.critic_warmup"), lambda n: max(0, integer(n) - 1))
+    put(
+        draft,
+        "algorithm.critic.warmupSteps",
+        settings.get("trainer.critic_warmup"),
+        lambda n: max(0, integer(n) - 1),
+    )
     if not put(draft, "algorithm.critic.clip", settings.get("critic.cliprange_value"), real):
         draft.set("algorithm.critic.clip", 0.5, "default of critic.cliprange_value")
         draft.note("other default", "algorithm.critic.clip", "0.5 (verl, critic.cliprange_value)")

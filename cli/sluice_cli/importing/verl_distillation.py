@@ -7,7 +7,8 @@ from sluice_cli.importing.draft import Draft, Settings, location, put, real
 _LOSS = "distillation.distillation_loss"
 _TEACHERS = "distillation.teacher_models."
 _SEVERAL = (
-    "of several teachers each is an SGLang server of yours: distillation.teacher.url, and teachers[] for data sources"
+    "of several teachers each is an SGLang server of yours: distillation.teacher.url, and "
+    "teachers[] for data sources"
 )
 _TOP_K = {"forward_kl_topk": "forward_kl", "reverse_kl_topk": "reverse_kl", "jsd_topk": "jsd"}
 
@@ -21,19 +22,32 @@ def distillation(draft: Draft, settings: Settings) -> None:
     by_sample, name = settings.on(f"{_LOSS}.use_policy_gradient"), str(mode.value) if mode else ""
     if name not in (("kl", "k1") if by_sample else _TOP_K):
         why = (
-            "sluice has the policy gradient of the sampled token's k1 (use_policy_gradient with loss_mode k1), and "
+            "sluice has the policy gradient of the sampled token's k1 (use_policy_gradient with "
+            "loss_mode k1), and "
             "divergences over all words (forward_kl_topk without use_policy_gradient)"
         )
         draft.note("not translated", "distillation.enabled", why)
         return
-    paths = [settings[name] for name in settings if name.startswith(_TEACHERS) and name.endswith(".model_path")]
+    paths = [
+        settings[name]
+        for name in settings
+        if name.startswith(_TEACHERS) and name.endswith(".model_path")
+    ]
     if len(paths) != 1:
         draft.note("not translated", "distillation.teacher_models", _SEVERAL)
         return
-    put(draft, "algorithm.distillation.teacher.path", paths[0], location, "scored by the trainer; or teacher.url")
+    put(
+        draft,
+        "algorithm.distillation.teacher.path",
+        paths[0],
+        location,
+        "scored by the trainer; or teacher.url",
+    )
     if mode and not by_sample:
         note = "over all words, not the teacher's top k: nothing of either distribution is cut off"
-        put(draft, "algorithm.distillation.divergence", mode, lambda value: _TOP_K[str(value)], note)
+        put(
+            draft, "algorithm.distillation.divergence", mode, lambda value: _TOP_K[str(value)], note
+        )
         if name == "jsd_topk":
             put(draft, "algorithm.distillation.beta", settings.get(f"{_LOSS}.jsd_beta"), real)
     put(draft, "algorithm.distillation.coef", settings.get(f"{_LOSS}.distillation_loss_coef"), real)

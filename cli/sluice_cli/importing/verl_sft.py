@@ -1,4 +1,6 @@
-"""verl's supervised fine-tuning: `fsdp_sft_trainer` (verl to 0.5) and `sft_trainer` with its engines (later)."""
+"""verl's supervised fine-tuning: `fsdp_sft_trainer` (verl to 0.5) and `sft_trainer` with its
+engines (later).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py
 _PROCESSES = re.compile(r"^--(nproc[_-]per[_-]node|nnodes)(?:=(.*))?$")
 _WARMUP = Lost("set trainer.optimizer.warmupSteps to a number of steps", unless=(0,))
 _PACKED = Same("micro-batches are packed by tokens")
-_NESTED = Lost("a column is read as it is; write the rows anew with the text in a column of its own", unless=(None, []))
+_NESTED = Lost(
+    "a column is read as it is; write the rows anew with the text in a column of its own",
+    unless=(None, []),
+)
 _PLACES = Same("weights and optimizer are laid out by trainer.parallelism")
 
 
@@ -39,7 +44,11 @@ def _schedule(value: Any) -> str:
 
 
 _TABLE: dict[str, Entry] = {
-    **{name: entry for name, entry in TABLE.items() if name.startswith(("trainer.", "data.shuffle", "data.seed"))},
+    **{
+        name: entry
+        for name, entry in TABLE.items()
+        if name.startswith(("trainer.", "data.shuffle", "data.seed"))
+    },
     "trainer.seed": To("data.seed", integer),
     "trainer.max_ckpt_to_keep": To("checkpoint.keep", integer),
     "model.path": To("model.path", location),
@@ -62,8 +71,12 @@ _TABLE: dict[str, Entry] = {
     "data.max_token_len_per_gpu": To("trainer.maxTokensPerGpu", integer),
     "data.prompt_dict_keys": _NESTED,
     "data.response_dict_keys": _NESTED,
-    "data.custom_cls.path": Lost("data.prompts[].source takes a function that yields rows", unless=(None,)),
-    "data.val_files": Lost("evaluation generates and judges: evaluation.datasets, each with a reward", unless=(None,)),
+    "data.custom_cls.path": Lost(
+        "data.prompts[].source takes a function that yields rows", unless=(None,)
+    ),
+    "data.val_files": Lost(
+        "evaluation generates and judges: evaluation.datasets, each with a reward", unless=(None,)
+    ),
     "data.val_max_samples": Same("of data.val_files"),
     "optim.lr": To("trainer.optimizer.lr", real),
     "optim.weight_decay": To("trainer.optimizer.weightDecay", real),
@@ -72,7 +85,9 @@ _TABLE: dict[str, Entry] = {
     "optim.lr_scheduler_type": To("trainer.optimizer.schedule", _schedule),
     "optim.lr_decay_style": To("trainer.optimizer.schedule", _schedule),
     "optim.min_lr": To("trainer.optimizer.minLr", real),
-    "optim.lr_warmup_steps": To("trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))),
+    "optim.lr_warmup_steps": To(
+        "trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))
+    ),
     "optim.warmup_steps_ratio": _WARMUP,
     "optim.lr_warmup_steps_ratio": _WARMUP,
     "ulysses_sequence_parallel_size": To("trainer.parallelism.context", integer),
@@ -81,11 +96,13 @@ _TABLE: dict[str, Entry] = {
     "engine.pipeline_model_parallel_size": To("trainer.parallelism.pipeline", integer),
     "engine.context_parallel_size": To("trainer.parallelism.context", integer),
     "engine.expert_model_parallel_size": To("trainer.parallelism.expert", integer),
-    "engine.virtual_pipeline_model_parallel_size": To("trainer.parallelism.virtualPipeline", integer),
+    "engine.virtual_pipeline_model_parallel_size": To(
+        "trainer.parallelism.virtualPipeline", integer
+    ),
     "engine": _PLACES,
     "engine.strategy": _PLACES,
     "optim": _PLACES,
-}  # fmt: skip
+}
 _DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("rollout.batchSize", 256, "data.train_batch_size"),
     ("data.maxPromptTokens", 1024, "data.max_length"),
@@ -107,16 +124,32 @@ def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
     """True for a command, or a configuration without one, of an SFT trainer."""
-    return bool(ENTRY.search(entry)) or (not entry and any(name.startswith("optim.") for name in settings))
+    return bool(ENTRY.search(entry)) or (
+        not entry and any(name.startswith("optim.") for name in settings)
+    )
 
 
 def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
     """The rest of the job. prompts: data.train_files, with their slices."""
     draft.set("algorithm.lossFunction", "sft", "verl's SFT trainer")
-    put(draft, "data.prompts", settings.take("data.train_files"), lambda _: _sources(settings, prompts), literal=True)
-    steps, epochs = settings.take("trainer.total_training_steps"), settings.take("trainer.total_epochs")
+    put(
+        draft,
+        "data.prompts",
+        settings.take("data.train_files"),
+        lambda _: _sources(settings, prompts),
+        literal=True,
+    )
+    steps, epochs = (
+        settings.take("trainer.total_training_steps"),
+        settings.take("trainer.total_epochs"),
+    )
     if not (steps and steps.value is not None and put(draft, "trainer.steps", steps, integer)):
-        put(draft, "trainer.epochs", epochs or Setting("default of trainer.total_epochs", (4,)), integer)
+        put(
+            draft,
+            "trainer.epochs",
+            epochs or Setting("default of trainer.total_epochs", (4,)),
+            integer,
+        )
     betas = settings.take("optim.betas")
     put(draft, "trainer.optimizer.beta1", betas, lambda value: real(value[0]))
     put(draft, "trainer.optimizer.beta2", betas, lambda value: real(value[1]))
@@ -124,7 +157,10 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
         draft.set("trainer.recompute", "full", "model.enable_gradient_checkpointing")
     translate_all(draft, settings, _TABLE, _fallback)
     cosine = ("trainer.optimizer.schedule", "cosine", "optim.lr_scheduler")
-    for path, value, name in (*_DEFAULTS, *([cosine] if "model.partial_pretrain" in settings else [])):
+    for path, value, name in (
+        *_DEFAULTS,
+        *([cosine] if "model.partial_pretrain" in settings else []),
+    ):
         if draft.get(path) is None:
             draft.set(path, value, f"default of {name}")
             draft.note("other default", path, f"{value} (verl, {name})")
@@ -135,7 +171,10 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
     """Conversations, or, in the older trainer's single-turn mode, a question and an answer."""
     multiturn = settings.take("data.multiturn.enable")
     single = "model.partial_pretrain" in settings and not (multiturn and multiturn.value is True)
-    names = {"promptKey": ("data.prompt_key", "question"), "labelKey": ("data.response_key", "answer")}
+    names = {
+        "promptKey": ("data.prompt_key", "question"),
+        "labelKey": ("data.response_key", "answer"),
+    }
     if not single:
         old = settings.take("data.multiturn.messages_key")
         names = {"promptKey": ("data.messages_key", str(old.value) if old else "messages")}

@@ -1,4 +1,6 @@
-"""The translation of each of verl's keys. Names and defaults of verl 0.9 (ppo_trainer, ppo_megatron_trainer)."""
+"""The translation of each of verl's keys. Names and defaults of verl 0.9 (ppo_trainer,
+ppo_megatron_trainer).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from sluice_cli.importing.verl_rest import PREFIXES, REST
 _ALWAYS = Same("sluice does it always")
 _PACKED = Same("micro-batches are packed by tokens")
 _LOGS = Same("metrics go to the run directory, TensorBoard and Prometheus")
-_VOLUME = Lost("checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by itself")
+_VOLUME = Lost(
+    "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
+    "itself"
+)
 _TURNS = Lost("turns and tools are played by a function of yours: rollout.function")
 _MODEL = Lost("the model's code and shape are those of its directory")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -36,9 +41,11 @@ def _schedule(value: Any) -> str:
 
 def _aggregation(value: Any) -> str:
     names = {
-        "token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "token_sum",
+        "token-mean": "token_mean",
+        "seq-mean-token-mean": "sequence_mean",
+        "seq-mean-token-sum": "token_sum",
         "seq-mean-token-sum-norm": "token_sum_norm",
-    }  # fmt: skip
+    }
     if value not in names:
         raise ValueError(f"algorithm.aggregation is one of {', '.join(names.values())}")
     return names[value]
@@ -52,7 +59,9 @@ def _recompute(value: Any) -> str:
 
 def _every(value: Any) -> int:
     if integer(value) < 1:
-        raise ValueError("sluice always checkpoints: every 20 steps, and the last; set checkpoint.everySteps")
+        raise ValueError(
+            "sluice always checkpoints: every 20 steps, and the last; set checkpoint.everySteps"
+        )
     return integer(value)
 
 
@@ -62,9 +71,15 @@ TABLE: dict[str, Entry] = REST | {
     "actor_rollout_ref.model.trust_remote_code": To("model.trustRemoteCode", flag),
     "actor_rollout_ref.model.lora_rank": Lost("sluice trains all weights", unless=(0,)),
     "actor_rollout_ref.model.use_remove_padding": _ALWAYS,
-    "actor_rollout_ref.model.custom_chat_template": Lost("the chat template is the tokenizer's", unless=(None,)),
-    "actor_rollout_ref.model.external_lib": Lost("no code is imported into the trainer", unless=(None,)),
-    "actor_rollout_ref.model.tokenizer_path": Lost("the tokenizer is that of model.path", unless=(None,)),
+    "actor_rollout_ref.model.custom_chat_template": Lost(
+        "the chat template is the tokenizer's", unless=(None,)
+    ),
+    "actor_rollout_ref.model.external_lib": Lost(
+        "no code is imported into the trainer", unless=(None,)
+    ),
+    "actor_rollout_ref.model.tokenizer_path": Lost(
+        "the tokenizer is that of model.path", unless=(None,)
+    ),
     # prompts
     "data.shuffle": To("data.shuffle", flag),
     "data.seed": To("data.seed", integer),
@@ -72,12 +87,22 @@ TABLE: dict[str, Entry] = REST | {
     "data.max_response_length": To("rollout.sampling.maxResponseTokens", integer),
     "data.train_batch_size": To("rollout.batchSize", integer),
     "data.filter_overlong_prompts": _ALWAYS,
-    "data.truncation": Lost("longer prompts are left out and counted, never cut", unless=("error",)),
-    "data.reward_fn_key": Lost("reward.type: data_source reads the column data_source", unless=("data_source",)),
-    "data.custom_cls.path": Lost("data.prompts[].source takes a function or class that yields rows, not tensors",
-                                 unless=(None,)),
-    "data.datagen.path": Lost("rows are made once, before the first step: data.prompts[].source", unless=(None,)),
-    "data.sampler.class_path": Lost("the order of prompts is data.shuffle, data.seed and the weights", unless=(None,)),
+    "data.truncation": Lost(
+        "longer prompts are left out and counted, never cut", unless=("error",)
+    ),
+    "data.reward_fn_key": Lost(
+        "reward.type: data_source reads the column data_source", unless=("data_source",)
+    ),
+    "data.custom_cls.path": Lost(
+        "data.prompts[].source takes a function or class that yields rows, not tensors",
+        unless=(None,),
+    ),
+    "data.datagen.path": Lost(
+        "rows are made once, before the first step: data.prompts[].source", unless=(None,)
+    ),
+    "data.sampler.class_path": Lost(
+        "the order of prompts is data.shuffle, data.seed and the weights", unless=(None,)
+    ),
     "data.tool_config_path": _TURNS,
     "data.dataloader_num_workers": _ALWAYS,
     "data.return_raw_chat": _ALWAYS,
@@ -85,7 +110,9 @@ TABLE: dict[str, Entry] = REST | {
     "data.validation_shuffle": _ALWAYS,
     "actor_rollout_ref.hybrid_engine": Same("engines have GPUs of their own"),
     # policy
-    f"{_ACTOR}.strategy": Lost("the trainer is Megatron's: parallelism is trainer.parallelism", unless=("megatron",)),
+    f"{_ACTOR}.strategy": Lost(
+        "the trainer is Megatron's: parallelism is trainer.parallelism", unless=("megatron",)
+    ),
     f"{_ACTOR}.clip_ratio_low": To("algorithm.clip.low", real),
     f"{_ACTOR}.clip_ratio_high": To("algorithm.clip.high", real),
     f"{_ACTOR}.entropy_coeff": To("algorithm.entropyCoef", real),
@@ -100,15 +127,21 @@ TABLE: dict[str, Entry] = REST | {
     f"{_ACTOR}.grad_clip": To("trainer.optimizer.clipGrad", real),
     f"{_ACTOR}.tis_imp_ratio_cap": Lost("algorithm.offPolicy.method: tis, high", unless=(-1, None)),
     f"{_ACTOR}.ulysses_sequence_parallel_size": To(
-        "trainer.parallelism.context", integer, "context parallel in place of Ulysses: ranks that share sequences"
+        "trainer.parallelism.context",
+        integer,
+        "context parallel in place of Ulysses: ranks that share sequences",
     ),
     f"{_ACTOR}.fsdp_config.fsdp_size": Same("the optimizer is spread over all data parallel ranks"),
     f"{_ACTOR}.checkpoint.async_save": To("checkpoint.async", flag),
     # optimizer
     f"{_OPTIM}.lr": To("trainer.optimizer.lr", real),
     f"{_OPTIM}.min_lr": To("trainer.optimizer.minLr", real),
-    f"{_OPTIM}.lr_warmup_steps": To("trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))),
-    f"{_OPTIM}.lr_warmup_steps_ratio": Lost("set trainer.optimizer.warmupSteps to a number of steps", unless=(0,)),
+    f"{_OPTIM}.lr_warmup_steps": To(
+        "trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))
+    ),
+    f"{_OPTIM}.lr_warmup_steps_ratio": Lost(
+        "set trainer.optimizer.warmupSteps to a number of steps", unless=(0,)
+    ),
     f"{_OPTIM}.lr_decay_steps": To("trainer.optimizer.decaySteps", integer),
     f"{_OPTIM}.lr_decay_style": To("trainer.optimizer.schedule", _schedule),
     f"{_OPTIM}.lr_scheduler_type": To("trainer.optimizer.schedule", _schedule),
@@ -122,27 +155,39 @@ TABLE: dict[str, Entry] = REST | {
     f"{_MEGATRON}.pipeline_model_parallel_size": To("trainer.parallelism.pipeline", integer),
     f"{_MEGATRON}.context_parallel_size": To("trainer.parallelism.context", integer),
     f"{_MEGATRON}.expert_model_parallel_size": To("trainer.parallelism.expert", integer),
-    f"{_MEGATRON}.virtual_pipeline_model_parallel_size": To("trainer.parallelism.virtualPipeline", integer),
-    f"{_MEGATRON}.expert_tensor_parallel_size": Lost("experts are not split by tensor parallelism", unless=(None, 1)),
+    f"{_MEGATRON}.virtual_pipeline_model_parallel_size": To(
+        "trainer.parallelism.virtualPipeline", integer
+    ),
+    f"{_MEGATRON}.expert_tensor_parallel_size": Lost(
+        "experts are not split by tensor parallelism", unless=(None, 1)
+    ),
     f"{_MEGATRON}.sequence_parallel": _ALWAYS,
     f"{_MEGATRON}.use_distributed_optimizer": _ALWAYS,
     f"{_MEGATRON}.use_mbridge": Same("Hugging Face checkpoints are read directly"),
     f"{_MEGATRON}.vanilla_mbridge": Same("Hugging Face checkpoints are read directly"),
-    f"{_MEGATRON}.use_dist_checkpointing": Lost("model.path is a Hugging Face directory", unless=(False,)),
-    f"{_MEGATRON}.dist_checkpointing_path": Lost("model.path is a Hugging Face directory", unless=(None,)),
+    f"{_MEGATRON}.use_dist_checkpointing": Lost(
+        "model.path is a Hugging Face directory", unless=(False,)
+    ),
+    f"{_MEGATRON}.dist_checkpointing_path": Lost(
+        "model.path is a Hugging Face directory", unless=(None,)
+    ),
     f"{_RECOMPUTE}_granularity": To("trainer.recompute", _recompute),
     f"{_RECOMPUTE}_method": Same("part of recompute"),
     f"{_RECOMPUTE}_num_layers": Same("part of recompute"),
     f"{_RECOMPUTE}_modules": Same("part of recompute"),
     # rollout
     f"{_ROLLOUT}.name": Lost("the engine is SGLang", unless=("sglang", "???")),
-    f"{_ROLLOUT}.mode": Same("verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"),
+    f"{_ROLLOUT}.mode": Same(
+        "verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"
+    ),
     f"{_ROLLOUT}.n": To("rollout.samplesPerPrompt", integer),
     f"{_ROLLOUT}.temperature": To("rollout.sampling.temperature", real),
     f"{_ROLLOUT}.top_p": To("rollout.sampling.topP", real),
     f"{_ROLLOUT}.top_k": To("rollout.sampling.topK", integer),
     f"{_ROLLOUT}.gpu_memory_utilization": To(
-        "rollout.engineArgs.mem-fraction-static", real, "SGLang's fraction has no activations in it, vLLM's has"
+        "rollout.engineArgs.mem-fraction-static",
+        real,
+        "SGLang's fraction has no activations in it, vLLM's has",
     ),
     f"{_ROLLOUT}.max_model_len": To("rollout.engineArgs.context-length", integer),
     f"{_ROLLOUT}.max_num_seqs": To("rollout.engineArgs.max-running-requests", integer),
@@ -161,9 +206,13 @@ TABLE: dict[str, Entry] = REST | {
     f"{_ROLLOUT}.response_length": Same("rollout.sampling.maxResponseTokens"),
     f"{_ROLLOUT}.do_sample": Lost("greedy rollouts teach nothing", unless=(True,)),
     f"{_ROLLOUT}.update_weights_bucket_megabytes": To("weightSync.bucketMiB", integer),
-    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": To("weightSync.bucketMiB", integer),
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": To(
+        "weightSync.bucketMiB", integer
+    ),
     f"{_ROLLOUT}.checkpoint_engine.backend": Same("weightSync.transport: nccl"),
-    f"{_ROLLOUT}.multi_turn.enable": Lost("turns are played by a function of yours: rollout.function", unless=(False,)),
+    f"{_ROLLOUT}.multi_turn.enable": Lost(
+        "turns are played by a function of yours: rollout.function", unless=(False,)
+    ),
     # algorithm
     "algorithm.gamma": To("algorithm.gamma", real),
     "algorithm.lam": To("algorithm.lambda", real),
@@ -173,7 +222,9 @@ TABLE: dict[str, Entry] = REST | {
     "algorithm.kl_ctrl.target_kl": Same("of the adaptive controller"),
     "algorithm.use_pf_ppo": Lost("no PF-PPO", unless=(False,)),
     "algorithm.filter_groups.metric": Same("nonzero_std looks at the reward"),
-    "algorithm.filter_groups.max_num_gen_batches": Lost("prompts are drawn until the batch is full", unless=(0, None)),
+    "algorithm.filter_groups.max_num_gen_batches": Lost(
+        "prompts are drawn until the batch is full", unless=(0, None)
+    ),
     "async_training.partial_rollout": To("rollout.partial.enabled", flag),
     # trainer
     "trainer.nnodes": To("trainer.nodes", integer),
@@ -181,7 +232,9 @@ TABLE: dict[str, Entry] = REST | {
     "trainer.save_freq": To("checkpoint.everySteps", _every),
     "trainer.max_actor_ckpt_to_keep": To("checkpoint.keep", integer),
     "trainer.default_local_dir": _VOLUME,
-    "trainer.default_hdfs_dir": Lost("spec.checkpoint.volume is where checkpoints go", unless=(None,)),
+    "trainer.default_hdfs_dir": Lost(
+        "spec.checkpoint.volume is where checkpoints go", unless=(None,)
+    ),
     "trainer.resume_mode": Same("a job resumes from its own checkpoints by itself"),
     "trainer.resume_from_path": Lost("a job resumes from its own checkpoints", unless=(None,)),
     "trainer.balance_batch": _ALWAYS,
@@ -192,7 +245,7 @@ TABLE: dict[str, Entry] = REST | {
     "trainer.rollout_data_dir": Lost("debug.dumpRollouts: true keeps all samples", unless=(None,)),
     # reward
     "reward_model.launch_reward_fn_async": _ALWAYS,
-}  # fmt: skip
+}
 
 DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("rollout.batchSize", 1024, "data.train_batch_size"),
@@ -207,19 +260,32 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 """(field, verl's default, its key) where sluice's default is another."""
 
 _QUIET = (
-    "actor_rollout_ref.ref.", "actor_rollout_ref.nccl", "ray_kwargs.", "global_profiler.", "transfer_queue.",
-    "hydra.", "critic.",
-    f"{_ROLLOUT}.log_prob_", f"{_ROLLOUT}.val_kwargs.", f"{_ROLLOUT}.agent.", f"{_ROLLOUT}.trace.",
+    "actor_rollout_ref.ref.",
+    "actor_rollout_ref.nccl",
+    "ray_kwargs.",
+    "global_profiler.",
+    "transfer_queue.",
+    "hydra.",
+    "critic.",
+    f"{_ROLLOUT}.log_prob_",
+    f"{_ROLLOUT}.val_kwargs.",
+    f"{_ROLLOUT}.agent.",
+    f"{_ROLLOUT}.trace.",
     f"{_ROLLOUT}.profiler.",
-    f"{_ROLLOUT}.prometheus.", f"{_ACTOR}.profiler.", f"{_ROLLOUT}.layer_name_map.", f"{_ROLLOUT}.skip_",
-)  # fmt: skip
+    f"{_ROLLOUT}.prometheus.",
+    f"{_ACTOR}.profiler.",
+    f"{_ROLLOUT}.layer_name_map.",
+    f"{_ROLLOUT}.skip_",
+)
 """Keys that mean nothing here: the reference and the critic are laid out as the policy."""
 
 
 def fallback(name: str) -> Entry:
     """The entry of a key that is not in the table."""
     if name.startswith(f"{_ROLLOUT}.engine_kwargs.sglang."):
-        return To(f"rollout.engineArgs.{name.rpartition('.')[2].replace('_', '-')}", lambda value: value)
+        return To(
+            f"rollout.engineArgs.{name.rpartition('.')[2].replace('_', '-')}", lambda value: value
+        )
     if name.startswith(f"{_ROLLOUT}.engine_kwargs."):
         return Lost("the engine is SGLang: rollout.engineArgs has its arguments")
     if name.startswith("data.apply_chat_template_kwargs") or name.startswith(_QUIET):

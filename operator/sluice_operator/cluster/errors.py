@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class ApiError(Exception):
-    """The API server refused. status: the HTTP code; 0: it could not be reached. The text is the server's own."""
+    """The API server refused. status: the HTTP code; 0: it could not be reached. The text is the
+    server's own.
+    """
 
     def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -53,4 +55,6 @@ class StaleError(Exception):
 
 
 class ForeignObjectError(Exception):
-    """An object of the name that a job needs belongs to somebody else, or to a deleted job of the same name."""
+    """An object of the name that a job needs belongs to somebody else, or to a deleted job of the
+    same name.
+    """

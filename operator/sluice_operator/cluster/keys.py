@@ -1,8 +1,9 @@
 """The proofs of identity of a job's processes: its token and, with spec.tls, its certificates.
 
-All of it is derived (HKDF, RFC 5869) from one key of the operator and the job's identity, so that nothing has to be
-read back: the operator may create Secrets beside jobs, and needs no right to read any. Two replicas of it, or one that
-was restarted, derive the same. Who knows a job's token learns nothing about the key, or about another job's token.
+All of it is derived (HKDF, RFC 5869) from one key of the operator and the job's identity, so that
+nothing has to be read back: the operator may create Secrets beside jobs, and needs no right to read
+any. Two replicas of it, or one that was restarted, derive the same. Who knows a job's token learns
+nothing about the key, or about another job's token.
 """
 
 from __future__ import annotations
@@ -30,21 +31,31 @@ _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Number of points of P-256: private keys are 1.._ORDER - 1."""
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(
-    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False,
-    data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-)  # fmt: skip
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class JobKeys:
     """key: at least 32 random bytes that nobody but the operator knows.
 
-    Jobs are told apart by `job`: their uid, so that a job of a name that was used before shares nothing with its
-    predecessor; on a laptop, where each run has a key of its own, "namespace/name".
+    Jobs are told apart by `job`: their uid, so that a job of a name that was used before shares
+    nothing with its predecessor; on a laptop, where each run has a key of its own,
+    "namespace/name".
     """
 
     def __init__(self, key: bytes) -> None:
         if len(key) < KEY_BYTES:
-            raise ValueError(f"{len(key)} bytes are no key; expected at least {KEY_BYTES} random ones")
+            raise ValueError(
+                f"{len(key)} bytes are no key; expected at least {KEY_BYTES} random ones"
+            )
         self._key = key
         self.authority = lru_cache(maxsize=4096)(self._authority)
 
@@ -52,28 +63,47 @@ class JobKeys:
         return base64.urlsafe_b64encode(self._derive("token", job, 32)).rstrip(b"=").decode()
 
     def _authority(self, job: str) -> str:
-        """The certificate of the job's CA, as PEM. Two of one job differ in their dates only: either verifies."""
+        """The certificate of the job's CA, as PEM. Two of one job differ in their dates only:
+        either verifies.
+        """
         return _pem(self._ca(job, datetime.now(UTC)))
 
     def certificates(self, job: str, server_name: str) -> dict[str, str]:
-        """The files of a job's TLS, as PEM: its CA, and the certificate that all its servers share, with its key."""
+        """The files of a job's TLS, as PEM: its CA, and the certificate that all its servers share,
+        with its key.
+        """
         now = datetime.now(UTC)
-        ca, ca_key, key = self._ca(job, now), self._private("tls-ca", job), self._private("tls-server", job)
+        ca, ca_key, key = (
+            self._ca(job, now),
+            self._private("tls-ca", job),
+            self._private("tls-server", job),
+        )
         server = (
             _certificate(ca.subject, "sluice server", key.public_key(), now)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name)]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+                critical=False,
+            )
             .sign(ca_key, hashes.SHA256())
         )
         private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
-        return {names.TLS_CA: _pem(ca), names.TLS_CERTIFICATE: _pem(server), names.TLS_KEY: private.decode()}
+        return {
+            names.TLS_CA: _pem(ca),
+            names.TLS_CERTIFICATE: _pem(server),
+            names.TLS_KEY: private.decode(),
+        }
 
     def filled(self, job: RLJob, found: KubeObject) -> KubeObject:
-        """The object as it is created: a Secret that asks for it (names.GENERATE) gets its content."""
+        """The object as it is created: a Secret that asks for it (names.GENERATE) gets its
+        content.
+        """
         wanted = found["metadata"].get("annotations", {}).get(names.GENERATE)
         if found["kind"] != "Secret" or wanted is None:
             return found
@@ -94,13 +124,17 @@ class JobKeys:
         )
 
     def _private(self, purpose: str, job: str) -> ec.EllipticCurvePrivateKey:
-        """A P-256 key from 64 bits more than its order has, so that its bias is negligible (FIPS 186-5, A.2.1)."""
+        """A P-256 key from 64 bits more than its order has, so that its bias is negligible (FIPS
+        186-5, A.2.1).
+        """
         number = int.from_bytes(self._derive(purpose, job, 40)) % (_ORDER - 1) + 1
         return ec.derive_private_key(number, _CURVE)
 
     def _derive(self, purpose: str, job: str, length: int) -> bytes:
         info = f"sluice.dev/{purpose}/{job}".encode()
-        return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info).derive(self._key)
+        return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info).derive(
+            self._key
+        )
 
 
 def new_key() -> bytes:

@@ -1,4 +1,6 @@
-"""A cluster, as the reconciler needs it. Kubernetes and a laptop answer the same questions with the same objects."""
+"""A cluster, as the reconciler needs it. Kubernetes and a laptop answer the same questions with the
+same objects.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 class Cluster(Protocol):
     """Where pods run.
 
-    Reads see this process's own writes: an observation that lags behind our last creation would make the planner
-    believe that pods have vanished.
+    Reads see this process's own writes: an observation that lags behind our last creation would
+    make the planner believe that pods have vanished.
     """
 
     async def observe(self, job: RLJob) -> Observed:
-        """The job's pods, its other objects and its stored status. `progress` is left to the caller."""
+        """The job's pods, its other objects and its stored status. `progress` is left to the
+        caller.
+        """
         ...
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
@@ -25,11 +29,15 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Create objects, or bring them to this state. A pod that exists already is left as it is."""
+        """Create objects, or bring them to this state. A pod that exists already is
+        left as it is.
+        """
         ...
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
-        """Begin to delete. Pods are gone only when a later observation lacks them; what is gone already is no error."""
+        """Begin to delete. Pods are gone only when a later observation lacks them; what is gone
+        already is no error.
+        """
         ...
 
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:

@@ -1,4 +1,6 @@
-"""One job as people want to look at it, wherever it runs: what a cluster, or a run directory, can be asked for."""
+"""One job as people want to look at it, wherever it runs: what a cluster, or a run directory, can
+be asked for.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """where: cluster namespace or run directory, in words. job: as it is stored. notes: what could not be read."""
+    """where: cluster namespace or run directory, in words. job: as it is stored. notes: what could
+    not be read.
+    """
 
     where: str
     job: KubeObject
@@ -66,11 +70,15 @@ class Reader(Protocol):
         ...
 
     async def streams(self) -> tuple[list[Stream], bool]:
-        """The logs that there are; and whether the job has ended, so that no more will come. ReadError."""
+        """The logs that there are; and whether the job has ended, so that no more will come.
+        ReadError.
+        """
         ...
 
     def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
-        """A log from its beginning, or its last lines. follow: until the container has ended. ReadError."""
+        """A log from its beginning, or its last lines. follow: until the container has ended.
+        ReadError.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""Times in status are RFC 3339 text in UTC with whole seconds; those of leases and events have microseconds."""
+"""Times in status are RFC 3339 text in UTC with whole seconds; those of leases and events have
+microseconds.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Defaults that an administrator gives to all jobs of a cluster, where a job says nothing itself.
 
-They are no part of a job's spec: a job's pods and claims are made as if its spec said them, and what it was started
-with stays what its user wrote. Like images, they hold from the next attempt on where they change.
+They are no part of a job's spec: a job's pods and claims are made as if its spec said them, and
+what it was started with stays what its user wrote. Like images, they hold from the next attempt on
+where they change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Tolerations = Annotated[list[FreeForm], Field(max_length=32)]
 
 
 class PodDefaults(Model):
-    """Where pods run. Of a role, over that of all roles: labels by name, tolerations besides, the class instead."""
+    """Where pods run. Of a role, over that of all roles: labels by name, tolerations besides, the
+    class instead.
+    """
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: Tolerations = Field(default_factory=list)
@@ -39,10 +42,14 @@ class RolloutDefaults(TrainerDefaults):
 
 
 class JobDefaults(PodDefaults):
-    """storage_class_name: of the buffer's and the checkpoints' claim. The pods' fields are for all roles."""
+    """storage_class_name: of the buffer's and the checkpoints' claim. The pods' fields are for all
+    roles.
+    """
 
     storage_class_name: str = ""
-    image_pull_secrets: Annotated[list[FreeForm], Field(max_length=16)] = Field(default_factory=list)
+    image_pull_secrets: Annotated[list[FreeForm], Field(max_length=16)] = Field(
+        default_factory=list
+    )
     trainer: TrainerDefaults = Field(default_factory=TrainerDefaults)
     rollout: RolloutDefaults = Field(default_factory=RolloutDefaults)
     buffer: PodDefaults = Field(default_factory=PodDefaults)
@@ -64,7 +71,9 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
     rollout: dict[str, Any] = {
         "template": merge(_template(mine, mine.rollout), spec.rollout.template),
         "resources": _resources(mine.rollout.resources, spec.rollout.resources),
-        "worker_resources": _resources(mine.rollout.worker_resources, spec.rollout.worker_resources),
+        "worker_resources": _resources(
+            mine.rollout.worker_resources, spec.rollout.worker_resources
+        ),
     }
     buffer: dict[str, Any] = {"template": merge(_template(mine, mine.buffer), spec.buffer.template)}
     groups: dict[str, Any] = {
@@ -78,7 +87,9 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
 
 
 def filled_in(job: RLJob, defaults: JobDefaults) -> list[str]:
-    """The fields that the defaults fill in for this job: `spec.buffer.storage.storageClassName: fast`."""
+    """The fields that the defaults fill in for this job: `spec.buffer.storage.storageClassName:
+    fast`.
+    """
     before, after = (_plain(each) for each in (job, with_defaults(job, defaults)))
     return [_new(each) for each in differences(before, after)]
 
@@ -106,27 +117,36 @@ def _template(defaults: JobDefaults, role: PodDefaults) -> dict[str, Any]:
 
 
 def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
-    """It has no template of its own in a spec; the first of the overrides gives way to all others."""
+    """It has no template of its own in a spec; the first of the overrides gives way to
+    all others.
+    """
     template = _template(defaults, defaults.rendezvous)
     return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
 
 
 def _resources(default: Resources, own: Resources) -> Resources:
-    """Default resources, without those that the job names as a request or a limit: a default request may be above its
-    limit.
+    """Default resources, without those that the job names as a request or a limit: a default
+    request may be above its limit.
     """
     named = own.requests.keys() | own.limits.keys()
 
     def under(of_default: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
-        return {**{name: amount for name, amount in of_default.items() if name not in named}, **of_job}
+        return {
+            **{name: amount for name, amount in of_default.items() if name not in named},
+            **of_job,
+        }
 
-    return Resources(requests=under(default.requests, own.requests), limits=under(default.limits, own.limits))
+    return Resources(
+        requests=under(default.requests, own.requests), limits=under(default.limits, own.limits)
+    )
 
 
 def _storage(defaults: JobDefaults, spec: RLJobSpec) -> dict[str, Any]:
     if not defaults.storage_class_name or spec.buffer.storage.storage_class_name is not None:
         return {}
-    return {"storage": _with(spec.buffer.storage, {"storage_class_name": defaults.storage_class_name})}
+    return {
+        "storage": _with(spec.buffer.storage, {"storage_class_name": defaults.storage_class_name})
+    }
 
 
 def _checkpoint(defaults: JobDefaults, spec: RLJobSpec) -> dict[str, Any]:
@@ -138,4 +158,6 @@ def _checkpoint(defaults: JobDefaults, spec: RLJobSpec) -> dict[str, Any]:
 
 def _with(group: Any, update: dict[str, Any]) -> Any:
     """The group, changed only in what differs: what was not set stays unset."""
-    return group.model_copy(update={name: value for name, value in update.items() if value != getattr(group, name)})
+    return group.model_copy(
+        update={name: value for name, value in update.items() if value != getattr(group, name)}
+    )

@@ -1,7 +1,7 @@
 """The exception at the end of a log: what a process that was killed had died of before.
 
-SGLang's scheduler is a process of its own. When it raises, its parent kills the whole container, and the exception is
-some lines above the end of the log.
+SGLang's scheduler is a process of its own. When it raises, its parent kills the whole container,
+and the exception is some lines above the end of the log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ _LONGEST = 300
 
 
 def last_exception(log: str) -> str:
-    """`RuntimeError: out of memory`: the line behind the last frames of a traceback; empty: there is none."""
+    """`RuntimeError: out of memory`: the line behind the last frames of a traceback; empty: there
+    is none.
+    """
     lines = [line for line in log.splitlines() if line.strip()]
-    ends = [line for before, line in itertools.pairwise(lines) if before.startswith("  ") and _EXCEPTION.match(line)]
+    ends = [
+        line
+        for before, line in itertools.pairwise(lines)
+        if before.startswith("  ") and _EXCEPTION.match(line)
+    ]
     return ends[-1].strip()[:_LONGEST] if ends else ""

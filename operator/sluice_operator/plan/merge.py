@@ -1,9 +1,11 @@
-"""Strategic merge of a pod template over ours, with the keys that Kubernetes' own API types name for it.
+"""Strategic merge of a pod template over ours, with the keys that Kubernetes' own API types name
+for it.
 
-Maps are merged key by key; `null` removes a key. Lists of named things are merged by name: containers field by field;
-env, ports, volumes and the like whole entry by whole entry, because merging `value` into `valueFrom`, or one volume
-source into another, makes an object that the API server refuses. `$patch: delete` in an entry removes the one of that
-name. Every other list (tolerations, command, args) is replaced.
+Maps are merged key by key; `null` removes a key. Lists of named things are merged by name:
+containers field by field; env, ports, volumes and the like whole entry by whole entry, because
+merging `value` into `valueFrom`, or one volume source into another, makes an object that the API
+server refuses. `$patch: delete` in an entry removes the one of that name. Every other list
+(tolerations, command, args) is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _REPLACED_BY = {
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """`patch` over `base`; neither is changed. field: the name under which both stand in their parent."""
+    """`patch` over `base`; neither is changed. field: the name under which both stand in their
+    parent.
+    """
     if isinstance(base, dict) and isinstance(patch, dict):
         return _merge_maps(base, patch)
     if isinstance(base, list) and isinstance(patch, list) and field in _MERGED_BY | _REPLACED_BY:
@@ -36,7 +40,9 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _merge_maps(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    merged = {key: value for key, value in base.items() if not (key in patch and patch[key] is None)}
+    merged = {
+        key: value for key, value in base.items() if not (key in patch and patch[key] is None)
+    }
     for key, value in patch.items():
         if value is not None:
             merged[key] = merge(merged[key], value, key) if key in merged else value
@@ -51,5 +57,7 @@ def _merge_named(base: list[Any], patch: list[Any], field: str) -> list[Any]:
         if entry.get("$patch") == "delete":
             merged.pop(name, None)
             continue
-        merged[name] = _merge_maps(merged[name], entry) if field in _MERGED_BY and name in merged else entry
+        merged[name] = (
+            _merge_maps(merged[name], entry) if field in _MERGED_BY and name in merged else entry
+        )
     return list(merged.values())

@@ -1,4 +1,6 @@
-"""The planner's input and output: plain frozen values, so that every decision can be tested in a table."""
+"""The planner's input and output: plain frozen values, so that every decision can be tested in a
+table.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ KubeObject = dict[str, Any]
 class Progress:
     """The job's progress, by the buffer's Stats and the rendezvous' ledger.
 
-    step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of them that hold the
-    newest weights.
+    step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of
+    them that hold the newest weights.
     """
 
     step: int
@@ -45,10 +47,11 @@ class Warned:
 class Observed:
     """The world as a cluster reports it.
 
-    objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot be asked.
-    absent_kinds: kinds that this cluster does not know. operator_namespace: where the operator runs; None: in no
-    cluster. warned: pod -> what its kubelet warns of while it does not start. defaults: those of the whole cluster.
-    note: what stands in the job's way besides, such as a change that is refused; events of it are gone after an hour.
+    objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot
+    be asked. absent_kinds: kinds that this cluster does not know. operator_namespace: where the
+    operator runs; None: in no cluster. warned: pod -> what its kubelet warns of while it does not
+    start. defaults: those of the whole cluster. note: what stands in the job's way besides, such as
+    a change that is refused; events of it are gone after an hour.
     """
 
     pods: tuple[KubeObject, ...] = ()
@@ -107,7 +110,9 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods that a queue admits as one. size: their number. alone: it is one attempt of one gang, and ends with it."""
+    """Pods that a queue admits as one. size: their number. alone: it is one attempt of one gang,
+    and ends with it.
+    """
 
     name: str
     size: int
@@ -118,9 +123,10 @@ class Group:
 class GangFacts:
     """One gang's present attempt, read from its pods.
 
-    seen, ready, succeeded: how many of its pods exist, are ready, have done their work. missing: indices without a pod.
-    config_error: a container asked not to be restarted (exit code 2). disruption: what the cluster did to a pod, in
-    words; empty: nothing. started: when its first pod started.
+    seen, ready, succeeded: how many of its pods exist, are ready, have done their work. missing:
+    indices without a pod. config_error: a container asked not to be restarted (exit code 2).
+    disruption: what the cluster did to a pod, in words; empty: nothing. started: when its first pod
+    started.
     """
 
     seen: int = 0
@@ -136,7 +142,9 @@ class GangFacts:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Container images of the roles; the chart sets them. engine: SGLang's own, beside our worker (rollout)."""
+    """Container images of the roles; the chart sets them. engine: SGLang's own, beside our worker
+    (rollout).
+    """
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
     engine: str = "docker.io/lmsysorg/sglang:v0.5.17-cu130-runtime"

@@ -14,13 +14,15 @@ LABEL_INDEX = f"{GROUP}/index"
 LABEL_GROUP = f"{GROUP}/pod-group"
 """On a pod that queues: what is admitted as one with it."""
 ENDS_GROUP = "kueue.x-k8s.io/retriable-in-group"
-"""Annotation of a pod; `false`: its group has ended when none of its pods runs, and gives its quota back."""
+"""Annotation of a pod; `false`: its group has ended when none of its pods runs, and gives its quota
+back."""
 KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
 """Finalizer of the pods that Kueue queues."""
 LABEL_UID = f"{GROUP}/job-uid"
 """On an object that outlives its job, and so cannot be owned by it: whose it is."""
 GENERATE = f"{GROUP}/generate"
-"""Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the cluster does."""
+"""Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the
+cluster does."""
 GENERATE_TOKEN, GENERATE_TLS = "token", "tls"
 
 ROOT = "/sluice"
@@ -55,7 +57,8 @@ def tls_name(job: RLJob) -> str:
 
 
 def _own_name(job: RLJob, what: str) -> str:
-    """With the beginning of the job's uid: of what is never read (Secrets), or outlives its job (checkpoints).
+    """With the beginning of the job's uid: of what is never read (Secrets), or outlives its job
+    (checkpoints).
 
     One that is there already is then this job's, and not that of a deleted job of the same name.
     """
@@ -67,7 +70,9 @@ def tls_server_name(job: RLJob) -> str:
 
 
 def server_name(job: str, namespace: str) -> str:
-    """The name in the certificate of a job's servers. It is no name in DNS: addresses in a cluster come and go."""
+    """The name in the certificate of a job's servers. It is no name in DNS: addresses in a cluster
+    come and go.
+    """
     return f"{job}.{namespace}.sluice"
 
 
@@ -88,7 +93,9 @@ def storage_name(job: RLJob) -> str:
 
 
 def checkpoint_name(job: RLJob) -> str:
-    """Claim for the checkpoints, which may outlive the job: a later job of its name gets a claim of its own."""
+    """Claim for the checkpoints, which may outlive the job: a later job of its name gets a claim of
+    its own.
+    """
     return _own_name(job, "checkpoint")
 
 
@@ -103,8 +110,8 @@ def engines_name(job: RLJob) -> str:
 
 
 def group_name(job: RLJob, number: int) -> str:
-    """The name of a group that queues and schedulers of gangs admit as one. Pods of a deleted job of the same name are
-    in another.
+    """The name of a group that queues and schedulers of gangs admit as one. Pods of a deleted job
+    of the same name are in another.
     """
     return f"{_own_name(job, 'group')}-{number}"
 
@@ -140,7 +147,9 @@ def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
 
 
 def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """Object metadata with the job's labels; owned by the job, so that the cluster cleans up after it."""
+    """Object metadata with the job's labels; owned by the job, so that the cluster cleans up after
+    it.
+    """
     found: dict[str, Any] = {
         "name": name,
         "namespace": job.metadata.namespace,

@@ -1,7 +1,9 @@
-"""plan(): the whole decision of one pass, from (spec, observed, now). Pure: no clock, no I/O, no randomness.
+"""plan(): the whole decision of one pass, from (spec, observed, now). Pure: no clock, no I/O, no
+randomness.
 
-It reads in the order in which things matter: not ours, finished, suspended, and else a running job, whose gangs are
-advanced one by one. Every branch answers with a complete status; the caller writes it before it destroys anything.
+It reads in the order in which things matter: not ours, finished, suspended, and else a running job,
+whose gangs are advanced one by one. Every branch answers with a complete status; the caller writes
+it before it destroys anything.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from sluice.api import MANAGER, GangStatus, LastFailure, RLJob, RLJobStatus, RoleName
 from sluice_operator.plan import clock, podstate
@@ -45,7 +47,13 @@ from sluice_operator.plan.names import checkpoint_name, pod_name
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import blocked, failed_to_start
 from sluice_operator.plan.report.conditions import Finding
-from sluice_operator.plan.report.status import assembled, last_failure, roles, with_note, with_progress
+from sluice_operator.plan.report.status import (
+    assembled,
+    last_failure,
+    roles,
+    with_note,
+    with_progress,
+)
 
 DEFAULT_IMAGES = Images()
 
@@ -77,7 +85,9 @@ def is_finished(status: RLJobStatus) -> bool:
     return status.is_true("Succeeded") or status.is_true("Failed")
 
 
-def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images) -> Plan:
+def _running(
+    job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images
+) -> Plan:
     status = podgroup.renewed(job, status, observed, now)
     status = status.model_copy(update={"pod_group": podgroup.shared_group(job, status, observed)})
     known, observed = observed.pods, _living(observed)
@@ -97,7 +107,11 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     present = {group.name for group in groups.values() if group is not None}
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
     delete += unwanted_extras(job, observed, present) + podgroup.ends(known, present)
-    found = events.of_steps(steps, new) + events.of_change(observed.status, new) + events.of_deletions(delete)
+    found = (
+        events.of_steps(steps, new)
+        + events.of_change(observed.status, new)
+        + events.of_deletions(delete)
+    )
     found += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
     moments += [step.due for step in steps if step.due]
@@ -106,28 +120,45 @@ def _running(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime,
     return Plan(new, create, delete, found, _requeue(moments, now))
 
 
-def _clocked(job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime) -> RLJobStatus:
-    """The status with its clocks, which stand still while a queue holds the job, and with the newest failure."""
+def _clocked(
+    job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
+) -> RLJobStatus:
+    """The status with its clocks, which stand still while a queue holds the job, and with the
+    newest failure.
+    """
     queued = admission.is_queued(job, steps, observed.pods)
     clocks = {
         "start_time": None if queued else status.start_time or clock.text(now),
         "queued_time": status.queued_time or clock.text(now) if queued else None,
     }
-    return status.model_copy(update=clocks | {"last_failure": _newest_failure(status, steps, observed, now)})
+    return status.model_copy(
+        update=clocks | {"last_failure": _newest_failure(status, steps, observed, now)}
+    )
 
 
 def _newest_failure(
     status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
 ) -> LastFailure | None:
-    """The newest failure; what a kubelet refuses to start is one, once: it may be refused under changing names."""
+    """The newest failure; what a kubelet refuses to start is one, once: it may be refused under
+    changing names.
+    """
     found, before = last_failure(status, steps), status.last_failure
     refused = failed_to_start(observed.pods, observed.warned)
-    known = before is not None and refused is not None and (before.pod, before.container) == refused.place
+    known = (
+        before is not None
+        and refused is not None
+        and (before.pod, before.container) == refused.place
+    )
     return found if refused is None or known or found != before else refused.failure(now)
 
 
 def _advance(
-    job: RLJob, gang: Gang, status: RLJobStatus, observed: Observed, due: datetime | None, now: datetime
+    job: RLJob,
+    gang: Gang,
+    status: RLJobStatus,
+    observed: Observed,
+    due: datetime | None,
+    now: datetime,
 ) -> Step:
     known = status.gang(gang.role, gang.replica)
     hung = None
@@ -137,18 +168,28 @@ def _advance(
     return advance(gang, known, of_gang(gang, observed.pods), job.spec.failure_policy, now, hung)
 
 
-def _progress_due(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> datetime | None:
-    """When the trainer counts as hung. Not judged while the buffer cannot be asked: silence is not a hang."""
+def _progress_due(
+    job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
+) -> datetime | None:
+    """When the trainer counts as hung. Not judged while the buffer cannot be asked: silence is not
+    a hang.
+    """
     gang = Gang("trainer", 0, job.spec.trainer.nodes)
     known = status.gang(gang.role, gang.replica)
     if known is None or observed.progress is None:
         return None
-    return deadlines.progress_due(job.spec, status, known, _present_facts(gang, known, observed.pods, now), gang.size)
+    return deadlines.progress_due(
+        job.spec, status, known, _present_facts(gang, known, observed.pods, now), gang.size
+    )
 
 
-def _present_facts(gang: Gang, known: GangStatus | None, pods: Sequence[KubeObject], now: datetime) -> GangFacts:
+def _present_facts(
+    gang: Gang, known: GangStatus | None, pods: Sequence[KubeObject], now: datetime
+) -> GangFacts:
     attempt = known.attempt if known else 1
-    return gang_facts(gang, [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt], now)
+    return gang_facts(
+        gang, [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt], now
+    )
 
 
 def _ending(
@@ -163,7 +204,9 @@ def _ending(
     tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed))
     if tired is not None:
         return Finding("Failed", "True", *tired)
-    waiting = conditions.running(status, steps, observed.pods, observed.progress, warned=observed.warned)
+    waiting = conditions.running(
+        status, steps, observed.pods, observed.progress, warned=observed.warned
+    )
     late = deadlines.job_deadline(job.spec, status, now, waiting.message)
     return Finding("Failed", "True", *late) if late else None
 
@@ -180,28 +223,44 @@ def _finish(
     word = f"has {ending.type.lower()}"
     findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
     failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
-    if ending.reason == STARTUP_DEADLINE.name and (trouble := blocked(observed.pods, observed.warned)):
+    if ending.reason == STARTUP_DEADLINE.name and (
+        trouble := blocked(observed.pods, observed.warned)
+    ):
         failure = trouble.failure(now)
     ends = {"completion_time": clock.text(now), "queued_time": None}
     new = _stopped_status(job, status, observed, findings, now, failure, **ends)
-    return Plan(new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new))
+    return Plan(
+        new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new)
+    )
 
 
 def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
-    """Terminal states are for ever: drain what is left, and delete the job when its time has come."""
+    """Terminal states are for ever: drain what is left, and delete the job when its
+    time has come.
+    """
     new = _stopped_status(job, status, observed, [], now, status.last_failure)
-    delete = drain(to_drain(observed.pods), now) + unwanted_extras(job, observed) + podgroup.ends(observed.pods)
+    delete = (
+        drain(to_drain(observed.pods), now)
+        + unwanted_extras(job, observed)
+        + podgroup.ends(observed.pods)
+    )
     moment = expiry(job.spec, status)
     if moment is None or delete or to_drain(observed.pods):
-        return Plan(new, (), delete, events.of_deletions(delete), _requeue(force_times(observed.pods), now))
+        return Plan(
+            new, (), delete, events.of_deletions(delete), _requeue(force_times(observed.pods), now)
+        )
     if now < moment:
         return Plan(new, requeue_after=_requeue([moment], now))
     return Plan(new, (), (Deletion("RLJob", job.metadata.name),), (events.expired(job),))
 
 
 def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
-    """All pods go; storage, attempts and counts stay. The clocks of the deadlines start again on resume."""
-    status = status.model_copy(update={"pod_group": podgroup.following(job, status, observed), "queued_time": None})
+    """All pods go; storage, attempts and counts stay. The clocks of the deadlines start again on
+    resume.
+    """
+    status = status.model_copy(
+        update={"pod_group": podgroup.following(job, status, observed), "queued_time": None}
+    )
     known, observed = observed.pods, _living(observed)
     trainer = Gang("trainer", 0, job.spec.trainer.nodes)
     facts = _present_facts(trainer, status.gang("trainer", 0), observed.pods, now)
@@ -215,19 +274,29 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
     ]
     retired = _retired(status, [], observed.pods, now)
     replicas = rollout_replicas(job, status)
-    new = assembled(job, status, roles(status, [], retired), findings, now, start_time=None, rollout_replicas=replicas)
+    new = assembled(
+        job,
+        status,
+        roles(status, [], retired),
+        findings,
+        now,
+        start_time=None,
+        rollout_replicas=replicas,
+    )
     delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
     found = events.of_change(observed.status, new) + events.of_deletions(delete)
     return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
 
 
-def _retired(status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObject], now: datetime) -> list[Step]:
-    """Gangs that have a status, or pods, and are not wanted: they get their next attempt number and lose their pods."""
+def _retired(
+    status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObject], now: datetime
+) -> list[Step]:
+    """Gangs that have a status, or pods, and are not wanted: they get their next attempt number and
+    lose their pods.
+    """
     keep = {(gang.role, gang.replica) for gang in wanted}
-    unknown: dict[tuple[RoleName, int], GangStatus] = {
-        (podstate.role(pod), podstate.replica(pod)): GangStatus(replica=podstate.replica(pod), attempt=1)  # type: ignore[misc]
-        for pod in pods
-    }
+    labelled = ((cast(RoleName, podstate.role(pod)), podstate.replica(pod)) for pod in pods)
+    unknown = {key: GangStatus(replica=key[1], attempt=1) for key in labelled}
     known = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
     found = []
     for (role, replica), gang_status in (unknown | known).items():
@@ -239,12 +308,19 @@ def _retired(status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObj
 
 
 def _running_status(
-    job: RLJob, status: RLJobStatus, steps: list[Step], retired: list[Step], observed: Observed, now: datetime
+    job: RLJob,
+    status: RLJobStatus,
+    steps: list[Step],
+    retired: list[Step],
+    observed: Observed,
+    now: datetime,
 ) -> RLJobStatus:
     queued = admission.cause(job, observed) if status.queued_time else None
     findings = [
         admission.admitted(job, observed),
-        conditions.running(status, steps, observed.pods, observed.progress, queued=queued, warned=observed.warned),
+        conditions.running(
+            status, steps, observed.pods, observed.progress, queued=queued, warned=observed.warned
+        ),
         conditions.weights_in_sync(observed.progress),
     ]
     if status.condition("Suspended"):
@@ -270,12 +346,16 @@ def _stopped_status(
     failure: LastFailure | None,
     **update: Any,
 ) -> RLJobStatus:
-    """Status of a job that has ended: nothing is desired any more; gangs and counts stay as they are."""
+    """Status of a job that has ended: nothing is desired any more; gangs and counts stay as they
+    are.
+    """
     running = {
         name: sum(podstate.is_ready(pod) for pod in observed.pods if podstate.role(pod) == name)
         for name in ("rendezvous", "buffer", "rollout", "trainer")
     }
-    role_list = [role.model_copy(update={"desired": 0, "ready": running[role.name]}) for role in status.roles]
+    role_list = [
+        role.model_copy(update={"desired": 0, "ready": running[role.name]}) for role in status.roles
+    ]
     return assembled(job, status, role_list, findings, now, last_failure=failure, **update)
 
 
@@ -284,5 +364,7 @@ def _retries(steps: Sequence[Step]) -> list[datetime]:
 
 
 def _requeue(moments: Sequence[datetime], now: datetime) -> float | None:
-    """Seconds to the next moment that may change the plan. What is past has been acted on in this pass."""
+    """Seconds to the next moment that may change the plan. What is past has been acted on in this
+    pass.
+    """
     return min(((moment - now).total_seconds() for moment in moments if moment > now), default=None)

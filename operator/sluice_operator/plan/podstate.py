@@ -1,7 +1,8 @@
 """Reading one pod's status, the same for Kubernetes and for a laptop.
 
-Everything is read from container statuses, not from the pod's phase: with restartPolicy Never a pod with two containers
-is `Failed` only when both have ended, and an engine whose worker has died would idle for ever.
+Everything is read from container statuses, not from the pod's phase: with restartPolicy Never a pod
+with two containers is `Failed` only when both have ended, and an engine whose worker has died would
+idle for ever.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ _DISRUPTIONS = {
     "UnexpectedAdmissionError",
 }
 _DISRUPTED = ("DisruptionTarget", "TerminationTarget")
-"""Conditions that name a pod as a victim: Kubernetes' own, and Kueue's before it deletes pods of an evicted group."""
+"""Conditions that name a pod as a victim: Kubernetes' own, and Kueue's before it deletes pods of an
+evicted group."""
 _OUT_OF = "OutOf"
-"""A kubelet that finds, when the pod arrives, that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
+"""A kubelet that finds, when the pod arrives, that it has not enough (OutOfcpu,
+OutOfnvidia.com/gpu)."""
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
 _OUT_OF_MEMORY = "OOMKilled"
@@ -87,10 +90,15 @@ def is_terminating(pod: KubeObject) -> bool:
 def has_left(pod: KubeObject) -> bool:
     """It was deleted and has failed of it, or never ran: only Kueue's finalizer keeps it.
 
-    It does so until another pod has taken its place; so that one must not wait for this one to be gone.
+    It does so until another pod has taken its place; so that one must not wait for this one to be
+    gone.
     """
     never_ran = not pod.get("spec", {}).get("nodeName")
-    return is_kept(pod) and is_terminating(pod) and (_status(pod).get("phase") == "Failed" or never_ran)
+    return (
+        is_kept(pod)
+        and is_terminating(pod)
+        and (_status(pod).get("phase") == "Failed" or never_ran)
+    )
 
 
 def is_kept(pod: KubeObject) -> bool:
@@ -122,7 +130,11 @@ def is_scheduled(pod: KubeObject) -> bool:
 
 
 def unscheduled_because(pod: KubeObject) -> str:
-    return _condition(pod, "PodScheduled", "message") if _condition(pod, "PodScheduled") == "False" else ""
+    return (
+        _condition(pod, "PodScheduled", "message")
+        if _condition(pod, "PodScheduled") == "False"
+        else ""
+    )
 
 
 def is_ready(pod: KubeObject) -> bool:
@@ -130,7 +142,9 @@ def is_ready(pod: KubeObject) -> bool:
 
 
 def is_starting(pod: KubeObject) -> bool:
-    """It has its node, and not all of its containers were started: something that it needs may be missing there."""
+    """It has its node, and not all of its containers were started: something that it needs may be
+    missing there.
+    """
     return _status(pod).get("phase") == "Pending" and bool(pod.get("spec", {}).get("nodeName"))
 
 
@@ -150,23 +164,29 @@ def disruption(pod: KubeObject) -> str:
     if is_terminating(pod):
         return f"{name(pod)} was deleted"
     reason = _status(pod).get("reason") or ""
-    if _status(pod).get("phase") == "Failed" and (reason in _DISRUPTIONS or reason.startswith(_OUT_OF)):
+    if _status(pod).get("phase") == "Failed" and (
+        reason in _DISRUPTIONS or reason.startswith(_OUT_OF)
+    ):
         return f"{name(pod)}: {reason}"
     return ""
 
 
 def succeeded(pod: KubeObject) -> bool:
-    """The role's own container (named like the role) has ended with exit code 0; a user's sidecar may still run."""
+    """The role's own container (named like the role) has ended with exit code 0; a user's sidecar
+    may still run.
+    """
     if is_succeeded(pod):
         return True
-    return any(container == role(pod) and end.get("exitCode") == 0 for container, end in _terminated(pod))
+    return any(
+        container == role(pod) and end.get("exitCode") == 0 for container, end in _terminated(pod)
+    )
 
 
 def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
     """Containers that ended although they should not have: root causes first.
 
-    Of what died in the same second, exit codes of the program's own come before signals: a killed neighbour is mostly a
-    consequence.
+    Of what died in the same second, exit codes of the program's own come before signals: a killed
+    neighbour is mostly a consequence.
     """
     found = [
         _failure(pod, container, end, now)
@@ -179,12 +199,16 @@ def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
 
 
 def root_cause_order(failure: LastFailure) -> tuple[bool, datetime, bool]:
-    """Whoever lost another pod comes last, though it may have noticed before that pod's end was told."""
+    """Whoever lost another pod comes last, though it may have noticed before that pod's end was
+    told.
+    """
     return lost_peer(failure), clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
 
 
 def lost_peer(failure: LastFailure) -> bool:
-    """True where a container ended because another pod of its gang did. Ours say so; an engine's exception tells."""
+    """True where a container ended because another pod of its gang did. Ours say so; an engine's
+    exception tells.
+    """
     if failure.container != "engine":
         return failure.exit_code == EXIT_PEER_LOST
     return bool(causes.lost_peer(last_exception(failure.message)))
@@ -195,7 +219,9 @@ def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:
 
 
 def headline(failure: LastFailure) -> str:
-    """The one line for people: a process's last `error: ...`, else what killed it, else its last exception, or line."""
+    """The one line for people: a process's last `error: ...`, else what killed it, else its last
+    exception, or line.
+    """
     where = f"{failure.container}: " if failure.container else ""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -207,10 +233,15 @@ def headline(failure: LastFailure) -> str:
 
 
 def _killed(failure: LastFailure) -> str:
-    """A process that was killed had no time for last words: its last line would mislead, an exception does not."""
+    """A process that was killed had no time for last words: its last line would mislead, an
+    exception does not.
+    """
     text, exception = f"killed by {_signal_of(failure)}", last_exception(failure.message)
     if failure.reason == _OUT_OF_MEMORY:
-        text += f"; it used more memory than it may: raise {memory_field(failure.role, failure.container)}"
+        text += (
+            "; it used more memory than it may: raise "
+            f"{memory_field(failure.role, failure.container)}"
+        )
     elif exception:
         text += f" after {exception}"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"
@@ -231,7 +262,9 @@ def _failure(pod: KubeObject, container: str, end: dict[str, Any], now: datetime
         container=container,
         reason=UNEXPECTED_END.name if code == 0 else end.get("reason") or "Error",
         exit_code=code,
-        message=(end.get("message") or (UNEXPECTED_END.message if code == 0 else ""))[-_MESSAGE_LIMIT:],
+        message=(end.get("message") or (UNEXPECTED_END.message if code == 0 else ""))[
+            -_MESSAGE_LIMIT:
+        ],
         time=end.get("finishedAt") or clock.text(now),
     )
 
@@ -246,7 +279,9 @@ def container_statuses(pod: KubeObject) -> Iterator[dict[str, Any]]:
 
 
 def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(container, how it ended). An init container that did its work has not ended in this sense."""
+    """(container, how it ended). An init container that did its work has not ended in
+    this sense.
+    """
     for status in _status(pod).get("initContainerStatuses") or []:
         end = status.get("state", {}).get("terminated")
         if end and end.get("exitCode") != 0:

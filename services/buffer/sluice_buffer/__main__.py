@@ -47,12 +47,18 @@ class Snapshot:
 
     def heartbeat(self) -> rendezvous.Heartbeat:
         stats = self._stats
-        gauges = {"depth": float(stats.depth), "leases": float(stats.leases), "step": float(stats.step)}
+        gauges = {
+            "depth": float(stats.depth),
+            "leases": float(stats.leases),
+            "step": float(stats.step),
+        }
         return rendezvous.Heartbeat(state="serving", version=stats.version, gauges=gauges)
 
 
 async def serve(env: Environment, buffer: Buffer) -> None:
-    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError) or the rendezvous refuses us."""
+    """Serve until SIGTERM or SIGINT, or until the storage fails (StorageError) or the rendezvous
+    refuses us.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -64,9 +70,13 @@ async def serve(env: Environment, buffer: Buffer) -> None:
     port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
     await server.start()
     address = f"{env.advertise}:{port}"
-    logs.get().info("serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost)
+    logs.get().info(
+        "serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost
+    )
     pulse = endpoints.Pulse()
-    endpoints.serve(env, ready=endpoints.well, alive=pulse.check, registry=metrics.registry(snapshot.get))
+    endpoints.serve(
+        env, ready=endpoints.well, alive=pulse.check, registry=metrics.registry(snapshot.get)
+    )
     tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(service, snapshot))]
     async with _joined(env, address, snapshot) as membership, pulse.beating():
         if membership:
@@ -85,12 +95,18 @@ def _joined(
     if not env.rendezvous:
         return contextlib.nullcontext()
     member = rendezvous.Member(
-        role="buffer", name=env.name, attempt=env.attempt, address=address, info={"host": socket.gethostname()}
+        role="buffer",
+        name=env.name,
+        attempt=env.attempt,
+        address=address,
+        info={"host": socket.gethostname()},
     )
     return Membership(env.rendezvous, lambda: member, snapshot.heartbeat)
 
 
-async def _shut_down(server: grpc.aio.Server, committer: Committer, tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _shut_down(
+    server: grpc.aio.Server, committer: Committer, tasks: Sequence[asyncio.Task[Any]]
+) -> None:
     for task in tasks:
         if not task.done():
             task.cancel()
@@ -104,7 +120,9 @@ async def _shut_down(server: grpc.aio.Server, committer: Committer, tasks: Seque
 
 
 async def _expire(service: Service, snapshot: Snapshot) -> None:
-    """Take back leases that ran out, soon after they did; and see whether there is room again for who waits."""
+    """Take back leases that ran out, soon after they did; and see whether there is room again for
+    who waits.
+    """
     committer = service.committer
     pause = min(1.0, committer.buffer.job.spec.buffer.lease_seconds / 4)
     while True:
@@ -119,9 +137,9 @@ async def _expire(service: Service, snapshot: Snapshot) -> None:
 def _keep_memory() -> None:
     """Groups come and go by the hundred; do not pay for each one's memory anew.
 
-    What is loaded at the start is left alone by the collector. And where glibc is the allocator, freed blocks up to
-    32 MiB stay with the process: by default it gives them back to the kernel and takes every page anew, which costs
-    as much as the copying itself.
+    What is loaded at the start is left alone by the collector. And where glibc is the allocator,
+    freed blocks up to 32 MiB stay with the process: by default it gives them back to the kernel and
+    takes every page anew, which costs as much as the copying itself.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -1,7 +1,8 @@
 """The buffer: every transition of its state, one after the other, on one thread.
 
-A method here changes the memory and returns at once; it does no I/O. The caller (committer.py) gives no answer before
-`flush` of that change is on disk. All rules are in the parts: leases.py, submits.py, batches.py, rounds.py.
+A method here changes the memory and returns at once; it does no I/O. The caller (committer.py)
+gives no answer before `flush` of that change is on disk. All rules are in the parts: leases.py,
+submits.py, batches.py, rounds.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from sluice_buffer.sources.filling import filler_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import Memory
-from sluice_buffer.state.storage import FORMAT, Storage, StorageError, StorageFullError, WriteBatch, check_identity
+from sluice_buffer.state.storage import (
+    FORMAT,
+    Storage,
+    StorageError,
+    StorageFullError,
+    WriteBatch,
+    check_identity,
+)
 from sluice_buffer.transitions.batches import Batches
 from sluice_buffer.transitions.failures import Failures
 from sluice_buffer.transitions.leases import Call, Leases, Worker
@@ -47,14 +55,19 @@ def policy_of(job: RLJob, epoch_size: int) -> Policy:
         partial=rollout.partial.enabled,
         sync=rollout.mode == "sync",
         total_steps=total_steps(
-            steps=trainer.steps, epochs=trainer.epochs, epoch_size=epoch_size, batch_size=rollout.batch_size
+            steps=trainer.steps,
+            epochs=trainer.epochs,
+            epoch_size=epoch_size,
+            batch_size=rollout.batch_size,
         ),
         stream_end=None if trainer.epochs is None else trainer.epochs * epoch_size,
     )
 
 
 class Buffer:
-    """One job's buffer. `clock` counts seconds for leases (monotonic), `wall` for evaluation rounds."""
+    """One job's buffer. `clock` counts seconds for leases (monotonic), `wall` for evaluation
+    rounds.
+    """
 
     def __init__(
         self,
@@ -72,7 +85,8 @@ class Buffer:
             self.policy = self.filler.limit(self.policy)
         if self.policy.total_steps < 1:
             raise ConfigurationError(
-                f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one batch of "
+                f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one "
+                "batch of "
                 f"{self.policy.batch_size} groups"
             )
         self._clock, self._wall = clock, wall
@@ -101,7 +115,9 @@ class Buffer:
             self.storage.write(batch)
             return
         try:
-            check_identity(json.loads(stored), json.loads(json.dumps(identity)), self.storage.directory)
+            check_identity(
+                json.loads(stored), json.loads(json.dumps(identity)), self.storage.directory
+            )
         except StorageError as error:
             raise ConfigurationError(str(error)) from error
 
@@ -153,7 +169,11 @@ class Buffer:
 
     def available(self, worker_version: int) -> int:
         """How many groups workers that serve `worker_version` could lease now."""
-        return 0 if self.memory.verdict else min(self.lease_room(), self.leases.available(worker_version))
+        return (
+            0
+            if self.memory.verdict
+            else min(self.lease_room(), self.leases.available(worker_version))
+        )
 
     def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]]) -> list[str]:
         return self.leases.heartbeat(worker, names, self._clock())
@@ -191,7 +211,9 @@ class Buffer:
         return self.batches.rewind(step, attempt)
 
     def ahead(self, step: int) -> Future[None] | None:
-        """Work to be done beside everything else before batch `step` is taken; None: there is none."""
+        """Work to be done beside everything else before batch `step` is taken; None: there is
+        none.
+        """
         wanted = self.filler is not None and step not in self.memory.batches
         return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
 
@@ -206,7 +228,9 @@ class Buffer:
         return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
 
     def choked(self, error: StorageFullError) -> None:
-        """A write met a full map or disk although there seemed to be room: believe it for a while."""
+        """A write met a full map or disk although there seemed to be room: believe it
+        for a while.
+        """
         self._ceiling = self.memory.stored
         self._ceiling_until = self._clock() + _CHOKED_SECONDS
         self.memory.count("storage_full")
@@ -227,7 +251,9 @@ class Buffer:
         memory = self.memory
         if memory.progress.step <= memory.progress.checkpoint_step:
             return False
-        batch = max((sum(memory.groups[i].size for i in ids) for ids in memory.batches.values()), default=0)
+        batch = max(
+            (sum(memory.groups[i].size for i in ids) for ids in memory.batches.values()), default=0
+        )
         return self.room() < batch or self.lease_room() == 0
 
     def dead_end(self) -> str:
@@ -240,25 +266,39 @@ class Buffer:
         if not (nothing_to_forget and no_room and self.storage.bounded_by_size()):
             return ""
         return (
-            f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of {self.policy.batch_size} "
-            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free any; make it larger "
-            f"(the records of the {memory.progress.next_group} groups so far take {self.storage.books()} bytes of it)"
+            f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of "
+            f"{self.policy.batch_size} "
+            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free "
+            "any; make it larger "
+            f"(the records of the {memory.progress.next_group} groups so far take "
+            f"{self.storage.books()} bytes of it)"
         )
 
     def _nothing_can_be_leased(self) -> bool:
         """True where a batch lacks groups, none is out, and there is no room to hand one out."""
         memory = self.memory
-        complete = len(memory.finished) >= self.policy.batch_size or memory.progress.step + 1 in memory.batches
+        complete = (
+            len(memory.finished) >= self.policy.batch_size
+            or memory.progress.step + 1 in memory.batches
+        )
         choked = self._clock() < self._ceiling_until
         return not (complete or choked or memory.deadlines) and self.lease_room() == 0
 
     # -- looking
 
     def sequences(self, step: int, ranks: int) -> list[pb.Sequence]:
-        """The fixed batch of a step, in batch order, with the rank and optimizer step of each sequence."""
+        """The fixed batch of a step, in batch order, with the rank and optimizer step of each
+        sequence.
+        """
         ids = self.memory.batches[step]
-        facts = [(i, n, f) for i in ids for n, f in enumerate(unpack_facts(self.memory.groups[i].summary))]
-        places = assign([f.length for _, _, f in facts], self.job.spec.trainer.steps_per_batch, ranks)
+        facts = [
+            (i, n, f)
+            for i in ids
+            for n, f in enumerate(unpack_facts(self.memory.groups[i].summary))
+        ]
+        places = assign(
+            [f.length for _, _, f in facts], self.job.spec.trainer.steps_per_batch, ranks
+        )
         return [
             pb.Sequence(
                 group_id=group_id,
@@ -290,7 +330,8 @@ class Buffer:
         if self.lease_room() == 0:
             room = f"{memory.stored} of {self._capacity} bytes are used"
             return (
-                f"room in the storage ({room}): it comes with the next checkpoint, or with a larger buffer.storage.size"
+                f"room in the storage ({room}): it comes with the next checkpoint, or with a "
+                "larger buffer.storage.size"
             )
         waiting = self.rounds.waiting_for(step) if self.policy.sync else None
         return waiting or self.batches.missing(len(memory.finished), self.policy.batch_size)
@@ -341,13 +382,25 @@ class Buffer:
 
 
 _ALWAYS = (
-    "groups_submitted", "groups_returned", "groups_outdated", "leases_granted", "leases_expired", "samples_failed",
-    "stale_groups", "submits_duplicate", "submits_stale", "submits_refused", "rewinds", "storage_full",
-)  # fmt: skip
+    "groups_submitted",
+    "groups_returned",
+    "groups_outdated",
+    "leases_granted",
+    "leases_expired",
+    "samples_failed",
+    "stale_groups",
+    "submits_duplicate",
+    "submits_stale",
+    "submits_refused",
+    "rewinds",
+    "storage_full",
+)
 
 
 def open_buffer(job: RLJob, directory: Path) -> Buffer:
-    """The buffer of a job, from its prompt files and storage directory. Raises ConfigurationError and StorageError."""
+    """The buffer of a job, from its prompt files and storage directory. Raises ConfigurationError
+    and StorageError.
+    """
     storage = Storage(directory, int(quantity_value(str(job.spec.buffer.storage.size))))
     try:
         return Buffer(job, prompts_of(job, directory), storage)

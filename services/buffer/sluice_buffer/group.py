@@ -1,7 +1,8 @@
 """One prompt group in the buffer's memory, and its form on the disk.
 
-Every group that was ever leased has exactly one record, so that "which state is group 17 in" has one answer, on disk
-and in memory. The record is packed by hand: at 40 bytes a trained group costs next to nothing for the job's life.
+Every group that was ever leased has exactly one record, so that "which state is group 17 in" has
+one answer, on disk and in memory. The record is packed by hand: at 40 bytes a trained group costs
+next to nothing for the job's life.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ TRAINING = -1
 
 
 class Key(NamedTuple):
-    """Names a group: (TRAINING, position in the prompt stream) or (evaluated version, position in the round)."""
+    """Names a group: (TRAINING, position in the prompt stream) or (evaluated version, position in
+    the round).
+    """
 
     round: int
     group_id: int
 
 
 class GroupState(enum.IntEnum):
-    """The one state of a group that was leased at least once. The numbers are on disk: never change one."""
+    """The one state of a group that was leased at least once. The numbers are on disk: never change
+    one.
+    """
 
     LEASED = 1
     """A worker has it."""
@@ -64,7 +69,8 @@ class Group:
     worker: str = ""
     worker_attempt: int = 0
     note: str = ""
-    """Why it was filtered or failed; how often it had generated what, for evaluation groups: see `evaluation`."""
+    """Why it was filtered or failed; how often it had generated what, for evaluation groups: see
+    `evaluation`."""
     summary: bytes = b""
     """Packed `SampleFacts`, one for each sample."""
 
@@ -72,13 +78,22 @@ class Group:
         worker = f"{self.worker}/{self.worker_attempt}".encode() if self.worker else b""
         note = self.note.encode()[:1024]
         head = _HEAD.pack(
-            self.state, self.failures, self.lease_attempt, self.version, self.step, self.size, len(worker), len(note)
+            self.state,
+            self.failures,
+            self.lease_attempt,
+            self.version,
+            self.step,
+            self.size,
+            len(worker),
+            len(note),
         )
         return b"".join((head, worker, note, self.summary))
 
     @classmethod
     def unpack(cls, data: bytes) -> Group:
-        state, failures, attempt, version, step, size, worker_size, note_size = _HEAD.unpack_from(data)
+        state, failures, attempt, version, step, size, worker_size, note_size = _HEAD.unpack_from(
+            data
+        )
         at = _HEAD.size
         name, _, worker_attempt = data[at : at + worker_size].decode().rpartition("/")
         at += worker_size
@@ -97,7 +112,9 @@ class Group:
 
 
 class SampleFacts(NamedTuple):
-    """The facts of a sample that batches, advantages and evaluation metrics need, without its tokens."""
+    """The facts of a sample that batches, advantages and evaluation metrics need, without its
+    tokens.
+    """
 
     length: int
     response_length: int
@@ -125,7 +142,9 @@ def unpack_facts(data: bytes) -> list[SampleFacts]:
 
 
 def lease_id(key: Key, serial: int, attempt: int) -> str:
-    """Unique over the job's life: an evaluation round that is opened again gets a new serial number."""
+    """Unique over the job's life: an evaluation round that is opened again gets a new serial
+    number.
+    """
     if key.round == TRAINING:
         return f"t{key.group_id}.{attempt}"
     return f"e{key.round}.{serial}.{key.group_id}.{attempt}"

@@ -1,4 +1,5 @@
-"""The rendezvous' decisions, without I/O and without a clock: who is there, and which weights they hold.
+"""The rendezvous' decisions, without I/O and without a clock: who is there, and which weights they
+hold.
 
 The membership **epoch** is a number that grows whenever somebody comes, goes or is dropped. An
 engine's **generation** numbers its communicator with the trainer: it changes whenever the old one
@@ -96,7 +97,9 @@ class Registry:
             self._attempts[name] = max(attempt, self._attempts.get(name, 0))
         entry.generation = self._next_generation()
         entry.last_heartbeat = now
-        entry.admitted = entry.role != "rollout" or (entry.version >= 0 and entry.version >= self.version)
+        entry.admitted = entry.role != "rollout" or (
+            entry.version >= 0 and entry.version >= self.version
+        )
         self.entries[entry.key] = entry
         self.epoch += 1
         return entry
@@ -141,7 +144,9 @@ class Registry:
         """Engines that do not serve `version`."""
         return [e for e in self.engines() if e.lacks(version)]
 
-    def begin_update(self, source: str, attempt: int, version: int, *, joiners_only: bool) -> list[Entry]:
+    def begin_update(
+        self, source: str, attempt: int, version: int, *, joiners_only: bool
+    ) -> list[Entry]:
         """Fix who takes part in the update to `version`."""
         self.fence(source, attempt)
         self.sources[source] = attempt

@@ -28,14 +28,16 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
     """All calls run on one event loop, so that the registry needs no lock."""
 
     def __init__(self, member_timeout: float = MEMBER_TIMEOUT_SECONDS) -> None:
-        """member_timeout: seconds of silence after which a member is dropped (`Registry.expire`)."""
+        """member_timeout: seconds of silence after which a member is dropped
+        (`Registry.expire`).
+        """
         self.registry = Registry()
         self._member_timeout = member_timeout
         self._streams: dict[tuple[str, int], asyncio.Event] = {}
         self._arrivals: dict[str, asyncio.Event] = {}
         self._log = logs.get()
 
-    async def Join(  # noqa: N802 - gRPC's name
+    async def Join(
         self, requests: AsyncIterator[pb.MemberMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ServerMessage]:
         first = await anext(aiter(requests), None)
@@ -66,9 +68,13 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             if self._streams.get(entry.key) is news:
                 del self._streams[entry.key]
             if self.registry.leave(entry):
-                self._log.info("left", member=entry.name, of_attempt=entry.attempt, epoch=self.registry.epoch)
+                self._log.info(
+                    "left", member=entry.name, of_attempt=entry.attempt, epoch=self.registry.epoch
+                )
 
-    async def _read(self, requests: AsyncIterator[pb.MemberMessage], entry: Entry, news: asyncio.Event) -> None:
+    async def _read(
+        self, requests: AsyncIterator[pb.MemberMessage], entry: Entry, news: asyncio.Event
+    ) -> None:
         try:
             async for message in requests:
                 beat = message.heartbeat
@@ -102,7 +108,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 sent = message
             await news.wait()
 
-    async def AddressBook(  # noqa: N802
+    async def AddressBook(
         self, request: pb.AddressBookRequest, context: grpc.aio.ServicerContext
     ) -> pb.AddressBookResponse:
         deadline = time.monotonic() + min(request.wait_seconds, MAX_WAIT_SECONDS)
@@ -110,10 +116,12 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             members = self.registry.members(request.role, request.attempt)
             left = deadline - time.monotonic()
             if len(members) >= request.at_least or left <= 0:
-                return pb.AddressBookResponse(epoch=self.registry.epoch, members=[member_of(e) for e in members])
+                return pb.AddressBookResponse(
+                    epoch=self.registry.epoch, members=[member_of(e) for e in members]
+                )
             await self._arrival(request.role, left)
 
-    async def BeginUpdate(  # noqa: N802
+    async def BeginUpdate(
         self, request: pb.BeginUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdatePlan:
         new_source = self.registry.sources.get(request.source) != request.attempt
@@ -129,10 +137,12 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         return pb.UpdatePlan(
             epoch=self.registry.epoch,
             version=request.version,
-            engines=[pb.EngineMember(member=member_of(e), generation=e.generation) for e in engines],
+            engines=[
+                pb.EngineMember(member=member_of(e), generation=e.generation) for e in engines
+            ],
         )
 
-    async def ReportPhase(  # noqa: N802
+    async def ReportPhase(
         self, request: pb.PhaseReport, context: grpc.aio.ServicerContext
     ) -> pb.PhaseAck:
         try:
@@ -147,16 +157,22 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         entry = self.registry.report(report.engine, report.attempt, report.generation, report.error)
         if report.error:
             phase = pb.UpdatePhase.Name(request.phase).removeprefix("UPDATE_PHASE_").lower()
-            self._log.warning("engine dropped", engine=report.engine, phase=phase, reason=report.error)
+            self._log.warning(
+                "engine dropped", engine=report.engine, phase=phase, reason=report.error
+            )
         elif entry and request.phase == pb.UPDATE_PHASE_RESUME:
             self.registry.serve(entry, request.version)
         self._tell((report.engine, 0))
         return entry is not None
 
-    async def GetLedger(self, request: pb.GetLedgerRequest, context: grpc.aio.ServicerContext) -> pb.Ledger:  # noqa: N802
+    async def GetLedger(
+        self, request: pb.GetLedgerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Ledger:
         now = time.monotonic()
         joiners_to = request.joiners_to if request.HasField("joiners_to") else None
-        members = self.registry.members() if joiners_to is None else self.registry.joiners(joiners_to)
+        members = (
+            self.registry.members() if joiners_to is None else self.registry.joiners(joiners_to)
+        )
         entries = [
             pb.LedgerEntry(
                 member=member_of(e),
@@ -179,7 +195,9 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         while True:
             await asyncio.sleep(self._member_timeout / 4)
             for entry in self.registry.expire(time.monotonic(), self._member_timeout):
-                self._log.warning("dropped", member=entry.name, of_attempt=entry.attempt, reason=entry.dropped)
+                self._log.warning(
+                    "dropped", member=entry.name, of_attempt=entry.attempt, reason=entry.dropped
+                )
                 self._tell(entry.key)
 
     def _tell(self, key: tuple[str, int]) -> None:

@@ -30,7 +30,9 @@ START_SECONDS = 1800.0
 
 
 class Readiness:
-    """The answer of /readyz: the engine's start first, then the teacher's, then the worker's word."""
+    """The answer of /readyz: the engine's start first, then the teacher's, then the
+    worker's word.
+    """
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -66,7 +68,8 @@ async def serve() -> None:
                 if not await _ready(teacher, stop):
                     return
                 log.info("teacher ready", url=teacher.url)
-            gc.freeze()  # what imports have left would be looked through: 0.2 s in which no response goes on
+            # What imports have left would be looked through: 0.2 s in which no response goes on.
+            gc.freeze()
             await _work(env, spec, stop, engine, encoder, code, readiness, teacher)
     finally:
         await code.close()
@@ -127,7 +130,9 @@ async def _work(
     make = group_maker(spec, encoder, generator, membership, code, teacher)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
-    readiness.worker = worker = Worker(spec, engine, make, code.keep, buffer, membership, submits, returns)
+    readiness.worker = worker = Worker(
+        spec, engine, make, code.keep, buffer, membership, submits, returns
+    )
     try:
         async with membership:
             await worker.run(stop)

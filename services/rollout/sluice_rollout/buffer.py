@@ -1,4 +1,6 @@
-"""The buffer as a worker uses it: leases, heartbeats, and one stream for each direction that survives restarts."""
+"""The buffer as a worker uses it: leases, heartbeats, and one stream for each direction that
+survives restarts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ _NEVER = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-"""Sending the same again cannot help. (RESOURCE_EXHAUSTED can: a full buffer has room after the next checkpoint.)"""
+"""Sending the same again cannot help. (RESOURCE_EXHAUSTED can: a full buffer has room after the
+next checkpoint.)"""
 
 
 class BufferClient:
@@ -52,8 +55,8 @@ class BufferClient:
     ) -> tuple[list[pb.LeasedGroup], bool]:
         """Leased groups, and True once no prompt will ever come.
 
-        held: all leases that the worker has in work at the time of a call. Where an answer is lost on its way, what the
-        buffer has leased and the worker does not hold comes with the next one.
+        held: all leases that the worker has in work at the time of a call. Where an answer is lost
+        on its way, what the buffer has leased and the worker does not hold comes with the next one.
         """
 
         async def call() -> tuple[list[pb.LeasedGroup], bool]:
@@ -86,28 +89,40 @@ class BufferClient:
         return await rpc.retrying(call, what="LeasePrompts at the buffer", seconds=PATIENCE_SECONDS)
 
     async def heartbeat(self, leases: list[pb.Lease]) -> list[pb.Lease]:
-        """Extend leases; answers those to drop. A buffer that is away is no news: it extends them when it is back."""
+        """Extend leases; answers those to drop. A buffer that is away is no news: it extends them
+        when it is back.
+        """
         request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
         try:
             stub = await self._buffer.stub(CALL_SECONDS)
             try:
-                answer = await stub.Heartbeat(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+                answer = await stub.Heartbeat(
+                    request, metadata=rpc.metadata(), timeout=CALL_SECONDS
+                )
             except grpc.aio.AioRpcError as error:
                 self._buffer.lost(stub)
-                logs.get().warning("heartbeat failed", code=error.code().name, details=error.details())
+                logs.get().warning(
+                    "heartbeat failed", code=error.code().name, details=error.details()
+                )
                 return []
             return list(answer.drop)
         except (rpc.DeadlineError, rpc.RefusedError) as error:
             logs.get().warning("heartbeat failed", error=str(error))
             return []
 
-    def submit_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.SubmitResponse]:
+    def submit_stream(
+        self, chunks: AsyncIterator[common.Chunk]
+    ) -> AsyncIterator[pb.SubmitResponse]:
         return self._stream(lambda stub: stub.Submit(chunks, metadata=rpc.metadata()))
 
-    def return_stream(self, chunks: AsyncIterator[common.Chunk]) -> AsyncIterator[pb.ReturnResponse]:
+    def return_stream(
+        self, chunks: AsyncIterator[common.Chunk]
+    ) -> AsyncIterator[pb.ReturnResponse]:
         return self._stream(lambda stub: stub.Return(chunks, metadata=rpc.metadata()))
 
-    async def _stream(self, open_: Callable[[buffer_pb2_grpc.BufferStub], AsyncIterator[T]]) -> AsyncIterator[T]:
+    async def _stream(
+        self, open_: Callable[[buffer_pb2_grpc.BufferStub], AsyncIterator[T]]
+    ) -> AsyncIterator[T]:
         stub = await self._buffer.stub(PATIENCE_SECONDS)
         try:
             async for answer in open_(stub):
@@ -142,9 +157,13 @@ _END = 0
 
 
 class Outbox:
-    """Sends groups over one stream and waits for their answers. What is unanswered when it breaks is sent again."""
+    """Sends groups over one stream and waits for their answers. What is unanswered when it breaks
+    is sent again.
+    """
 
-    def __init__(self, open_stream: Callable[[AsyncIterator[common.Chunk]], AsyncIterator[Answer]]) -> None:
+    def __init__(
+        self, open_stream: Callable[[AsyncIterator[common.Chunk]], AsyncIterator[Answer]]
+    ) -> None:
         self._open = open_stream
         self._keys = itertools.count(1)
         self._unanswered: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}
@@ -162,7 +181,9 @@ class Outbox:
             self._unanswered.pop(key, None)
 
     async def run(self) -> None:
-        """Keep the stream open; runs until it is cancelled. RefusedError where the buffer will never take it."""
+        """Keep the stream open; runs until it is cancelled. RefusedError where the buffer will
+        never take it.
+        """
         pause = _REOPEN_SECONDS[0]
         while True:
             queue = self._queue = asyncio.Queue()
@@ -177,7 +198,9 @@ class Outbox:
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NEVER:
                     raise rpc.refused("the buffer", error) from error
-                logs.get().warning("stream to the buffer broke", code=error.code().name, details=error.details())
+                logs.get().warning(
+                    "stream to the buffer broke", code=error.code().name, details=error.details()
+                )
             except rpc.DeadlineError as error:
                 logs.get().warning("the buffer is away", error=str(error))
             finally:
@@ -186,7 +209,9 @@ class Outbox:
             pause = min(pause * 2, _REOPEN_SECONDS[1])
 
     async def _chunks(self, queue: asyncio.Queue[int]) -> AsyncIterator[common.Chunk]:
-        """Pieces of what is queued, until the stream has broken: gRPC's task that reads here would wait for ever."""
+        """Pieces of what is queued, until the stream has broken: gRPC's task that reads here would
+        wait for ever.
+        """
         while (key := await queue.get()) != _END:
             if key in self._unanswered:
                 for chunk in codec.to_chunks(key, self._unanswered[key][0]):

@@ -1,4 +1,6 @@
-"""All of a user's code that runs in a worker, loaded and tried before the engine has started: mistakes show at once."""
+"""All of a user's code that runs in a worker, loaded and tried before the engine has started:
+mistakes show at once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from sluice_rollout import filters, function, hooks
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """judge: of training, and of evaluation data sets without a reward of their own; judges: of those with one.
+    """judge: of training, and of evaluation data sets without a reward of their own; judges: of
+    those with one.
 
     Without a spec.reward there is no judge.
     """
@@ -28,7 +31,9 @@ class Code:
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> Code:
-        """Load what the job names. Raises ConfigurationError. (The judges load nothing before `check`.)"""
+        """Load what the job names. Raises ConfigurationError. (The judges load nothing before
+        `check`.)
+        """
         keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec)
         own = hooks.load_all(spec.rollout.hooks)
         datasets = spec.evaluation.datasets if spec.evaluation else []
@@ -37,7 +42,9 @@ class Code:
         fields = {_field("spec.reward", spec.reward): judge} if spec.reward and judge else {}
         for position, one in enumerate(datasets):
             if one.reward:
-                fields[_field(f"spec.evaluation.datasets[{position}].reward", one.reward)] = judges[one.source_name]
+                fields[_field(f"spec.evaluation.datasets[{position}].reward", one.reward)] = judges[
+                    one.source_name
+                ]
         return cls(judge, judges, keep, plays, own, fields)
 
     async def check(self) -> None:

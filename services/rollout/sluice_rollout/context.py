@@ -23,7 +23,9 @@ class Context:
 
 
 def of_model(spec: RLJobSpec, directory: Path) -> Context:
-    """The context of the model's config.json, or the job's, where it gives the engine another one."""
+    """The context of the model's config.json, or the job's, where it gives the engine
+    another one.
+    """
     for name, value in spec.rollout.engine_args.items():
         if _plain(name) == "contextlength" and isinstance(value, int):
             return Context(value, "rollout.engineArgs")
@@ -35,7 +37,8 @@ def check(spec: RLJobSpec, context: Context) -> None:
     for field, tokens in response_lengths(spec).items():
         if tokens + SHORTEST_PROMPT > context.tokens:
             raise ConfigurationError(
-                f"{field}: {tokens} tokens and a prompt do not fit into the context of {context.tokens} tokens "
+                f"{field}: {tokens} tokens and a prompt do not fit into the context of "
+                f"{context.tokens} tokens "
                 f"({context.origin}): expected at most {context.tokens - SHORTEST_PROMPT}"
             )
 
@@ -46,7 +49,9 @@ def response_lengths(spec: RLJobSpec) -> dict[str, int]:
     if spec.evaluation is None:
         return lengths
     if spec.evaluation.sampling.max_response_tokens:
-        lengths["spec.evaluation.sampling.maxResponseTokens"] = spec.evaluation.sampling.max_response_tokens
+        lengths["spec.evaluation.sampling.maxResponseTokens"] = (
+            spec.evaluation.sampling.max_response_tokens
+        )
     for position, one in enumerate(spec.evaluation.datasets):
         if one.sampling and one.sampling.max_response_tokens:
             field = f"spec.evaluation.datasets[{position}].sampling.maxResponseTokens"
@@ -64,7 +69,9 @@ def _response(spec: RLJobSpec, prompt: Prompt) -> int:
     usual = spec.rollout.sampling.max_response_tokens
     if prompt.purpose is Purpose.TRAIN or spec.evaluation is None:
         return usual
-    dataset = next((one for one in spec.evaluation.datasets if one.source_name == prompt.dataset), None)
+    dataset = next(
+        (one for one in spec.evaluation.datasets if one.source_name == prompt.dataset), None
+    )
     own = dataset.sampling.max_response_tokens if dataset and dataset.sampling else None
     return own or spec.evaluation.sampling.max_response_tokens or usual
 

@@ -1,17 +1,19 @@
-"""An episode: one sample, its model and its tokens, on which a user's generate function plays (`rollout.function`).
+"""An episode: one sample, its model and its tokens, on which a user's generate function plays
+(`rollout.function`).
 
     async def play(episode: Episode) -> None:
         turn = await episode.generate()           # the model speaks: tokens that are trained
         episode.observe(f" {run(turn.text)} ")    # the environment answers: tokens that are not
         await episode.generate()
 
-Token in, token out: what the model made is kept as the tokens that it made, and never encoded again. Everything that is
-needed to go on elsewhere is in the sample, because the function can be repeated: a sample that an interruption left
-half-way is played again from the start, and `generate` answers with the turns that are there already, without asking
-the engine. An observation that comes out otherwise than before ends that: what followed it is dropped, and made anew.
+Token in, token out: what the model made is kept as the tokens that it made, and never encoded
+again. Everything that is needed to go on elsewhere is in the sample, because the function can be
+repeated: a sample that an interruption left half-way is played again from the start, and `generate`
+answers with the turns that are there already, without asking the engine. An observation that comes
+out otherwise than before ends that: what followed it is dropped, and made anew.
 
-A function may try several ways and keep one (`branch`, `adopt`), and play all samples of a prompt at once
-(`whole_group`).
+A function may try several ways and keep one (`branch`, `adopt`), and play all samples of a prompt
+at once (`whole_group`).
 """
 
 from __future__ import annotations
@@ -29,12 +31,20 @@ from sluice_rollout.clock import Clock
 from sluice_rollout.generate import Generator
 
 TURNS = "turns"
-"""Where a sample's metadata hold its turns: [{"by": "model" | "environment", "length": tokens, "finish": ...}, ...]."""
+"""Where a sample's metadata hold its turns: [{"by": "model" | "environment", "length": tokens,
+"finish": ...}, ...]."""
 MODEL, ENVIRONMENT = "model", "environment"
 _KEPT = (
-    "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs",
-    "weight_versions", "metadata",
-)  # fmt: skip
+    "tokens",
+    "response_length",
+    "response",
+    "reward",
+    "reward_parts",
+    "loss_mask",
+    "rollout_log_probs",
+    "weight_versions",
+    "metadata",
+)
 """What `adopt` takes of a sample."""
 ASIDE = -1
 """Index of what is none of the group's samples."""
@@ -42,11 +52,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class EpisodeEndError(Exception):
-    """Nothing more can be generated for this sample. Let it pass; `generate` raises it again and again."""
+    """Nothing more can be generated for this sample. Let it pass; `generate` raises it again and
+    again.
+    """
 
 
 class TruncatedError(EpisodeEndError):
-    """The response has reached its limit of tokens (sampling.maxResponseTokens, observations included)."""
+    """The response has reached its limit of tokens (sampling.maxResponseTokens, observations
+    included).
+    """
 
 
 class InterruptedEpisodeError(EpisodeEndError):
@@ -55,7 +69,9 @@ class InterruptedEpisodeError(EpisodeEndError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the model. finish: `stop` or `length` (of the turn). stop: the stop string at its end, not in text."""
+    """A turn of the model. finish: `stop` or `length` (of the turn). stop: the stop string at its
+    end, not in text.
+    """
 
     text: str
     tokens: list[int]
@@ -66,9 +82,11 @@ class Turn:
 
 @dataclass(slots=True)
 class Episode:
-    """One sample in play. prompt: the row (prompt, label, metadata, tools); tokenizer: the model's own.
+    """One sample in play. prompt: the row (prompt, label, metadata, tools); tokenizer: the model's
+    own.
 
-    sampling: SGLang's parameters of this sample; a function may change them. metadata of the sample go to the reward.
+    sampling: SGLang's parameters of this sample; a function may change them. metadata of the sample
+    go to the reward.
     """
 
     prompt: Prompt
@@ -102,7 +120,8 @@ class Episode:
         self.sample.reward, self.sample.reward_parts = read_value(value, self.reward_key)
 
     async def generate(self, *, max_tokens: int | None = None, **sampling: Any) -> Turn:
-        """The model's next turn, behind all tokens so far. sampling: other SGLang parameters for this turn.
+        """The model's next turn, behind all tokens so far. sampling: other SGLang parameters for
+        this turn.
 
         Raises TruncatedError where the response is full, at once or by this turn.
         """
@@ -110,31 +129,45 @@ class Episode:
         if not record["finish"]:
             room = self.room if max_tokens is None else min(self.room, max_tokens)
             if room <= 0:
-                self._end(TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens"))
+                self._end(
+                    TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens")
+                )
             await self._speak(record, self.sampling | sampling, room - record["length"])
         start, self._at = self._at, self._at + record["length"]
         if record["finish"] == "length" and self.room <= 0:
-            self._end(TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens"))
+            self._end(
+                TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens")
+            )
         tokens = self.sample.tokens[self.sample.prompt_length :].tolist()[start : self._at]
         log_probs = self.sample.rollout_log_probs[start : self._at].tolist()
         stop = record.get("stop")
         return Turn(self.generator.text(tokens, stop), tokens, log_probs, record["finish"], stop)
 
     def observe(self, what: str | list[int]) -> None:
-        """Append what the environment says: text, or token ids. It is in the context and never trained on.
+        """Append what the environment says: text, or token ids. It is in the context and never
+        trained on.
 
         Raises TruncatedError where it does not fit.
         """
-        tokens = self.tokenizer.encode(what, add_special_tokens=False) if isinstance(what, str) else list(what)
+        tokens = (
+            self.tokenizer.encode(what, add_special_tokens=False)
+            if isinstance(what, str)
+            else list(what)
+        )
         if not tokens:
             return
         if len(tokens) > self.room:
             self.sample.cut(self._at)
             del self._turns[self._next :]
-            self._end(TruncatedError(f"an observation of {len(tokens)} tokens, room for {self.room}"))
+            self._end(
+                TruncatedError(f"an observation of {len(tokens)} tokens, room for {self.room}")
+            )
         record = self._recorded(ENVIRONMENT)
         start = self.sample.prompt_length + self._at
-        if record["finish"] and self.sample.tokens[start : start + record["length"]].tolist() != tokens:
+        if (
+            record["finish"]
+            and self.sample.tokens[start : start + record["length"]].tolist() != tokens
+        ):
             self._next -= 1
             self._diverge()
             record = self._recorded(ENVIRONMENT)
@@ -146,16 +179,28 @@ class Episode:
         self._at += len(tokens)
 
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
-        """Generate beside the sample: a judge, a summary, another player. Nothing of it is kept or trained."""
+        """Generate beside the sample: a judge, a summary, another player. Nothing of it is kept or
+        trained.
+        """
         aside = Sample(index=ASIDE)
         aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
         record: dict[str, Any] = {"length": 0}
         await self._speak(record, self.sampling | sampling, max_tokens, aside)
         tokens, stop = aside.tokens[aside.prompt_length :].tolist(), record.get("stop")
-        return Turn(self.generator.text(tokens, stop), tokens, aside.rollout_log_probs.tolist(), record["finish"], stop)
+        return Turn(
+            self.generator.text(tokens, stop),
+            tokens,
+            aside.rollout_log_probs.tolist(),
+            record["finish"],
+            stop,
+        )
 
     async def _speak(
-        self, record: dict[str, Any], sampling: dict[str, Any], room: int, sample: Sample | None = None
+        self,
+        record: dict[str, Any],
+        sampling: dict[str, Any],
+        room: int,
+        sample: Sample | None = None,
     ) -> None:
         """Have the engine finish a turn; the user's time stands still meanwhile."""
         if self.ended:
@@ -177,13 +222,19 @@ class Episode:
             record["stop"] = made.matched_stop
 
     def branch(self) -> Episode:
-        """Another way on from here: an episode of the same tokens, of which nothing is kept unless `adopt` takes it."""
-        return replace(self, sample=self._so_far(), sampling=dict(self.sampling), _trunk=self._trunk or self)
+        """Another way on from here: an episode of the same tokens, of which nothing is kept unless
+        `adopt` takes it.
+        """
+        return replace(
+            self, sample=self._so_far(), sampling=dict(self.sampling), _trunk=self._trunk or self
+        )
 
     def adopt(self, other: Episode) -> None:
-        """Take another episode's tokens, turns, metadata and reward in place of one's own, and go on from there.
+        """Take another episode's tokens, turns, metadata and reward in place of one's own, and go
+        on from there.
 
-        other: a branch, or another sample of the same prompt. Both may be played on, each for itself.
+        other: a branch, or another sample of the same prompt. Both may be played on, each for
+        itself.
         """
         if isinstance(self.ended, InterruptedEpisodeError | EngineError):
             raise self.ended
@@ -195,7 +246,9 @@ class Episode:
         self._next, self._at, self.ended = other._next, other._at, other.ended
 
     def _so_far(self) -> Sample:
-        """A copy of the sample as far as it has been played; an earlier play may have gone further."""
+        """A copy of the sample as far as it has been played; an earlier play may have gone
+        further.
+        """
         made = replace(
             self.sample,
             reward_parts=dict(self.sample.reward_parts),
@@ -231,14 +284,17 @@ class Episode:
         raise error
 
     def _stop(self, error: BaseException) -> None:
-        """Nothing more can be generated. What ends the pod or the engine ends the sample of a branch as well."""
+        """Nothing more can be generated. What ends the pod or the engine ends the sample of a
+        branch as well.
+        """
         self.ended = error
         if self._trunk and not isinstance(error, TruncatedError):
             self._trunk.ended = error
 
 
 def whole_group(function: _Function) -> _Function:
-    """Decorates a generate function that plays all samples of a prompt in one call: `async def play(episodes)`.
+    """Decorates a generate function that plays all samples of a prompt in one call: `async def
+    play(episodes)`.
 
     episodes: a list, one for each sample; of length 1 for the greedy response of remax.
     """
@@ -247,7 +303,9 @@ def whole_group(function: _Function) -> _Function:
 
 
 async def together(*plays: Awaitable[object]) -> None:
-    """Play episodes, or branches, side by side. One that is truncated ends alone; what else ends one, ends all."""
+    """Play episodes, or branches, side by side. One that is truncated ends alone; what else ends
+    one, ends all.
+    """
     for outcome in await asyncio.gather(*plays, return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, TruncatedError):
             raise outcome

@@ -21,7 +21,9 @@ class FailureLog:
     every: int = EVERY
     counts: Counter[str] = field(default_factory=Counter)
 
-    def note(self, event: str, error: str | BaseException, details: str = "", **fields: Any) -> None:
+    def note(
+        self, event: str, error: str | BaseException, details: str = "", **fields: Any
+    ) -> None:
         """error: its first line is the kind. details: what else to show, such as a traceback."""
         if isinstance(error, BaseException):
             details = details or causes.full(error)
@@ -34,7 +36,9 @@ class FailureLog:
         if self.counts[kind] % self.every != 1 % self.every:
             return
         more = "\n".join(part for part in (rest, details) if part)
-        logs.get().warning(event, error=line, of_this_kind=self.counts[kind], **fields, **_exception(more))
+        logs.get().warning(
+            event, error=line, of_this_kind=self.counts[kind], **fields, **_exception(more)
+        )
 
 
 def _exception(text: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Dynamic filters of the user's own. The built-in ones run in the buffer, where no user code may run."""
+"""Dynamic filters of the user's own. The built-in ones run in the buffer, where no user code may
+run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ async def _keep(group: SampleGroup) -> str | None:
 
 
 def load(name: str | None) -> Filter:
-    """The filter by its dotted path: None keeps a group, a text drops it and is the reason in the metrics.
+    """The filter by its dotted path: None keeps a group, a text drops it and is the reason in the
+    metrics.
 
     A function that returns True or False keeps or drops, as slime's filters do. The filter raises
     FilterError.
@@ -40,9 +43,13 @@ def load(name: str | None) -> Filter:
         try:
             verdict = await THREADS.call(function, group, seconds=SECONDS)
         except LateError as error:
-            raise FilterError(f"rollout.dynamicFilter {name}: no answer after {SECONDS:g} s") from error
+            raise FilterError(
+                f"rollout.dynamicFilter {name}: no answer after {SECONDS:g} s"
+            ) from error
         except Exception as error:  # the user's function may raise anything
-            raise FilterError(f"rollout.dynamicFilter {name} raised {causes.cause(error)}") from error
+            raise FilterError(
+                f"rollout.dynamicFilter {name} raised {causes.cause(error)}"
+            ) from error
         if isinstance(verdict, bool):
             return None if verdict else function.__name__
         return verdict if verdict is None else str(verdict)

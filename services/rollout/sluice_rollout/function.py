@@ -1,4 +1,6 @@
-"""Runs a user's generate function for samples. Whatever it does, the run goes on; its samples tell what happened."""
+"""Runs a user's generate function for samples. Whatever it does, the run goes on; its samples tell
+what happened.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
-from sluice_rollout.episode import MODEL, TURNS, Episode, EpisodeEndError, InterruptedEpisodeError, TruncatedError
+from sluice_rollout.episode import (
+    MODEL,
+    TURNS,
+    Episode,
+    EpisodeEndError,
+    InterruptedEpisodeError,
+    TruncatedError,
+)
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
 
@@ -28,7 +37,9 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Plays:
-    """The functions of a job, with their names. of: by (purpose, data set) where that has its own; else `default`."""
+    """The functions of a job, with their names. of: by (purpose, data set) where that has its own;
+    else `default`.
+    """
 
     default: tuple[str, Play] | None = None
     of: Mapping[tuple[Purpose, str], tuple[str, Play] | None] = field(default_factory=dict)
@@ -38,8 +49,14 @@ def load_all(spec: RLJobSpec) -> Plays:
     """Load what the job names. ConfigurationError: one cannot be loaded, or is not async."""
     held_out = spec.evaluation.datasets if spec.evaluation else []
     given: list[tuple[str, Purpose, PromptSource]] = [
-        *((f"spec.data.prompts[{i}]", Purpose.TRAIN, one) for i, one in enumerate(spec.data.prompts)),
-        *((f"spec.evaluation.datasets[{i}]", Purpose.EVALUATE, one) for i, one in enumerate(held_out)),
+        *(
+            (f"spec.data.prompts[{i}]", Purpose.TRAIN, one)
+            for i, one in enumerate(spec.data.prompts)
+        ),
+        *(
+            (f"spec.evaluation.datasets[{i}]", Purpose.EVALUATE, one)
+            for i, one in enumerate(held_out)
+        ),
     ]
     of = {
         (purpose, one.source_name): load(one.function, f"{where}.function")
@@ -57,8 +74,11 @@ def load(dotted: str | None, where: str = "spec.rollout.function") -> tuple[str,
         function = user_code.load(dotted)
     except user_code.LoadError as error:
         raise ConfigurationError(f"{where}: {error}") from error
-    if not any(inspect.iscoroutinefunction(f) for f in (function, getattr(function, "__call__", None))):  # noqa: B004
-        raise ConfigurationError(f"{where}: {dotted} is not async: expected `async def play(episode)`")
+    call = getattr(function, "__call__", None)  # noqa: B004
+    if not any(inspect.iscoroutinefunction(f) for f in (function, call)):
+        raise ConfigurationError(
+            f"{where}: {dotted} is not async: expected `async def play(episode)`"
+        )
     return dotted, function
 
 
@@ -81,28 +101,42 @@ class Player:
         """The function takes all samples of a prompt at once."""
         return bool(getattr(self.play, "whole_group", False))
 
-    async def __call__(self, prompt: Prompt, ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
+    async def __call__(
+        self, prompt: Prompt, ids: list[int], sample: Sample, sampling: dict[str, Any]
+    ) -> Sample:
         """Play one sample, which is changed and returned."""
         if not sample.status.finished:
             await self.group(prompt, ids, [sample], sampling)
         return sample
 
-    async def group(self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]) -> None:
-        """Play these samples in one call, until they are finished, or aborted by a drain. They are changed."""
+    async def group(
+        self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]
+    ) -> None:
+        """Play these samples in one call, until they are finished, or aborted by a drain. They are
+        changed.
+        """
         clock = Clock(self.seconds)
         for sample in samples:
             if not len(sample.tokens):
                 sample.append_prompt(ids)
         episodes = [
-            Episode(prompt, sample, self.tokenizer, dict(sampling), self.generator, clock, self.reward_key)
+            Episode(
+                prompt,
+                sample,
+                self.tokenizer,
+                dict(sampling),
+                self.generator,
+                clock,
+                self.reward_key,
+            )
             for sample in samples
         ]
         raised = await self._outcome(episodes, clock)
         self._conclude_all(episodes, raised, clock)
 
     async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
-        """The exception of the function. A drain ends it: at once while it is outside of the engine, else with its
-        turn.
+        """The exception of the function. A drain ends it: at once while it is outside of the
+        engine, else with its turn.
         """
         running = asyncio.create_task(self._timed(episodes, clock))
         draining = asyncio.create_task(self.generator.draining.wait())
@@ -124,7 +158,9 @@ class Player:
             clock.start(limit)
             await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
 
-    def _conclude_all(self, episodes: list[Episode], raised: BaseException | None, clock: Clock) -> None:
+    def _conclude_all(
+        self, episodes: list[Episode], raised: BaseException | None, clock: Clock
+    ) -> None:
         """The samples' statuses. A group that was interrupted is played again as a whole.
 
         Raises EngineError where the engine is gone: no fault of the function's.
@@ -149,7 +185,9 @@ class Player:
     def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
         """The sample failed by what the function raised."""
         if isinstance(raised, TimeoutError) and clock.expired:
-            text = f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
+            text = (
+                f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
+            )
             self._fail(sample, "timeout", text, causes.full(raised))
             return
         self._fail(sample, "raised", f"raised {causes.cause(raised)}", causes.full(raised))

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
-from sluice.engines.base import Client, EngineError, Generation, PromptRefusedError, RequestTimeoutError
+from sluice.engines.base import (
+    Client,
+    EngineError,
+    Generation,
+    PromptRefusedError,
+    RequestTimeoutError,
+)
 from sluice.sample import Sample, SampleStatus
 from sluice_rollout.health import EngineHealth, EngineLostError
 
@@ -46,9 +52,10 @@ REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests(-1))  #
 class Generator:
     """Generates samples at one engine, `concurrency` requests at a time.
 
-    version: of the engine's weights. No request finds what older ones left in the prefix cache: while requests run, as
-    in asynchronous training, an engine cannot empty it, and what all prompts have in common would stay for ever.
-    `draining` set: no request is sent any more, and what is unfinished stays `aborted`, to be continued elsewhere.
+    version: of the engine's weights. No request finds what older ones left in the prefix cache:
+    while requests run, as in asynchronous training, an engine cannot empty it, and what all prompts
+    have in common would stay for ever. `draining` set: no request is sent any more, and what is
+    unfinished stays `aborted`, to be continued elsewhere.
     """
 
     engine: Client
@@ -60,14 +67,20 @@ class Generator:
     failed: set[int] = field(default_factory=set)
     """Groups whose requests have failed since the engine last answered one."""
 
-    async def __call__(self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]) -> Sample:
-        """Generate until the sample is finished, or aborted by a drain. The sample is changed and returned."""
+    async def __call__(
+        self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]
+    ) -> Sample:
+        """Generate until the sample is finished, or aborted by a drain. The sample is changed and
+        returned.
+        """
         if not len(sample.tokens):
             sample.append_prompt(prompt_ids)
         if sample.status.finished:
             return sample
         try:
-            end = await self.turn(sample, sampling, sampling["max_new_tokens"] - sample.response_length)
+            end = await self.turn(
+                sample, sampling, sampling["max_new_tokens"] - sample.response_length
+            )
         except PromptRefusedError as error:
             sample.fail(str(error))
             return sample
@@ -77,14 +90,17 @@ class Generator:
         sample.status = SampleStatus.COMPLETED if end.finish == "stop" else SampleStatus.TRUNCATED
         if end.matched_stop:
             sample.metadata["matched_stop"] = end.matched_stop
-        sample.response = self.text(sample.tokens[sample.prompt_length :].tolist(), end.matched_stop)
+        sample.response = self.text(
+            sample.tokens[sample.prompt_length :].tolist(), end.matched_stop
+        )
         return sample
 
     async def turn(self, sample: Sample, sampling: dict[str, Any], room: int) -> Generation | None:
-        """Append what the model says next, at most `room` tokens: all of it, with its end; None: cut off by a drain.
+        """Append what the model says next, at most `room` tokens: all of it, with its end; None:
+        cut off by a drain.
 
-        An abort that is not ours comes from a weight update that ends running requests: go on from the tokens that
-        are there, under the new weights. Raises PromptRefusedError and EngineError.
+        An abort that is not ours comes from a weight update that ends running requests: go on from
+        the tokens that are there, under the new weights. Raises PromptRefusedError and EngineError.
         """
         before = sample.response_length
         while (left := room - (sample.response_length - before)) > 0:
@@ -97,9 +113,14 @@ class Generator:
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
         return self._whole(sample, before, "length", None)
 
-    def _whole(self, sample: Sample, before: int, finish: str, matched_stop: str | None) -> Generation:
+    def _whole(
+        self, sample: Sample, before: int, finish: str, matched_stop: str | None
+    ) -> Generation:
         start = sample.prompt_length + before
-        tokens, log_probs = sample.tokens[start:].tolist(), sample.rollout_log_probs[before:].tolist()
+        tokens, log_probs = (
+            sample.tokens[start:].tolist(),
+            sample.rollout_log_probs[before:].tolist(),
+        )
         return Generation(tokens, log_probs, [], finish, matched_stop)
 
     async def _request(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
@@ -128,7 +149,9 @@ class Generator:
                 self._engine_answered()
                 raise
             except EngineError as error:
-                if self.draining.is_set():  # the pod ends, and its engine was the first: what the sample had goes back
+                if (
+                    self.draining.is_set()
+                ):  # the pod ends, and its engine was the first: what the sample had goes back
                     return None
                 await self.health.must_live(error)
                 if pause is None or isinstance(error, RequestTimeoutError):
@@ -159,11 +182,17 @@ class Generator:
         return self.decode(tokens).removesuffix(matched_stop or "")
 
 
-def sampling_params(sampling: Sampling, override: EvaluationSampling | None = None) -> dict[str, Any]:
+def sampling_params(
+    sampling: Sampling, override: EvaluationSampling | None = None
+) -> dict[str, Any]:
     """SGLang's sampling parameters."""
     chosen = sampling.model_dump(exclude={"stop", "max_response_tokens"})
     length = sampling.max_response_tokens
     if override is not None:
         chosen |= override.model_dump(exclude_none=True, exclude={"max_response_tokens"})
         length = override.max_response_tokens or length
-    return chosen | {"max_new_tokens": length, "stop": sampling.stop or None, "skip_special_tokens": True}
+    return chosen | {
+        "max_new_tokens": length,
+        "stop": sampling.stop or None,
+        "skip_special_tokens": True,
+    }

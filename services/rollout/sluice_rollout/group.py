@@ -1,4 +1,6 @@
-"""One prompt group: its samples generated side by side, continued where an earlier lease left them, and scored."""
+"""One prompt group: its samples generated side by side, continued where an earlier lease left them,
+and scored.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from sluice.api import EvaluationDataset, Reward, RLJobSpec
 from sluice.data.chat import PromptError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
-from sluice.sample import BASELINE_REWARD, PROMPT_TOO_LONG, Prompt, Purpose, Sample, SampleGroup, SampleStatus
+from sluice.sample import (
+    BASELINE_REWARD,
+    PROMPT_TOO_LONG,
+    Prompt,
+    Purpose,
+    Sample,
+    SampleGroup,
+    SampleStatus,
+)
 from sluice.telemetry import logs
 from sluice.wire.membership import Membership
 from sluice_rollout import failures
@@ -69,7 +79,9 @@ class GroupMaker:
         return group
 
     def _refuse(self, group: SampleGroup, error: PromptError) -> None:
-        """Nothing can be generated. A prompt that is too long is left out and counted; any other failure is one."""
+        """Nothing can be generated. A prompt that is too long is left out and counted; any other
+        failure is one.
+        """
         for sample in group.samples:
             sample.fail(str(error))
         self.refused[group.prompt.dataset] += 1
@@ -78,13 +90,19 @@ class GroupMaker:
         if self.refused[group.prompt.dataset] <= SHOWN_REFUSALS:
             logs.get().warning("prompt left out", error=str(error))
 
-    async def _fill(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
-        """Make all samples of a prompt, each for itself, or together where the user's function wants them so."""
+    async def _fill(
+        self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
+    ) -> None:
+        """Make all samples of a prompt, each for itself, or together where the user's function
+        wants them so.
+        """
         player = self._player(prompt)
         parts = [samples] if player and player.whole_group else [[sample] for sample in samples]
         await all_of(*(self._make(ids, part, params, prompt) for part in parts))
 
-    async def _make(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
+    async def _make(
+        self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
+    ) -> None:
         if all(self._is_made(sample, prompt) for sample in samples):
             return
         before = sum(sample.response_length for sample in samples)
@@ -93,16 +111,24 @@ class GroupMaker:
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
-            await all_of(*(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED))
+            await all_of(
+                *(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED)
+            )
         if not self._judges_groups(prompt):
             await self._score(finished, prompt)
 
     def _is_made(self, sample: Sample, prompt: Prompt) -> bool:
         """By an earlier lease, and judged as far as a sample can be alone."""
         taught = sample.teacher_log_probs is not None or not self._has_teacher(prompt)
-        return sample.status.finished and taught and (sample.reward is not None or self._judges_groups(prompt))
+        return (
+            sample.status.finished
+            and taught
+            and (sample.reward is not None or self._judges_groups(prompt))
+        )
 
-    async def _generate(self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt) -> None:
+    async def _generate(
+        self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
+    ) -> None:
         """By the user's function where there is one, else the model's one answer to the prompt."""
         player = self._player(prompt)
         if player is None:
@@ -115,8 +141,12 @@ class GroupMaker:
     def _player(self, prompt: Prompt) -> Player | None:
         return self.players.get((prompt.purpose, prompt.dataset), self.player)
 
-    async def _greedy(self, ids: list[int], params: dict[str, Any], prompt: Prompt) -> Sample | None:
-        """The greedy response with which a prompt's samples are compared: scored, but none of the group's own."""
+    async def _greedy(
+        self, ids: list[int], params: dict[str, Any], prompt: Prompt
+    ) -> Sample | None:
+        """The greedy response with which a prompt's samples are compared: scored, but none of the
+        group's own.
+        """
         if not self.spec.algorithm.kind.greedy or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
@@ -125,14 +155,19 @@ class GroupMaker:
         return sample
 
     def _continued(self, partial: list[Sample], prompt: Prompt, count: int) -> list[Sample]:
-        """The group's samples: those returned by an earlier lease go on where they stopped, if the weights allow it."""
+        """The group's samples: those returned by an earlier lease go on where they stopped, if the
+        weights allow it.
+        """
         given = {sample.index: sample for sample in partial}
         return [
-            given[i] if i in given and self._may_continue(given[i], prompt) else Sample(index=i) for i in range(count)
+            given[i] if i in given and self._may_continue(given[i], prompt) else Sample(index=i)
+            for i in range(count)
         ]
 
     def _may_continue(self, sample: Sample, prompt: Prompt) -> bool:
-        """Tokens of other weights may stay only where partial rollouts are wanted, never in an evaluation."""
+        """Tokens of other weights may stay only where partial rollouts are wanted, never in an
+        evaluation.
+        """
         on_policy = all(span.version == self.membership.version for span in sample.weight_versions)
         return on_policy or (self.spec.rollout.partial.enabled and prompt.purpose is Purpose.TRAIN)
 
@@ -161,12 +196,17 @@ class GroupMaker:
         return sampling_params(base, type(self.spec.evaluation.sampling).model_validate(merged))
 
     async def _score(self, samples: list[Sample], prompt: Prompt) -> None:
-        """Set rewards where the user's function gave none. One that cannot be had fails its sample with the reason.
+        """Set rewards where the user's function gave none. One that cannot be had fails its sample
+        with the reason.
 
         A job without a reward has 0 for all: its teacher is what it learns from (slime).
         """
         await all_of(*(self.hooks.before_reward(prompt, sample) for sample in samples))
-        judged = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None]
+        judged = [
+            s
+            for s in samples
+            if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None
+        ]
         inputs = [
             RewardInput(
                 prompt=prompt.prompt,
@@ -179,12 +219,18 @@ class GroupMaker:
             )
             for s in judged
         ]
-        judge = self.judges.get(prompt.dataset, self.judge) if prompt.purpose is Purpose.EVALUATE else self.judge
+        judge = (
+            self.judges.get(prompt.dataset, self.judge)
+            if prompt.purpose is Purpose.EVALUATE
+            else self.judge
+        )
         outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
         for sample, outcome in zip(judged, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 where = f"{prompt.dataset} row {prompt.row}"
-                failures.LOG.note("a reward failed", str(outcome), outcome.details, at=where, index=sample.index)
+                failures.LOG.note(
+                    "a reward failed", str(outcome), outcome.details, at=where, index=sample.index
+                )
                 sample.fail(f"reward: {outcome}\n{where}")
             else:
                 sample.reward, sample.reward_parts = outcome
@@ -225,8 +271,9 @@ def group_maker(
 def note_baseline(group: SampleGroup, greedy: Sample) -> None:
     """Write the reward of the greedy response into each sample's metadata.
 
-    Without it the group is worth nothing: it fails with the greedy response, and where that was cut off by a drain the
-    group is not finished either, so one sample is made again, beside a new greedy response, under the next lease.
+    Without it the group is worth nothing: it fails with the greedy response, and where that was cut
+    off by a drain the group is not finished either, so one sample is made again, beside a new
+    greedy response, under the next lease.
     """
     if greedy.status is SampleStatus.FAILED:
         for sample in group.samples:
@@ -240,7 +287,9 @@ def note_baseline(group: SampleGroup, greedy: Sample) -> None:
 
 
 def mask_off_policy(sample: Sample) -> None:
-    """Train only on tokens of the newest weights that a sample has seen (slime: mask_offpolicy_in_partial_rollout)."""
+    """Train only on tokens of the newest weights that a sample has seen (slime:
+    mask_offpolicy_in_partial_rollout).
+    """
     newest = max((span.version for span in sample.weight_versions), default=0)
     mask = sample.loss_mask.copy()
     for span in sample.weight_versions:

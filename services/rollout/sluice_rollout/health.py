@@ -96,7 +96,11 @@ class EngineHealth:
         if paused := await self.engine.paused_seconds():
             if paused >= self.pause_seconds:
                 return f"it has been paused for {paused:.0f} s, and no trainer has ended that"
-            return "" if not dropped or await self.engine.answers() else "it is paused, and its scheduler hangs"
+            return (
+                ""
+                if not dropped or await self.engine.answers()
+                else "it is paused, and its scheduler hangs"
+            )
         healthy, reason = await self.engine.health(GENERATE_SECONDS, generate=True)
         return "" if healthy else reason
 

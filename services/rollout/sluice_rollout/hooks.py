@@ -3,8 +3,9 @@
     def shorten(prompt: Prompt, sample: Sample) -> None:      # or async
         sample.response = sample.response.rpartition("</think>")[2]
 
-A hook changes the sample: what the reward sees of it (`response`, `metadata`), its reward, or with a loss mask of zeros
-that nothing of it is trained on (slime: remove_sample). A hook that raises or hangs fails its sample.
+A hook changes the sample: what the reward sees of it (`response`, `metadata`), its reward, or with
+a loss mask of zeros that nothing of it is trained on (slime: remove_sample). A hook that raises or
+hangs fails its sample.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def load_all(hooks: api.Hooks) -> Hooks:
 
 
 def load(field: str, dotted: str | None) -> Hook:
-    """The hook of `spec.rollout.hooks.<field>`; one that does nothing where there is none. ConfigurationError."""
+    """The hook of `spec.rollout.hooks.<field>`; one that does nothing where there is none.
+    ConfigurationError.
+    """
     if dotted is None:
         return _nothing
     try:

@@ -6,25 +6,34 @@ from prometheus_client import Counter, Gauge, Histogram
 
 GROUP_FAILURES = Counter(
     "sluice_rollout_group_failures",
-    "Groups given back because of an error of their own. reason: engine, timeout (of a request), filter, internal.",
+    "Groups given back because of an error of their own. reason: engine, timeout (of a request), "
+    "filter, internal.",
     ["reason"],
 )
 FUNCTION_FAILURES = Counter(
-    "sluice_rollout_function_failures", "Samples that failed in rollout.function, by reason", ["reason"]
+    "sluice_rollout_function_failures",
+    "Samples that failed in rollout.function, by reason",
+    ["reason"],
 )
-HOOK_FAILURES = Counter("sluice_rollout_hook_failures", "Samples that failed in a hook, by hook", ["hook"])
+HOOK_FAILURES = Counter(
+    "sluice_rollout_hook_failures", "Samples that failed in a hook, by hook", ["hook"]
+)
 TOOL_CALLS = Counter(
     "sluice_rollout_tool_calls",
-    "Calls of tools by the model. outcome: ok; raised, timeout, misunderstood (the model is told); unavailable (the "
+    "Calls of tools by the model. outcome: ok; raised, timeout, misunderstood (the model is told); "
+    "unavailable (the "
     "sample fails).",
     ["tool", "outcome"],
 )
 HANGING_CALLS = Gauge(
-    "sluice_rollout_hanging_calls", "Calls of user functions that have hung past their time, by pool", ["pool"]
+    "sluice_rollout_hanging_calls",
+    "Calls of user functions that have hung past their time, by pool",
+    ["pool"],
 )
 TEACHER = Counter(
     "sluice_rollout_teacher",
-    "Samples that a teacher was asked to score. outcome: ok, or why not: timeout, refused, invalid.",
+    "Samples that a teacher was asked to score. outcome: ok, or why not: timeout, refused, "
+    "invalid.",
     ["outcome"],
 )
 TEACHER_SECONDS = Histogram(

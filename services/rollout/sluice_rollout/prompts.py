@@ -23,7 +23,9 @@ class PromptEncoder:
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
         """Raises ConfigurationError."""
         try:
-            self.tokenizer: Any = chat.load_tokenizer(model_dir, trust_remote_code=spec.model.trust_remote_code)
+            self.tokenizer: Any = chat.load_tokenizer(
+                model_dir, trust_remote_code=spec.model.trust_remote_code
+            )
         except ConfigurationError as error:
             raise ConfigurationError(f"spec.model.path: {error}") from error
         evaluation = spec.evaluation.datasets if spec.evaluation else []
@@ -33,13 +35,17 @@ class PromptEncoder:
         context.check(spec, self.context)
 
     def fit(self, tokens: int | None) -> None:
-        """Keep to the engine's context; None: it was started with the model's. Raises ConfigurationError."""
+        """Keep to the engine's context; None: it was started with the model's. Raises
+        ConfigurationError.
+        """
         if tokens is not None:
             self.context = context.Context(tokens, "the engine's own word")
             context.check(self._spec, self.context)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template refuses it."""
+        """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template
+        refuses it.
+        """
         source = self._sources.get(prompt.dataset)
         try:
             ids = chat.encode(
@@ -53,7 +59,8 @@ class PromptEncoder:
             raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
         if len(ids) > (longest := context.longest_prompt(self._spec, self.context, prompt)):
             raise PromptTooLongError(
-                f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most {longest} fit "
+                f"{prompt.dataset} row {prompt.row}: the prompt has {len(ids)} tokens, at most "
+                f"{longest} fit "
                 "(data.maxPromptTokens, or the model's context less maxResponseTokens)"
             )
         return ids

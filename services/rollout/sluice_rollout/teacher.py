@@ -1,7 +1,8 @@
 """A teacher behind a server that somebody runs: it scores each finished response, token by token.
 
-One request for a sample, from the first trained token to the last. Servers score given tokens at temperature 1; so does
-the student sample, by a rule of the API. A teacher that cannot be had fails the sample, never the run.
+One request for a sample, from the first trained token to the last. Servers score given tokens at
+temperature 1; so does the student sample, by a rule of the API. A teacher that cannot be had fails
+the sample, never the run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Teacher:
         await self._scorer.close()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until it answers, and see that it means the same tokens. TeacherError, ConfigurationError."""
+        """Wait until it answers, and see that it means the same tokens. TeacherError,
+        ConfigurationError.
+        """
         end, told = time.monotonic() + seconds, time.monotonic()
         ids = probe(self._words)
         while True:
@@ -52,8 +55,13 @@ class Teacher:
                 theirs = await self._scorer.token_texts(ids)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self._field}: {error}") from error
-            except RewardError as error:  # one without a tokenizer, say; log-probs may be had all the same
-                logs.get().warning("whether the teacher has the student's tokens cannot be checked", error=str(error))
+            except (
+                RewardError
+            ) as error:  # one without a tokenizer, say; log-probs may be had all the same
+                logs.get().warning(
+                    "whether the teacher has the student's tokens cannot be checked",
+                    error=str(error),
+                )
                 return
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 failure = f"{self.url} does not answer: {type(error).__name__} {error}"
@@ -73,7 +81,8 @@ class Teacher:
         if others:
             number, our, their = others[0]
             raise ConfigurationError(
-                f"{self._field}: the teacher's tokens are not the student's: {len(others)} of {len(ids)} that were "
+                f"{self._field}: the teacher's tokens are not the student's: {len(others)} of "
+                f"{len(ids)} that were "
                 f"compared differ, such as {number}, which is {our!r} here and {their!r} there"
             )
 
@@ -102,12 +111,16 @@ class Teacher:
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
         """Of the last `count` of these tokens. Raises RewardError."""
         if (highest := max(tokens)) >= self._words:  # a server may die of it
-            raise RewardError(f"token {highest} is none of the tokenizer's {self._words}: nobody can score it")
+            raise RewardError(
+                f"token {highest} is none of the tokenizer's {self._words}: nobody can score it"
+            )
         return await self._scorer.log_probs(tokens, count)
 
 
 class Teachers:
-    """All teachers of a job: one for each data source that has its own, and one for all other rows."""
+    """All teachers of a job: one for each data source that has its own, and one for all other
+    rows.
+    """
 
     def __init__(self, others: Teacher, by_source: dict[str, Teacher]) -> None:
         self._others, self._by_source = others, by_source
@@ -134,7 +147,9 @@ class Teachers:
 
 
 def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
-    """The teachers that workers of this job ask; None where there is none, or the trainer has it."""
+    """The teachers that workers of this job ask; None where there is none, or the
+    trainer has it.
+    """
     distillation = spec.algorithm.distillation
     if distillation is None or distillation.teacher.url is None:
         return None
@@ -152,6 +167,8 @@ def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
 
 
 def probe(words: int) -> list[int]:
-    """Ids whose texts are compared: the last 256, where special tokens are, and others evenly from all the rest."""
+    """Ids whose texts are compared: the last 256, where special tokens are, and others evenly from
+    all the rest.
+    """
     step = -(-words // (PROBED_TOKENS - 256))
     return sorted({*range(0, words, step), *range(max(words - 256, 0), words)})

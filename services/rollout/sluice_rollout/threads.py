@@ -67,7 +67,9 @@ class Threads:
         return value
 
     async def _in_thread(self, name: str, call: Callable[[], Any], seconds: float) -> Any:
-        outcome: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[tuple[Any, BaseException | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._check()
         async with self._places:
             self._check()
@@ -84,7 +86,9 @@ class Threads:
     def _check(self) -> None:
         if (count := self.hanging.total()) >= self.most_hanging:
             names = ", ".join(f"{name} ({n})" for name, n in self.hanging.most_common(5))
-            raise NoThreadError(f"{count} calls hang, and no more are begun until one of them ends: {names}")
+            raise NoThreadError(
+                f"{count} calls hang, and no more are begun until one of them ends: {names}"
+            )
 
     def _leave(self, name: str, outcome: asyncio.Future[Any]) -> None:
         """The call goes on, and nobody waits for it."""
@@ -100,7 +104,9 @@ class Threads:
         outcome.add_done_callback(ended)
 
 
-def _start(name: str, call: Callable[[], Any], outcome: asyncio.Future[tuple[Any, BaseException | None]]) -> None:
+def _start(
+    name: str, call: Callable[[], Any], outcome: asyncio.Future[tuple[Any, BaseException | None]]
+) -> None:
     """Call it in a thread of its own. Raises NoThreadError."""
     loop = outcome.get_loop()
 
@@ -116,7 +122,9 @@ def _start(name: str, call: Callable[[], Any], outcome: asyncio.Future[tuple[Any
 
     context = contextvars.copy_context()
     try:
-        threading.Thread(target=context.run, args=(run,), name=f"user's {name}", daemon=True).start()
+        threading.Thread(
+            target=context.run, args=(run,), name=f"user's {name}", daemon=True
+        ).start()
     except RuntimeError as error:
         raise NoThreadError(f"the system gives no thread: {error}") from error
 

@@ -1,14 +1,16 @@
 """A ready-made generate function for models with tools, and its parts.
 
-    # tools.py, with `rollout.function: tools.py:play` and rows that describe the same tools in their column `tools`
+    # tools.py, with `rollout.function: tools.py:play` and rows that describe the same tools in
+    # their column `tools`
     def add(a: float, b: float) -> float:
         return a + b
 
     play = ToolLoop([add])
 
-The model calls as Hermes and Qwen do, <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>, or in
-plain JSON (`parse=json_calls`). What a tool returns goes back through the model's own chat template, as text that is
-not trained on; what the model said stays the tokens that it made.
+The model calls as Hermes and Qwen do, <tool_call>{"name": "add", "arguments": {"a": 1, "b":
+2}}</tool_call>, or in plain JSON (`parse=json_calls`). What a tool returns goes back through the
+model's own chat template, as text that is not trained on; what the model said stays the tokens that
+it made.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from sluice_rollout.threads import LateError, NoThreadError, Threads
 from sluice_rollout.together import all_of
 
 CALLS, ANSWER = "tool_calls", "answer"
-"""What a sample's metadata tell the reward: how often the model called a tool, and the text of its last turn."""
+"""What a sample's metadata tell the reward: how often the model called a tool, and the text of its
+last turn."""
 _MARK = "%sluice-turn%"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
 class ToolUnavailableError(Exception):
-    """A tool cannot answer, for no fault of the model's: the sample fails, and nothing of it is trained.
+    """A tool cannot answer, for no fault of the model's: the sample fails, and nothing of it is
+    trained.
 
     A tool raises it where its service is down, say. Any other error of a tool is told to the model.
     """
@@ -41,7 +45,9 @@ class ToolUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model asked for. error: why it cannot be understood, in words for the model."""
+    """A tool call that the model asked for. error: why it cannot be understood, in words for the
+    model.
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -49,12 +55,16 @@ class ToolCall:
 
 
 def hermes_calls(text: str) -> list[ToolCall]:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, as Hermes and Qwen write them."""
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, as Hermes and
+    Qwen write them.
+    """
     return [_call(found) for found in _HERMES.findall(text)]
 
 
 def json_calls(text: str) -> list[ToolCall]:
-    """A turn that is a JSON object with a `name` (or a list of them), alone or in a fenced block; else no call."""
+    """A turn that is a JSON object with a `name` (or a list of them), alone or in a fenced block;
+    else no call.
+    """
     fenced = _FENCED.findall(text)
     for part in fenced or [text]:
         try:
@@ -72,38 +82,53 @@ def _call(text: str) -> ToolCall:
         value = json.loads(text)
     except ValueError as error:
         return ToolCall("", error=f"the tool call is not valid JSON: {error}")
-    arguments = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    arguments = (
+        value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    )
     if isinstance(arguments, str):  # OpenAI's way
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            return ToolCall(str(value.get("name")), error=f"the arguments are not valid JSON: {error}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
+            return ToolCall(
+                str(value.get("name")), error=f"the arguments are not valid JSON: {error}"
+            )
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("name"), str)
+        or not isinstance(arguments, dict)
+    ):
         return ToolCall("", error='a tool call is an object {"name": text, "arguments": object}')
     return ToolCall(value["name"], arguments)
 
 
 def turn_tokens(
-    tokenizer: Any, messages: list[dict[str, Any]], last_token: int, arguments: dict[str, Any] | None = None
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    last_token: int,
+    arguments: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens that the chat template writes between two turns of the model, where `messages` come between.
+    """Tokens that the chat template writes between two turns of the model, where `messages` come
+    between.
 
-    Taken from a conversation of marks, so that what the model said is never rendered again (templates drop thoughts and
-    trim texts). last_token: the last that the model made; where that is the end of its turn it is not written twice.
+    Taken from a conversation of marks, so that what the model said is never rendered again
+    (templates drop thoughts and trim texts). last_token: the last that the model made; where that
+    is the end of its turn it is not written twice.
     """
     start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     text: str = tokenizer.apply_chat_template(
         [*start, *messages], add_generation_prompt=True, tokenize=False, **(arguments or {})
     )
-    ids: list[int] = tokenizer.encode(text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(
+        text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False
+    )
     return ids[1:] if ids and ids[0] == last_token else ids
 
 
 class ToolLoop:
     """Turns of the model and answers of tools, until a turn calls none: a `rollout.function`.
 
-    tools: functions, sync or async, by their names. seconds: of one call. longest: characters of an answer.
-    template: further variables of the chat template. threads: for tools that are not async.
+    tools: functions, sync or async, by their names. seconds: of one call. longest: characters of an
+    answer. template: further variables of the chat template. threads: for tools that are not async.
     """
 
     def __init__(
@@ -140,7 +165,8 @@ class ToolLoop:
             episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
 
     async def _answer(self, call: ToolCall) -> str:
-        """The answer that the model gets: also to a mistake of its own, and of a tool that fails or hangs.
+        """The answer that the model gets: also to a mistake of its own, and of a tool that fails or
+        hangs.
 
         Raises ToolUnavailableError where the call could not be made.
         """
@@ -150,14 +176,22 @@ class ToolLoop:
             known = ", ".join(self._tools)
             return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
         try:
-            value = await self._threads.call(functools.partial(tool, **call.arguments), seconds=self._seconds)
+            value = await self._threads.call(
+                functools.partial(tool, **call.arguments), seconds=self._seconds
+            )
         except (NoThreadError, ToolUnavailableError) as error:
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="unavailable").inc()
             raise ToolUnavailableError(f"{call.name}: {error}") from error
         except Exception as error:  # the user's tool may raise anything
             late = isinstance(error, LateError)
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="timeout" if late else "raised").inc()
-            text = f"no answer after {self._seconds:g} s" if late else f"{type(error).__name__}: {error}"
+            text = (
+                f"no answer after {self._seconds:g} s"
+                if late
+                else f"{type(error).__name__}: {error}"
+            )
             return f"error: {text}"[: self._longest]
         metrics.TOOL_CALLS.labels(tool=call.name, outcome="ok").inc()
-        return (value if isinstance(value, str) else json.dumps(value, default=str))[: self._longest]
+        return (value if isinstance(value, str) else json.dumps(value, default=str))[
+            : self._longest
+        ]

@@ -29,7 +29,9 @@ class Work:
     @classmethod
     def of(cls, leased: pb.LeasedGroup) -> Work:
         names = leased.prompt
-        prompt = Prompt(names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt)
+        prompt = Prompt(
+            names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt
+        )
         return cls(leased, prompt, Requests(names.group_id))
 
     def read(self) -> tuple[Prompt, list[Sample]]:

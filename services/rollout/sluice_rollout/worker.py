@@ -1,7 +1,8 @@
-"""The rollout worker: lease a prompt group, generate its samples at the engine beside, score them, submit.
+"""The rollout worker: lease a prompt group, generate its samples at the engine beside, score them,
+submit.
 
-The worker pulls, so that the load balances itself: an engine that is slow leases less. It leases only while the
-rendezvous says that its engine holds weights that may be used.
+The worker pulls, so that the load balances itself: an engine that is slow leases less. It leases
+only while the rendezvous says that its engine holds weights that may be used.
 
 An error in the work of one group ends that group's work alone: it goes back with the reason, which
 counts against it. A worker that must end gives all its groups back; only those whose requests may
@@ -43,7 +44,9 @@ RETURN_SECONDS = 5.0
 
 
 class WorkerError(Exception):
-    """This pod cannot go on and must be replaced: its engine, its buffer or its place is lost. The message says why."""
+    """This pod cannot go on and must be replaced: its engine, its buffer or its place is lost. The
+    message says why.
+    """
 
 
 @dataclass(slots=True)
@@ -69,14 +72,19 @@ class Worker:
         return self.make.generator.health
 
     def unready(self) -> str:
-        """Why this engine does no work, in words; empty: it does, also while its weights are being replaced."""
+        """Why this engine does no work, in words; empty: it does, also while its weights are being
+        replaced.
+        """
         latest = self.membership.latest
         if self.health.unhealthy:
             return f"the engine is not healthy: {self.health.unhealthy}"
         if latest is None or not self.membership.connected.is_set():
             return "not joined: the rendezvous does not answer"
         if not latest.admitted:
-            return f"the engine holds no weights that may be used{f' ({latest.dropped})' if latest.dropped else ''}"
+            return (
+                "the engine holds no weights that may be "
+                f"used{f' ({latest.dropped})' if latest.dropped else ''}"
+            )
         return ""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -113,7 +121,9 @@ class Worker:
         self._over.set()
 
     def _lose(self, error: Exception) -> None:
-        """This worker ends. Requests that are at an engine that dies or hangs may be why it does."""
+        """This worker ends. Requests that are at an engine that dies or hangs may be
+        why it does.
+        """
         if self.lost:
             return
         self.lost = error
@@ -134,25 +144,36 @@ class Worker:
             )
             for leased in groups:
                 self._start(group, Work.of(leased))
-            if not groups:  # nothing is left, or weights have come that this worker has not heard of yet
+            if (
+                not groups
+            ):  # nothing is left, or weights have come that this worker has not heard of yet
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.membership.news(news), 1.0 if self.exhausted else NEWS_SECONDS)
+                    await asyncio.wait_for(
+                        self.membership.news(news), 1.0 if self.exhausted else NEWS_SECONDS
+                    )
 
     def _start(self, group: asyncio.TaskGroup, work: Work) -> None:
         older = self.work.get(work.prompt.lease_id)
-        if older and older.task:  # leased again to us: the buffer takes only the newest lease's samples
+        if (
+            older and older.task
+        ):  # leased again to us: the buffer takes only the newest lease's samples
             older.task.cancel()
         self.work[work.prompt.lease_id] = work
         work.task = group.create_task(self._work(work), name=f"group {work.prompt.group_id}")
 
     def _leases(self) -> list[pb.Lease]:
         """All that this worker has in work."""
-        return [pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt) for w in self.work.values()]
+        return [
+            pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt)
+            for w in self.work.values()
+        ]
 
     def _room_for(self) -> int:
         """Groups that fit into the engine's free request slots."""
         open_samples = len(self.work) * self.spec.rollout.samples_per_prompt
-        return math.ceil((self.spec.rollout.concurrency - open_samples) / self.spec.rollout.samples_per_prompt)
+        return math.ceil(
+            (self.spec.rollout.concurrency - open_samples) / self.spec.rollout.samples_per_prompt
+        )
 
     async def _until_room(self) -> None:
         while self._room_for() < 1:
@@ -175,7 +196,9 @@ class Worker:
             await self._give_back(work.bare(str(error) if error.blames else ""), work)
         except Exception as error:  # whatever it is, it is this group's
             metrics.GROUP_FAILURES.labels(reason=_kind(error)).inc()
-            failures.LOG.note("a group failed", _line(error), causes.full(error), group=work.prompt.group_id)
+            failures.LOG.note(
+                "a group failed", _line(error), causes.full(error), group=work.prompt.group_id
+            )
             await self._give_back(work.bare(_line(error)), work)
         finally:
             if self.work.get(lease_id) is work:
@@ -201,13 +224,20 @@ class Worker:
             for sample in group.samples:
                 mask_off_policy(sample)
         failed = all(sample.status is SampleStatus.FAILED for sample in group.samples)
-        judged = group.prompt.purpose is Purpose.TRAIN and not failed  # a failure is no filter's business
+        judged = (
+            group.prompt.purpose is Purpose.TRAIN and not failed
+        )  # a failure is no filter's business
         reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
         answer = await self.submits.send(group)
-        if isinstance(answer, pb.SubmitResponse) and answer.outcome == pb.SubmitResponse.OUTCOME_REFUSED:
-            logs.get().error("the buffer refused a group", group=group.group_id, reason=answer.message)
+        if (
+            isinstance(answer, pb.SubmitResponse)
+            and answer.outcome == pb.SubmitResponse.OUTCOME_REFUSED
+        ):
+            logs.get().error(
+                "the buffer refused a group", group=group.group_id, reason=answer.message
+            )
 
     # --- around it
 
@@ -222,7 +252,11 @@ class Worker:
             _, running = await asyncio.wait(running, timeout=ABORT_SECONDS)
         for task in running:
             task.cancel()
-        left = [asyncio.create_task(self._give_back(w.bare(w.failure), w)) for w in works if not w.settled]
+        left = [
+            asyncio.create_task(self._give_back(w.bare(w.failure), w))
+            for w in works
+            if not w.settled
+        ]
         if left:
             _, unsent = await asyncio.wait(left, timeout=RETURN_SECONDS)
             for sending in unsent:
@@ -238,13 +272,17 @@ class Worker:
             return
         try:
             await self.engine.abort()
-        except EngineError as error:  # it was the first to go: what it had is lost, the leases go back all the same
+        except (
+            EngineError
+        ) as error:  # it was the first to go: what it had is lost, the leases go back all the same
             logs.get().warning("cannot abort at the engine", error=str(error))
 
     async def _heartbeats(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._new_weights(), min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS))
+                await asyncio.wait_for(
+                    self._new_weights(), min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS)
+                )
             leases = self._leases()
             for lease in await self.buffer.heartbeat(leases) if leases else []:
                 work = self.work.get(lease.lease_id)
@@ -254,8 +292,8 @@ class Worker:
     async def _new_weights(self) -> None:
         """Until weights have come, and a moment more: their step is then committed.
 
-        What over-sampling has started in vain is dropped by the heartbeat that follows, and no longer in the way of the
-        new step's prompts.
+        What over-sampling has started in vain is dropped by the heartbeat that follows, and no
+        longer in the way of the new step's prompts.
         """
         before = self.membership.version
         while self.membership.version == before:
@@ -270,7 +308,9 @@ class Worker:
             self._lose(error)
 
     async def _watch_membership(self) -> None:
-        """An engine that was dropped from the epoch comes back if it lives; the trainer then sends all weights anew."""
+        """An engine that was dropped from the epoch comes back if it lives; the trainer then sends
+        all weights anew.
+        """
         seen = 0
         while True:
             seen = await self.membership.news(seen)
@@ -281,7 +321,9 @@ class Worker:
                 reason = await self.health.judge(dropped=True)
                 still = self.membership.latest
                 if reason and still and still.dropped:
-                    return self._lose(WorkerError(f"dropped from the epoch ({latest.dropped}), and {reason}"))
+                    return self._lose(
+                        WorkerError(f"dropped from the epoch ({latest.dropped}), and {reason}")
+                    )
             await asyncio.sleep(0.5)
 
 

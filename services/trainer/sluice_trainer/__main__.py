@@ -48,19 +48,27 @@ def main() -> int:
             if spec.debug.rollout_only:
                 rollout_only.run(env, job, peers, total, stop)
                 return 0
-            if spec.trainer.colocate and rank == 0:  # the others wait for it before they touch a GPU
+            if (
+                spec.trainer.colocate and rank == 0
+            ):  # the others wait for it before they touch a GPU
                 peers.engines.await_engines(spec.replicas or 0)
                 peers.engines.rest()
             timeout = timedelta(minutes=COLLECTIVE_MINUTES)
             # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
             author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
             policy = backend_of(spec)(
-                spec, model_dir=Path(spec.model.path), timeout=timeout, total_steps=total, author=author
+                spec,
+                model_dir=Path(spec.model.path),
+                timeout=timeout,
+                total_steps=total,
+                author=author,
             )
             policy.load_latest(checkpoints)
             recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
             learning = partial(learn, policy, custom.estimator(spec.algorithm))
-            Loop(spec, policy, learning, peers, policy.ranks, checkpoints, total, recorder, stop).run()
+            Loop(
+                spec, policy, learning, peers, policy.ranks, checkpoints, total, recorder, stop
+            ).run()
             if recorder:
                 recorder.close()
     except Stopped:

@@ -1,4 +1,6 @@
-"""An event loop beside the training, which is plain, blocking code: heartbeats must go on while it computes."""
+"""An event loop beside the training, which is plain, blocking code: heartbeats must go on while it
+computes.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,31 @@ _TICK_SECONDS = 0.5
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The trainer was asked to stop. What is trained is saved, or will be trained again from the same samples."""
+    """The trainer was asked to stop. What is trained is saved, or will be trained again from the
+    same samples.
+    """
 
 
 class Background:
-    """An event loop in a thread of its own. Everything that talks runs on it; the training loop calls it and waits."""
+    """An event loop in a thread of its own. Everything that talks runs on it; the training loop
+    calls it and waits.
+    """
 
     def __init__(self, stop: threading.Event) -> None:
-        """stop: set by SIGTERM. From then on no absent peer is waited for longer than STOP_SECONDS."""
+        """stop: set by SIGTERM. From then on no absent peer is waited for longer than
+        STOP_SECONDS.
+        """
         self._stop = stop
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="background", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="background", daemon=True
+        )
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
-        """The result of a coroutine. stoppable: raises Stopped where it still waits long after SIGTERM."""
+        """The result of a coroutine. stoppable: raises Stopped where it still waits long after
+        SIGTERM.
+        """
         future = self.start(coroutine)
         give_up = math.inf
         while stoppable and not wait([future], timeout=_TICK_SECONDS).done:

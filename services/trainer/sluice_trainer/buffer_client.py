@@ -24,8 +24,8 @@ POLL_SECONDS = 1.0
 
 
 class BufferClient:
-    """Every method blocks, has a deadline, and may be called again after a failure of the buffer. It may raise Stopped:
-    the buffer is away, and the trainer was told to end.
+    """Every method blocks, has a deadline, and may be called again after a failure of the buffer.
+    It may raise Stopped: the buffer is away, and the trainer was told to end.
     """
 
     def __init__(self, env: Environment, background: Background) -> None:
@@ -80,23 +80,30 @@ class BufferClient:
 
     def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._ask(
-            "Stats", lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            "Stats",
+            lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return stats
 
     def try_take(self, step: int, data_parallel_size: int) -> pb.TakeBatchResponse:
         """The batch of a step, or the word that it is not there yet, after at most POLL_SECONDS."""
         request = pb.TakeBatchRequest(
-            trainer=self._caller, step=step, data_parallel_size=data_parallel_size, wait_seconds=POLL_SECONDS
+            trainer=self._caller,
+            step=step,
+            data_parallel_size=data_parallel_size,
+            wait_seconds=POLL_SECONDS,
         )
         answer: pb.TakeBatchResponse = self._ask(
-            "TakeBatch", lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            "TakeBatch",
+            lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return answer
 
     def shard(self, step: int, rank: int, data_parallel_size: int) -> list[SampleGroup]:
         """This rank's samples."""
-        request = pb.GetShardRequest(trainer=self._caller, step=step, rank=rank, data_parallel_size=data_parallel_size)
+        request = pb.GetShardRequest(
+            trainer=self._caller, step=step, rank=rank, data_parallel_size=data_parallel_size
+        )
 
         async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
             chunks = stub.GetShard(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
@@ -105,13 +112,19 @@ class BufferClient:
         return self._ask("GetShard", read)
 
     def commit_step(self, step: int, metrics: dict[str, float]) -> None:
-        request = pb.CommitStepRequest(trainer=self._caller, step=step, version=step, metrics=metrics)
-        self._ask("CommitStep", lambda s: s.CommitStep(request, metadata=rpc.metadata(), timeout=CALL_SECONDS))
+        request = pb.CommitStepRequest(
+            trainer=self._caller, step=step, version=step, metrics=metrics
+        )
+        self._ask(
+            "CommitStep",
+            lambda s: s.CommitStep(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
+        )
 
     def commit_checkpoint(self, step: int) -> None:
         request = pb.CommitCheckpointRequest(trainer=self._caller, step=step)
         self._ask(
-            "CommitCheckpoint", lambda s: s.CommitCheckpoint(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            "CommitCheckpoint",
+            lambda s: s.CommitCheckpoint(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
 
     def examples(self, version: int, dataset: str) -> list[SampleGroup]:
@@ -125,10 +138,13 @@ class BufferClient:
         return self._ask("GetExamples", read)
 
     def failures(self, after: int) -> list[pb.Failure]:
-        """Groups that failed for good, after the one with serial number `after`; a limited number of them."""
+        """Groups that failed for good, after the one with serial number `after`; a limited number
+        of them.
+        """
         request = pb.GetFailuresRequest(after=after)
         answer: pb.GetFailuresResponse = self._ask(
-            "GetFailures", lambda s: s.GetFailures(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            "GetFailures",
+            lambda s: s.GetFailures(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return list(answer.failures)
 
@@ -138,7 +154,8 @@ class BufferClient:
         if wait_for is not None:
             request.wait_for_version, request.wait_seconds = wait_for, POLL_SECONDS
         answer: pb.GetEvaluationsResponse = self._ask(
-            "GetEvaluations", lambda s: s.GetEvaluations(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            "GetEvaluations",
+            lambda s: s.GetEvaluations(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return answer
 

@@ -32,7 +32,8 @@ _NAME = re.compile(r"iter_(\d{7,})")
 _CLAIM = re.compile(r"\.trainer-(\w*)-(\d+)\.claim")
 _CHUNK_BYTES = 8 << 20
 _VISIBLE_SECONDS = 60.0
-"""Until a file that another node has written shows its size here: longer than network file systems cache it."""
+"""Until a file that another node has written shows its size here: longer than network file systems
+cache it."""
 Record = tuple[int, int]
 """A file's bytes and their CRC-32."""
 
@@ -101,7 +102,9 @@ def claim(directory: Path, author: Author) -> None:
             continue
         if match[1] == author.run and int(match[2]) > author.attempt:
             own.unlink()
-            raise SupersededError(f"{directory}: attempt {author.attempt} was replaced by attempt {match[2]}")
+            raise SupersededError(
+                f"{directory}: attempt {author.attempt} was replaced by attempt {match[2]}"
+            )
         entry.unlink(missing_ok=True)
     _sync(directory)
     for entry in directory.glob(".*.tmp"):
@@ -118,7 +121,8 @@ def check(directory: Path, author: Author) -> None:
             return
     except OSError as error:
         raise SupersededError(
-            f"{directory}: attempt {author.attempt} has been replaced, and must not write here any more"
+            f"{directory}: attempt {author.attempt} has been replaced, and must not write here any "
+            "more"
         ) from error
 
 
@@ -138,7 +142,9 @@ def record(file: Path) -> Record:
     return size, checksum
 
 
-def commit(temporary: Path, final: Path, author: Author, records: Mapping[str, Record] | None = None) -> None:
+def commit(
+    temporary: Path, final: Path, author: Author, records: Mapping[str, Record] | None = None
+) -> None:
     """Make the checkpoint durable, then visible, then the latest.
 
     records: by path in the checkpoint, of files that this process has not written: their writers'
@@ -149,7 +155,9 @@ def commit(temporary: Path, final: Path, author: Author, records: Mapping[str, R
         _await_size(temporary / name, size)
     files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
     names = [file.relative_to(temporary).as_posix() for file in files]
-    manifest = {name: records.get(name) or record(file) for name, file in zip(names, files, strict=True)}
+    manifest = {
+        name: records.get(name) or record(file) for name, file in zip(names, files, strict=True)
+    }
     (temporary / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1) + "\n")
     for entry in [*temporary.rglob("*"), temporary]:
         _sync(entry)
@@ -181,7 +189,9 @@ def files(final: Path) -> list[str]:
 
 
 def prune(directory: Path, keep: int, author: Author) -> list[int]:
-    """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one rank."""
+    """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one
+    rank.
+    """
     check(directory, author)
     doomed = steps(directory)[:-keep] if keep > 0 else []
     for step in doomed:
@@ -208,7 +218,8 @@ def _await_size(file: Path, size: int) -> None:
     while (seen := file.stat().st_size if file.exists() else -1) != size:
         if time.monotonic() > end:
             raise DamagedError(
-                f"{file} has {seen} bytes here, its writer says {size}: is the directory one that all nodes share?"
+                f"{file} has {seen} bytes here, its writer says {size}: is the directory one that "
+                "all nodes share?"
             )
         time.sleep(0.5)
 

@@ -1,4 +1,6 @@
-"""`python -m sluice_trainer.convert`: what `sluice convert` runs, in a process of its own and without GPUs."""
+"""`python -m sluice_trainer.convert`: what `sluice convert` runs, in a process of its own and
+without GPUs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from sluice.environment import ConfigurationError
 
 
 def main(arguments: list[str]) -> int:
-    """hf-to-dist SOURCE TARGET | dist-to-hf CHECKPOINT LIKE TARGET. `sluice convert` checks and explains them."""
+    """hf-to-dist SOURCE TARGET | dist-to-hf CHECKPOINT LIKE TARGET. `sluice convert` checks and
+    explains them.
+    """
     direction, *paths = arguments
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 

@@ -19,7 +19,11 @@ def estimator(algorithm: Algorithm) -> Custom | None:
 
 def loss(algorithm: Algorithm) -> CustomLoss | None:
     """The user's policy loss; None where there is none. ConfigurationError: it cannot be loaded."""
-    return _load("lossFunction", algorithm.loss_function) if algorithm.loss_function and not algorithm.sft else None
+    return (
+        _load("lossFunction", algorithm.loss_function)
+        if algorithm.loss_function and not algorithm.sft
+        else None
+    )
 
 
 def _load(field: str, dotted: str) -> Callable[..., Any]:

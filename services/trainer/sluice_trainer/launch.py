@@ -1,7 +1,7 @@
 """`python -m sluice_trainer.launch`: one process for each rank of this pod.
 
-One rank in all runs right here. More go through torchrun; the pods of a gang find their first pod's address at the
-rendezvous, so that nobody needs DNS.
+One rank in all runs right here. More go through torchrun; the pods of a gang find their first pod's
+address at the rendezvous, so that nobody needs DNS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ async def main() -> int:
     if trainer.world_size == 1:
         os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program
     host, port = await _master(env, trainer.nodes)
-    arguments = ["--nnodes", trainer.nodes, "--nproc-per-node", trainer.processes, "--max-restarts", 0]
+    arguments = [
+        "--nnodes",
+        trainer.nodes,
+        "--nproc-per-node",
+        trainer.processes,
+        "--max-restarts",
+        0,
+    ]
     arguments += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"{host}:{port}"]
     arguments += ["--rdzv-conf", f"rank={env.index}", "-m", "sluice_trainer"]
     command = [sys.executable, "-m", "sluice_trainer.torchrun", *map(str, arguments)]
@@ -43,13 +50,21 @@ async def _master(env: Environment, nodes: int) -> tuple[str, int]:
 
     def hello() -> pb.Member:
         return pb.Member(
-            role=MASTER_ROLE, name=env.name, attempt=env.attempt, index=env.index, address=f"{env.advertise}:{port}"
+            role=MASTER_ROLE,
+            name=env.name,
+            attempt=env.attempt,
+            index=env.index,
+            address=f"{env.advertise}:{port}",
         )
 
     async with membership.Membership(env.rendezvous, hello):
-        members = await membership.find(env.rendezvous, MASTER_ROLE, seconds=WAIT_SECONDS, at_least=nodes)
+        members = await membership.find(
+            env.rendezvous, MASTER_ROLE, seconds=WAIT_SECONDS, at_least=nodes
+        )
         first = next(m for m in members if m.index == 0)
-        await asyncio.sleep(2 * membership.HEARTBEAT_SECONDS)  # the others must read us before we leave
+        await asyncio.sleep(
+            2 * membership.HEARTBEAT_SECONDS
+        )  # the others must read us before we leave
         host, _, number = first.address.rpartition(":")
         return socket.gethostbyname(host), int(number)
 

@@ -6,12 +6,13 @@
     commit the step: only now may prompts of the next version be leased
     checkpoint, where one is due, while the engines generate
 
-Where trainer and engines share their GPUs (`trainer.colocate`) they take turns: before the model is trained the engines
-end what is left of their work and give their memory away; a checkpoint is begun before they wake; with the new weights
-they wake one after the other: memory for weights, the weights, and once the trainer has made room the rest.
+Where trainer and engines share their GPUs (`trainer.colocate`) they take turns: before the model is
+trained the engines end what is left of their work and give their memory away; a checkpoint is begun
+before they wake; with the new weights they wake one after the other: memory for weights, the
+weights, and once the trainer has made room the rest.
 
-A crash anywhere leads back to the last checkpoint: the buffer serves the later batches again, the same samples in the
-same order.
+A crash anywhere leads back to the last checkpoint: the buffer serves the later batches again, the
+same samples in the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ EVALUATION_STALL_SECONDS = 1800.0
 
 
 Learn = Callable[[Sequence[pb.Sequence], Sequence[SampleGroup]], dict[str, float]]
-"""(all sequences of a batch, this rank's samples) -> metrics, once the policy has learned from them. Collective."""
+"""(all sequences of a batch, this rank's samples) -> metrics, once the policy has learned from
+them. Collective."""
 
 
 class Action(enum.IntEnum):
@@ -79,17 +81,22 @@ class Loop:
     turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.policy, self.peers, self.ranks, self.times, self.spec.trainer.colocate)
+        self.turns = Turns(
+            self.policy, self.peers, self.ranks, self.times, self.spec.trainer.colocate
+        )
 
     def run(self) -> None:
         """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
         step = self.saved_step = self.policy.step
         if self.ranks.rank == 0:
             replay = self.peers.buffer.rewind(step)
-            if step:  # whoever wrote the checkpoint may have died before the buffer was told, or while it had no room
+            # Whoever wrote the checkpoint may have died before the buffer was told, or while it had
+            # no room.
+            if step:
                 self.peers.buffer.commit_checkpoint(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
-        self._publish(step)  # to all: a trainer that died may have left engines in the middle of an update, or at rest
+        # To all: a trainer that died may have left engines in the middle of an update, or at rest.
+        self._publish(step)
         while step < self.total_steps:
             started = time.perf_counter()
             self.times.clear()
@@ -113,10 +120,11 @@ class Loop:
     # --- one step
 
     def _checkpoint_due(self, step: int) -> bool:
-        """True after every so many steps, after the last one, and early where the buffer has no room for another batch.
+        """True after every so many steps, after the last one, and early where the buffer has no
+        room for another batch.
 
-        What the buffer stores is forgotten only once a checkpoint covers it: without an early one it would wait for
-        room, and the trainer for a batch, for ever.
+        What the buffer stores is forgotten only once a checkpoint covers it: without an early one
+        it would wait for room, and the trainer for a batch, for ever.
         """
         regular = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
         if self.short_of_room and not regular:
@@ -126,15 +134,16 @@ class Loop:
     def _tell_early(self, step: int) -> None:
         if self.ranks.rank == 0:
             logs.get().warning(
-                f"checkpoint {step} is taken early: buffer.storage.size has no room for the samples of "
+                f"checkpoint {step} is taken early: buffer.storage.size has no room for the "
+                "samples of "
                 f"{self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
             )
 
     def _next_batch(self, step: int) -> list[pb.Sequence] | None:
         """The sequences of the next step's batch; None at the end of the prompts.
 
-        Rank 0 asks the buffer and tells the others what to do, at least once a second: an engine that joins gets its
-        weights here, between two steps, when the weights are at rest.
+        Rank 0 asks the buffer and tells the others what to do, at least once a second: an engine
+        that joins gets its weights here, between two steps, when the weights are at rest.
         """
         started = time.perf_counter()
         self._state("waiting")
@@ -185,13 +194,22 @@ class Loop:
         """True while engines still evaluate this version. Waits a moment for the end of it."""
         if self.spec.evaluation is None:
             return False
-        return version in self.peers.buffer.evaluations(self.evaluated_version, wait_for=version).pending_versions
+        return (
+            version
+            in self.peers.buffer.evaluations(
+                self.evaluated_version, wait_for=version
+            ).pending_versions
+        )
 
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
-        """Advantages over the whole batch, then the optimizer steps over this rank's share of it."""
+        """Advantages over the whole batch, then the optimizer steps over this rank's
+        share of it.
+        """
         self._state("training")
         started = time.perf_counter()
-        groups = self.peers.buffer.shard(step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size)
+        groups = self.peers.buffer.shard(
+            step, self.ranks.data_parallel_rank, self.ranks.data_parallel_size
+        )
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
         metrics = self.learn(batch, groups)
@@ -212,7 +230,8 @@ class Loop:
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them.
 
-        Colocated, whoever joins is no special case: there is room for the weights only while all engines rest.
+        Colocated, whoever joins is no special case: there is room for the weights only while all
+        engines rest.
         """
         colocated = self.turns.colocated
         self.turns.make_room_for_weights()
@@ -230,14 +249,20 @@ class Loop:
         if not outcomes:
             return
         for phase in outcomes[0].seconds:
-            self.times[f"perf/update_weights/{phase}_time"] = max(outcome.seconds[phase] for outcome in outcomes)
+            self.times[f"perf/update_weights/{phase}_time"] = max(
+                outcome.seconds[phase] for outcome in outcomes
+            )
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         self.times["perf/update_weights_time"] = time.perf_counter() - started
 
     def _back_off(self, failures: int) -> None:
-        """An engine that cannot be brought up to date is tried again later and later: training must not spin on it."""
+        """An engine that cannot be brought up to date is tried again later and later: training must
+        not spin on it.
+        """
         self.failed_joins = self.failed_joins + 1 if failures else 0
-        self.joiners_after = time.monotonic() + (min(2.0**self.failed_joins, 30.0) if failures else 0.0)
+        self.joiners_after = time.monotonic() + (
+            min(2.0**self.failed_joins, 30.0) if failures else 0.0
+        )
 
     def _checkpoint(self, step: int) -> None:
         """Save; with `checkpoint.async` only begin to, and go on while it is written."""
@@ -247,7 +272,9 @@ class Loop:
         self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
 
     def _begin_checkpoint(self, step: int) -> None:
-        """Write what a checkpoint holds, or copy it to be written beside. It counts once it is finished."""
+        """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
+        finished.
+        """
         self._state("saving")
         started = time.perf_counter()
         self._finish_checkpoint(wait=True)
@@ -256,13 +283,17 @@ class Loop:
         self.save_seconds = time.perf_counter() - started
 
     def _finish_checkpoint(self, *, wait: bool) -> None:
-        """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint covers."""
+        """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint
+        covers.
+        """
         durable = self.policy.finish_save(self.checkpoints, wait=wait)
         if durable is not None and self.ranks.rank == 0:
             self.peers.buffer.commit_checkpoint(durable)
 
     def _commit(self, step: int, metrics: dict[str, float], seconds: float) -> None:
-        """Tell the buffer that the step is trained, and write it down. The save time is the last checkpoint's."""
+        """Tell the buffer that the step is trained, and write it down. The save time is the last
+        checkpoint's.
+        """
         if self.ranks.rank != 0 or self.recorder is None:
             return
         tokens = metrics["rollout/tokens"]
@@ -276,7 +307,9 @@ class Loop:
         self.recorder.step(step, metrics)
         self._record_failures()
         self._record_evaluations()
-        shown = {name.rpartition("/")[2]: f"{metrics[name]:.4g}" for name in _LOGGED if name in metrics}
+        shown = {
+            name.rpartition("/")[2]: f"{metrics[name]:.4g}" for name in _LOGGED if name in metrics
+        }
         logs.get().info(f"step {step}/{self.total_steps}", **shown)
 
     def _finish(self, step: int) -> None:
@@ -304,14 +337,16 @@ class Loop:
     def _last_evaluation(self, step: int) -> None:
         """Wait for it for as long as it goes on.
 
-        An engine that was lost and comes back needs all ranks for its weights. What has been trained is trained: an
-        evaluation that cannot be finished does not fail the job.
+        An engine that was lost and comes back needs all ranks for its weights. What has been
+        trained is trained: an evaluation that cannot be finished does not fail the job.
         """
         if self.turns.colocated and self.turns.ours:
             self._publish(step)
         self._state("evaluating")
         stall = Stall(EVALUATION_STALL_SECONDS)
-        while (action := self.ranks.broadcast(self._until_evaluated(step, stall))) is not Action.END:
+        while (
+            action := self.ranks.broadcast(self._until_evaluated(step, stall))
+        ) is not Action.END:
             if action is Action.SYNC:
                 logs.get().warning("an engine was lost during the last evaluation")
                 self._publish(step, joiners_only=True)
@@ -328,7 +363,8 @@ class Loop:
         tokens = self.peers.engines.generated_tokens()
         if stall.over((finished, tokens), time.monotonic()):
             logs.get().warning(
-                f"the evaluation of version {step} was given up: for {stall.patience:g} s no group of it was finished "
+                f"the evaluation of version {step} was given up: for {stall.patience:g} s no group "
+                "of it was finished "
                 "and no engine has generated a token; the job ends without its result",
                 finished_evaluation_groups=finished,
             )
@@ -337,11 +373,15 @@ class Loop:
 
     def _record_failures(self) -> None:
         """Write down which groups failed for good since the last step, and why."""
-        while self.recorder and (failures := self.peers.buffer.failures(self.recorder.last_failure)):
+        while self.recorder and (
+            failures := self.peers.buffer.failures(self.recorder.last_failure)
+        ):
             self.recorder.failures(failures)
 
     def _record_evaluations(self) -> None:
-        """Write down what evaluations came to. An evaluation that cannot be read never ends the training."""
+        """Write down what evaluations came to. An evaluation that cannot be read never ends the
+        training.
+        """
         if self.recorder is None or self.spec.evaluation is None:
             return
         while evaluations := self.peers.buffer.evaluations(self.evaluated_version).evaluations:

@@ -9,7 +9,8 @@ EXIT_PEER_LOST = 3
 
 
 def words(error: BaseException) -> str:
-    """One line for people where a collective failed for want of another rank; empty: it failed otherwise.
+    """One line for people where a collective failed for want of another rank; empty: it failed
+    otherwise.
 
     torch's own words are those of a C++ file, and send people to other logs.
     """

@@ -1,4 +1,6 @@
-"""A rank of the trainer as a member of the rendezvous: who it is, what it does, which version it has."""
+"""A rank of the trainer as a member of the rendezvous: who it is, what it does, which version it
+has.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ class Member:
         self._state = ("starting", time.time())
         self.version = -1
         """Of the weights that engines are given; -1: none yet."""
-        self._membership = background.call(Membership(env.rendezvous, self._hello, self._heartbeat).__aenter__())
+        self._membership = background.call(
+            Membership(env.rendezvous, self._hello, self._heartbeat).__aenter__()
+        )
 
     def close(self) -> None:
         self._background.call(self._membership.__aexit__())
 
     def unready(self) -> str:
-        """Why this rank cannot train yet, in words; empty: it has joined. What comes later is told by its progress."""
+        """Why this rank cannot train yet, in words; empty: it has joined. What comes later is told
+        by its progress.
+        """
         return "" if self._membership.latest else "not joined: the rendezvous does not answer"
 
     def state(self, word: str) -> None:

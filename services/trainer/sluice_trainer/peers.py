@@ -23,7 +23,9 @@ class Peers:
 
 
 @contextmanager
-def connected(env: Environment, spec: RLJobSpec, stop: threading.Event, *, rank: int = 0) -> Iterator[Peers]:
+def connected(
+    env: Environment, spec: RLJobSpec, stop: threading.Event, *, rank: int = 0
+) -> Iterator[Peers]:
     """The peers of this rank, none of which need be there yet. stop: set by SIGTERM."""
     with ExitStack() as stack:
         background = Background(stop)

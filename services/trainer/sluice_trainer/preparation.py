@@ -1,9 +1,11 @@
-"""From a batch and its rewards to sequences with advantages: everything between taking a batch and its gradient.
+"""From a batch and its rewards to sequences with advantages: everything between taking a batch and
+its gradient.
 
-Every rank sees the rewards of the whole batch and the tokens of its own share. What must be known of the others' tokens
-(KL penalties of a group's other responses, the sums that whitening needs) is gathered and merged by data-parallel rank:
-ranks that share a model hold the same sequences. A failed response is nobody's baseline and is not trained on; it still
-counts as a sequence of its step.
+Every rank sees the rewards of the whole batch and the tokens of its own share. What must be known
+of the others' tokens (KL penalties of a group's other responses, the sums that whitening needs) is
+gathered and merged by data-parallel rank: ranks that share a model hold the same sequences. A
+failed response is nobody's baseline and is not trained on; it still counts as a sequence of its
+step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.algorithms.estimators import Custom, Estimate, EstimatorError, Responses, estimate
+from sluice_trainer.algorithms.estimators import (
+    Custom,
+    Estimate,
+    EstimatorError,
+    Responses,
+    estimate,
+)
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
 from sluice_trainer.ranks import Ranks
@@ -34,7 +42,9 @@ SampleKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """shard: this rank's sequences by optimizer step, in batch order; totals: of each step, over all ranks."""
+    """shard: this rank's sequences by optimizer step, in batch order; totals: of each step, over
+    all ranks.
+    """
 
     shard: list[list[TrainSequence]]
     totals: list[BatchTotals]
@@ -42,24 +52,41 @@ class Prepared:
 
 
 def learn(
-    policy: Backend, custom: Custom | None, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]
+    policy: Backend,
+    custom: Custom | None,
+    batch: Sequence[pb.Sequence],
+    groups: Sequence[SampleGroup],
 ) -> dict[str, float]:
-    """One step of training on a batch; its metrics. custom: the user's own estimator. Collective."""
+    """One step of training on a batch; its metrics. custom: the user's own estimator.
+    Collective.
+    """
     prepared = prepare(policy, batch, groups, custom)
     return prepared.metrics | policy.train(prepared.shard, prepared.totals)
 
 
 def prepare(
-    policy: Backend, batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], custom: Custom | None = None
+    policy: Backend,
+    batch: Sequence[pb.Sequence],
+    groups: Sequence[SampleGroup],
+    custom: Custom | None = None,
 ) -> Prepared:
-    """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples. Collective."""
+    """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples.
+    Collective.
+    """
     spec, algorithm = policy.spec, policy.spec.algorithm
     if algorithm.sft:
         return Prepared(_answers(batch, groups, spec), batch_totals(batch, spec), {})
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
     place = {(s.group_id, s.index): i for i, s in enumerate(sound)}
-    samples = {(g.group_id, s.index): s for g in groups for s in g.samples if (g.group_id, s.index) in place}
-    sequences = [TrainSequence.of(group, sample, 0.0, policy.step) for (group, _), sample in samples.items()]
+    samples = {
+        (g.group_id, s.index): s
+        for g in groups
+        for s in g.samples
+        if (g.group_id, s.index) in place
+    }
+    sequences = [
+        TrainSequence.of(group, sample, 0.0, policy.step) for (group, _), sample in samples.items()
+    ]
     own, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in own]
     responses = Responses(
@@ -76,22 +103,29 @@ def prepare(
     sums = over_data_parallel(policy.ranks, token_sums(responses, found))
     if algorithm.whitens:
         found = replace(found, advantages=[whiten(a, sums["advantages"]) for a in found.advantages])
-    shard = by_optimizer_step(batch, _with_estimates(own, responses, found), spec.trainer.steps_per_batch)
+    shard = by_optimizer_step(
+        batch, _with_estimates(own, responses, found), spec.trainer.steps_per_batch
+    )
     return Prepared(shard, batch_totals(batch, spec), metrics(sums, algorithm))
 
 
 def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> Tensor:
-    """Rewards of the batch, [samples] float32, with the KL penalties that come off whole responses."""
-    return torch.tensor([s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32)
+    """Rewards of the batch, [samples] float32, with the KL penalties that come off whole
+    responses.
+    """
+    return torch.tensor(
+        [s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32
+    )
 
 
 def _penalties(
     own: Sequence[TrainSequence], kl: Sequence[Tensor] | None, algorithm: Algorithm, ranks: Ranks
 ) -> dict[SampleKey, float]:
-    """`kl.coef` times each response's KL, of the whole batch; empty where it comes off token by token, or is 0.
+    """`kl.coef` times each response's KL, of the whole batch; empty where it comes off token by
+    token, or is 0.
 
-    It comes off the reward *before* group advantages are formed, which for an outcome reward equals verl's
-    `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
+    It comes off the reward *before* group advantages are formed, which for an outcome reward equals
+    verl's `use_kl_in_reward`. (slime computes this KL for grpo and then drops it.)
     """
     if kl is None or algorithm.kind.token_kl:
         return {}
@@ -106,14 +140,20 @@ def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
     """Reward of the greedy response to each sample's prompt, [samples] float32."""
     for (group, index), sample in samples.items():
         if not isinstance(sample.metadata.get(BASELINE_REWARD), int | float):
-            raise EstimatorError(f"group {group} sample {index} has no {BASELINE_REWARD}, which remax needs")
-    return torch.tensor([sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32)
+            raise EstimatorError(
+                f"group {group} sample {index} has no {BASELINE_REWARD}, which remax needs"
+            )
+    return torch.tensor(
+        [sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32
+    )
 
 
 def taught(
     sequences: Sequence[TrainSequence], samples: dict[SampleKey, Sample], algorithm: Algorithm
 ) -> list[TrainSequence]:
-    """With the log-probs that the rollout had from a teacher behind a URL. One in the trainer scores in the step."""
+    """With the log-probs that the rollout had from a teacher behind a URL. One in the trainer
+    scores in the step.
+    """
     if algorithm.distillation is None or algorithm.distillation.teacher.url is None:
         return list(sequences)
     found = []
@@ -121,14 +161,18 @@ def taught(
         values = samples[sequence.group_id, sequence.index].teacher_log_probs
         if values is None and sequence.response_length:
             where = f"group {sequence.group_id} sample {sequence.index}"
-            raise EstimatorError(f"{where} has no log-probs of the teacher: no rollout worker has asked it")
+            raise EstimatorError(
+                f"{where} has no log-probs of the teacher: no rollout worker has asked it"
+            )
         scores = torch.empty(0) if values is None else torch.tensor(values, dtype=torch.float32)
         found.append(replace(sequence, teacher_log_probs=scores))
     return found
 
 
 def token_sums(responses: Responses, found: Estimate) -> dict[str, Moments]:
-    """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no response."""
+    """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no
+    response.
+    """
     mask = _joined(responses.masks)
     tokens = {"advantages": _joined(found.advantages), "kl": _joined(responses.kl)}
     if found.returns is not None and responses.values is not None:
@@ -148,8 +192,12 @@ def over_data_parallel(ranks: Ranks, own: dict[str, Moments]) -> dict[str, Momen
 
 
 def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
-    """Means over the batch's trained tokens, under slime's names; and how good the critic's values were (verl's)."""
-    shown = [name for name in ("returns", "values") if name in sums] + (["kl"] if algorithm.kl.coef > 0 else [])
+    """Means over the batch's trained tokens, under slime's names; and how good the critic's values
+    were (verl's).
+    """
+    shown = [name for name in ("returns", "values") if name in sums] + (
+        ["kl"] if algorithm.kl.coef > 0 else []
+    )
     result = {f"rollout/{name}": float(sums[name].mean) for name in shown}
     result["rollout/advantages"] = 0.0 if algorithm.whitens else float(sums["advantages"].mean)
     if "errors" in sums:
@@ -157,17 +205,27 @@ def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
     return result
 
 
-def _with_estimates(own: Sequence[TrainSequence], responses: Responses, found: Estimate) -> list[TrainSequence]:
-    values, returns = ([None] * len(own) if rows is None else rows for rows in (responses.values, found.returns))
+def _with_estimates(
+    own: Sequence[TrainSequence], responses: Responses, found: Estimate
+) -> list[TrainSequence]:
+    values, returns = (
+        [None] * len(own) if rows is None else rows for rows in (responses.values, found.returns)
+    )
     return [
         replace(s, advantage=advantage.numpy(), values=value, returns=goal)
         for s, advantage, value, goal in zip(own, found.advantages, values, returns, strict=True)
     ]
 
 
-def _answers(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], spec: RLJobSpec) -> list[list[TrainSequence]]:
+def _answers(
+    batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], spec: RLJobSpec
+) -> list[list[TrainSequence]]:
     """This rank's given answers by optimizer step: there is nothing to estimate."""
-    own = [TrainSequence.of(group.group_id, sample, 0.0) for group in groups for sample in group.samples]
+    own = [
+        TrainSequence.of(group.group_id, sample, 0.0)
+        for group in groups
+        for sample in group.samples
+    ]
     return by_optimizer_step(batch, own, spec.trainer.steps_per_batch)
 
 
@@ -184,6 +242,11 @@ def by_optimizer_step(
 
 def batch_totals(batch: Sequence[pb.Sequence], spec: RLJobSpec) -> list[BatchTotals]:
     """The content of each optimizer step over all ranks: the denominators of its loss."""
-    parts = [[s for s in batch if s.optimizer_step == step] for step in range(spec.trainer.steps_per_batch)]
+    parts = [
+        [s for s in batch if s.optimizer_step == step]
+        for step in range(spec.trainer.steps_per_batch)
+    ]
     longest = spec.rollout.sampling.max_response_tokens
-    return [BatchTotals(len(part), sum(s.trainable_tokens for s in part), longest) for part in parts]
+    return [
+        BatchTotals(len(part), sum(s.trainable_tokens for s in part), longest) for part in parts
+    ]

@@ -21,13 +21,17 @@ class Ranks:
 
     @classmethod
     def here(cls, timeout: timedelta, *, data_parallel_rank: int, data_parallel_size: int) -> Ranks:
-        """This process' place. Decisions travel over gloo, on GPU machines too: they are small and live on the CPU."""
+        """This process' place. Decisions travel over gloo, on GPU machines too: they are small and
+        live on the CPU.
+        """
         return cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
-            _control=dist.new_group(backend="gloo", timeout=timeout) if dist.get_world_size() > 1 else None,
+            _control=dist.new_group(backend="gloo", timeout=timeout)
+            if dist.get_world_size() > 1
+            else None,
         )
 
     def broadcast(self, value: T) -> T:

@@ -1,4 +1,6 @@
-"""Rank 0's record of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are slime's."""
+"""Rank 0's record of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are
+slime's.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SAMPLED_GROUPS = 2
 
 
 class Recorder:
-    def __init__(self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True) -> None:
+    def __init__(
+        self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True
+    ) -> None:
         """judged: the samples that are trained on have rewards."""
         self._judged = judged
         self._directory = directory
@@ -37,7 +41,9 @@ class Recorder:
         earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
         self._watch = health.Watch(earlier)
         self._failures = directory / run_directory.FAILURES
-        self.last_failure = max((record["serial"] for record in run_directory.records(self._failures)), default=0)
+        self.last_failure = max(
+            (record["serial"] for record in run_directory.records(self._failures)), default=0
+        )
         """Serial number of the last failed group that is written down."""
         self._dropped: dict[str, int] | None = None if earlier else {}
 
@@ -56,17 +62,26 @@ class Recorder:
             logs.get().warning(f"step {step}: {finding.text}", kind=finding.kind)
 
     def dropped(self, counters: Mapping[str, int]) -> dict[str, float]:
-        """Groups that the dynamic filter has dropped since the last step, by reason. counters: the buffer's totals."""
-        now = {n.removeprefix("filtered_"): v for n, v in counters.items() if n.startswith("filtered_")}
+        """Groups that the dynamic filter has dropped since the last step, by reason. counters: the
+        buffer's totals.
+        """
+        now = {
+            n.removeprefix("filtered_"): v for n, v in counters.items() if n.startswith("filtered_")
+        }
         before, self._dropped = self._dropped, now
         if before is None:  # after a restart nobody knows which step they belong to
             return {}
         new = {name: float(value - before.get(name, 0)) for name, value in now.items()}
-        return {f"rollout/dynamic_filter/drop_{name}": value for name, value in new.items() if value > 0}
+        return {
+            f"rollout/dynamic_filter/drop_{name}": value for name, value in new.items() if value > 0
+        }
 
     def evaluation(self, evaluation: pb.Evaluation, examples: list[SampleGroup]) -> None:
         name = evaluation.dataset
-        metrics = {f"eval/{name}" if k == "reward" else f"eval/{name}/{k}": v for k, v in evaluation.metrics.items()}
+        metrics = {
+            f"eval/{name}" if k == "reward" else f"eval/{name}/{k}": v
+            for k, v in evaluation.metrics.items()
+        }
         record = {"version": evaluation.version, "dataset": name, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.EVALUATION, record)
         self._scalars(metrics, evaluation.version)
@@ -75,13 +90,23 @@ class Recorder:
     def failures(self, failures: Sequence[pb.Failure]) -> None:
         """Write down which groups failed for good, and why."""
         for one in failures:
-            record = {"serial": one.serial, "time": one.time, "group_id": one.group_id, "dataset": one.dataset}
+            record = {
+                "serial": one.serial,
+                "time": one.time,
+                "group_id": one.group_id,
+                "dataset": one.dataset,
+            }
             record |= {"evaluated_version": one.version} if one.version >= 0 else {}
-            run_directory.append(self._failures, record | {"row": one.row, "leases": one.leases, "reason": one.reason})
+            run_directory.append(
+                self._failures,
+                record | {"row": one.row, "leases": one.leases, "reason": one.reason},
+            )
             self.last_failure = one.serial
 
     def totals(self, totals: Totals) -> None:
-        """Write down what the run came to: whoever watches it may have lost the buffer before its end."""
+        """Write down what the run came to: whoever watches it may have lost the buffer before its
+        end.
+        """
         run_directory.write_json(self._directory / run_directory.TOTALS, totals.to_json())
 
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
@@ -105,7 +130,10 @@ class Recorder:
 
     def _write_samples(self, name: str, groups: list[SampleGroup], *, judged: bool = True) -> None:
         rows = [_row(group, sample) for group in groups for sample in group.samples]
-        lines = [json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False) for row in rows]
+        lines = [
+            json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False)
+            for row in rows
+        ]
         (self._directory / "samples" / name).write_text("\n".join(lines) + "\n")
 
 
@@ -125,7 +153,9 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
     }
 
 
-def batch_metrics(sequences: list[pb.Sequence], step: int, *, judged: bool = True) -> dict[str, float]:
+def batch_metrics(
+    sequences: list[pb.Sequence], step: int, *, judged: bool = True
+) -> dict[str, float]:
     """rollout/* of a batch, from its sequences. judged: they have rewards."""
     lengths = [s.response_length for s in sequences]
     made = [s for s in sequences if s.response_length]
@@ -152,7 +182,9 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
     rewards: dict[int, list[float]] = {}
     for sequence in sequences:
         rewards.setdefault(sequence.group_id, []).append(sequence.reward)
-    equal = Counter(f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6)
+    equal = Counter(
+        f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6
+    )
     rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
     return {
         "rollout/raw_reward": fmean(s.reward for s in sequences),
@@ -163,14 +195,24 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
 
 
 def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Turns of the model in a sample, of those that a generate function made; nothing where there is none."""
-    turns = [s.metadata["turns"] for group in groups for s in group.samples if "turns" in s.metadata]
+    """Turns of the model in a sample, of those that a generate function made; nothing where there
+    is none.
+    """
+    turns = [
+        s.metadata["turns"] for group in groups for s in group.samples if "turns" in s.metadata
+    ]
     counts = [sum(turn["by"] == "model" for turn in of_sample) for of_sample in turns]
-    return {"multi_turn/turns/mean": fmean(counts), "multi_turn/turns/max": float(max(counts))} if counts else {}
+    return (
+        {"multi_turn/turns/mean": fmean(counts), "multi_turn/turns/max": float(max(counts))}
+        if counts
+        else {}
+    )
 
 
 def merged(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
-    """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread over several."""
+    """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread
+    over several.
+    """
     groups: dict[int, SampleGroup] = {}
     for group in (group for shard in shards for group in shard):
         groups.setdefault(group.group_id, SampleGroup(group.prompt)).samples.extend(group.samples)

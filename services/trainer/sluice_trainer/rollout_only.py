@@ -1,7 +1,8 @@
-"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and committed; nobody learns.
+"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and
+committed; nobody learns.
 
-The engines keep the weights that they loaded from model.path. After each step they are only told its number, so that
-leases, staleness and evaluations go on as in training.
+The engines keep the weights that they loaded from model.path. After each step they are only told
+its number, so that leases, staleness and evaluations go on as in training.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ALONE = Ranks(rank=0, world_size=1, data_parallel_rank=0, data_parallel_size=1, 
 
 @dataclass(slots=True)
 class Unchanged:
-    """The Weights of a loop that trains none. A checkpoint of it is a number that the buffer is told."""
+    """The Weights of a loop that trains none. A checkpoint of it is a number that the buffer is
+    told.
+    """
 
     step: int
     _durable: int | None = None
@@ -62,10 +65,16 @@ def _learn_nothing(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]) 
     return {}
 
 
-def run(env: Environment, job: RLJob, peers: Peers, total_steps: int, stop: threading.Event) -> None:
-    """Take batches until the last one. A restart goes on behind the last step that was committed."""
+def run(
+    env: Environment, job: RLJob, peers: Peers, total_steps: int, stop: threading.Event
+) -> None:
+    """Take batches until the last one. A restart goes on behind the last step that
+    was committed.
+    """
     recorder = Recorder.of(env, job)
     weights = Unchanged(peers.buffer.committed_step())
     checkpoints = env.directory("checkpoint_dir")
-    Loop(job.spec, weights, _learn_nothing, peers, ALONE, checkpoints, total_steps, recorder, stop).run()
+    Loop(
+        job.spec, weights, _learn_nothing, peers, ALONE, checkpoints, total_steps, recorder, stop
+    ).run()
     recorder.close()

@@ -1,4 +1,6 @@
-"""Sequences as a trainer sees them, and which of them go into one micro-batch. Nothing here belongs to a backend."""
+"""Sequences as a trainer sees them, and which of them go into one micro-batch. Nothing here belongs
+to a backend.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from sluice.sample import Float32, Int32, Sample, UInt8
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where generation failed."""
+    """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where
+    generation failed.
+    """
 
     tokens: Int32
     response_length: int
@@ -27,21 +31,29 @@ class Sequence:
 
 
 _PER_TOKEN = (
-    "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs", "values", "returns",
-    "advantage", "fresh",
-)  # fmt: skip
+    "loss_mask",
+    "rollout_log_probs",
+    "old_log_probs",
+    "ref_log_probs",
+    "teacher_log_probs",
+    "values",
+    "returns",
+    "advantage",
+    "fresh",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence(Sequence):
     """A sequence to train on.
 
-    loss_mask, rollout_log_probs: [response]. advantage: one number for all response tokens, or one each.
-    old_log_probs: [response], of the weights at the start of the batch; None: those that the step starts from.
-    ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response]; only in a distillation. values,
-    returns: [response]; only with a critic: its values before the step, and what it learns. fresh: [response], 1 where
-    the weights that the step starts from sampled the token; None: nowhere. group_id and index say which sample it is,
-    for messages and logs.
+    loss_mask, rollout_log_probs: [response]. advantage: one number for all response tokens, or one
+    each. old_log_probs: [response], of the weights at the start of the batch; None: those that the
+    step starts from. ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response];
+    only in a distillation. values, returns: [response]; only with a critic: its values before the
+    step, and what it learns. fresh: [response], 1 where the weights that the step starts from
+    sampled the token; None: nowhere. group_id and index say which sample it is, for messages and
+    logs.
     """
 
     loss_mask: UInt8
@@ -57,8 +69,12 @@ class TrainSequence(Sequence):
     fresh: UInt8 | None = None
 
     @classmethod
-    def of(cls, group_id: int, sample: Sample, advantage: float | Float32, version: int | None = None) -> TrainSequence:
-        """The trainable part of a sample from the buffer. version: of the weights that the step starts from."""
+    def of(
+        cls, group_id: int, sample: Sample, advantage: float | Float32, version: int | None = None
+    ) -> TrainSequence:
+        """The trainable part of a sample from the buffer. version: of the weights that the step
+        starts from.
+        """
         return cls(
             tokens=sample.tokens,
             response_length=sample.response_length,
@@ -84,8 +100,8 @@ class TrainSequence(Sequence):
 def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
     """Micro-batches of at most `max_tokens` tokens: first fit, longest first. Deterministic.
 
-    Returns indices into `lengths`; each occurs exactly once, ascending within a micro-batch. A sequence longer than
-    `max_tokens` goes alone.
+    Returns indices into `lengths`; each occurs exactly once, ascending within a micro-batch. A
+    sequence longer than `max_tokens` goes alone.
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -103,8 +119,8 @@ def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
 def equalise(bins: list[list[int]], count: int) -> list[list[int]]:
     """Exactly `count` micro-batches, because all data-parallel ranks must run the same number.
 
-    The largest are halved as long as they hold several sequences; then empty ones are added, which run as one token of
-    weight 0.
+    The largest are halved as long as they hold several sequences; then empty ones are added, which
+    run as one token of weight 0.
     """
     if len(bins) > count:
         raise ValueError(f"{len(bins)} micro-batches cannot become {count}")

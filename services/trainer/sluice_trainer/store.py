@@ -1,4 +1,6 @@
-"""torch's key-value store, on one address: left to itself its server listens on all of the machine's."""
+"""torch's key-value store, on one address: left to itself its server listens on all of the
+machine's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def listener(host: str, port: int = 0) -> socket.socket:
     return listening
 
 
-def serve(host: str, listening: socket.socket, size: int, timeout: timedelta, *, wait_for_workers: bool) -> TCPStore:
+def serve(
+    host: str, listening: socket.socket, size: int, timeout: timedelta, *, wait_for_workers: bool
+) -> TCPStore:
     """The store of `size` processes, this one among them. It takes the socket over."""
     port = listening.getsockname()[1]
     return TCPStore(

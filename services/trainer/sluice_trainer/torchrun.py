@@ -1,7 +1,8 @@
 """`python -m sluice_trainer.torchrun`: torchrun, with one rendezvous more: `--rdzv-backend sluice`.
 
-torch's own static rendezvous serves its store, which asks nobody for a password, on all addresses of the machine; so
-does each of its others. This one serves it on the address that the ranks were told.
+torch's own static rendezvous serves its store, which asks nobody for a password, on all addresses
+of the machine; so does each of its others. This one serves it on the address that the ranks were
+told.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _WAIT_SECONDS = 600
 
 
 class BoundRendezvous(StaticTCPRendezvous):
-    """The static rendezvous of torch: rank 0's pod serves the store, whose address all know from the start."""
+    """The static rendezvous of torch: rank 0's pod serves the store, whose address all know from
+    the start.
+    """
 
     def get_backend(self) -> str:
         return BACKEND
@@ -38,7 +41,9 @@ class BoundRendezvous(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None and self.rank == 0:
             listening = store.listener(self.master_addr, self.master_port)
-            self._store = store.serve(self.master_addr, listening, self.world_size, self.timeout, wait_for_workers=True)
+            self._store = store.serve(
+                self.master_addr, listening, self.world_size, self.timeout, wait_for_workers=True
+            )
         return super().next_rendezvous()
 
 
@@ -50,10 +55,12 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def run() -> None:
-    """torchrun, which ends with 1 whatever its ranks say: exit codes that mean something stay (docs/contracts.md).
+    """torchrun, which ends with 1 whatever its ranks say: exit codes that mean something stay
+    (docs/contracts.md).
 
-    A rank that ends by an error has said so in its last line, and torch's traceback of itself would only bury that; of
-    one that was killed we speak. Ranks that only miss another one are no reason where there is a better one.
+    A rank that ends by an error has said so in its last line, and torch's traceback of itself would
+    only bury that; of one that was killed we speak. Ranks that only miss another one are no reason
+    where there is a better one.
     """
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
@@ -61,7 +68,9 @@ def run() -> None:
     except ChildFailedError as error:
         if any(failure.exitcode == CONFIGURATION_ERROR for failure in error.failures.values()):
             sys.exit(CONFIGURATION_ERROR)
-        causes = {rank: end for rank, end in error.failures.items() if end.exitcode != EXIT_PEER_LOST}
+        causes = {
+            rank: end for rank, end in error.failures.items() if end.exitcode != EXIT_PEER_LOST
+        }
         if not causes:
             sys.exit(EXIT_PEER_LOST)
         rank, first = min(causes.items(), key=lambda cause: cause[1].timestamp)

@@ -1,7 +1,9 @@
-"""Turns of trainer and engines that share their GPUs (`trainer.colocate`). Elsewhere nothing of it happens.
+"""Turns of trainer and engines that share their GPUs (`trainer.colocate`). Elsewhere nothing of it
+happens.
 
-In our turn engines rest: they have ended what was left of their work and given their memory away. In theirs the trainer
-lies in host memory. Between the two, with weights to publish, the engines have room for weights and we hold ours.
+In our turn engines rest: they have ended what was left of their work and given their memory away.
+In theirs the trainer lies in host memory. Between the two, with weights to publish, the engines
+have room for weights and we hold ours.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from sluice_trainer.ranks import Ranks
 
 @dataclass(slots=True)
 class Turns:
-    """times: what changing turns took and how much memory was in use, under the names of metrics."""
+    """times: what changing turns took and how much memory was in use, under the names
+    of metrics.
+    """
 
     policy: Weights
     peers: Peers
@@ -42,7 +46,9 @@ class Turns:
         self.times.setdefault("perf/wake_up_time", time.perf_counter() - started)
 
     def make_room_for_weights(self) -> None:
-        """Take the turn, keep nothing but what is published, so that engines have room for theirs. Collective."""
+        """Take the turn, keep nothing but what is published, so that engines have room for theirs.
+        Collective.
+        """
         if self.colocated:
             self.take(weights_only=True)
             self.policy.make_room(weights=False)

@@ -1,4 +1,6 @@
-"""SGLang, unmodified, from its own image; with a plugin of ours in its process where the job does not forbid it."""
+"""SGLang, unmodified, from its own image; with a plugin of ours in its process where the job does
+not forbid it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Sglang:
-    """An `Engine`. What speaks HTTP is imported only where it is used: the operator never asks an engine."""
+    """An `Engine`. What speaks HTTP is imported only where it is used: the operator never asks an
+    engine.
+    """
 
     def __init__(self) -> None:
         self.launch, self.layout = Launch(), Layout()
@@ -29,7 +33,9 @@ class Sglang:
 
         return Scorer(url, seconds)
 
-    def control(self, address: str, session: aiohttp.ClientSession, timeout: float, source: str) -> Control:
+    def control(
+        self, address: str, session: aiohttp.ClientSession, timeout: float, source: str
+    ) -> Control:
         from sluice.engines.sglang.control import Control
 
         return Control(address, session, timeout, source)

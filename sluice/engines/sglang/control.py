@@ -1,9 +1,10 @@
 """The control calls of an SGLang server that a weight update needs, over HTTP.
 
-Traps that this file knows (SGLang 0.5.17 to 0.5.23): an update runs inside begin/end where the server has them, and
-must not where it has not; a flush with running requests kills the server in an `in_place` pause, and before 0.5.21 in a
-`retract` pause too; an engine refuses with HTTP 400 at once and leaves the sender alone in its collective. A server
-that is to give up its memory and has requests, or is to take memory back that it has not given, ends.
+Traps that this file knows (SGLang 0.5.17 to 0.5.23): an update runs inside begin/end where the
+server has them, and must not where it has not; a flush with running requests kills the server in an
+`in_place` pause, and before 0.5.21 in a `retract` pause too; an engine refuses with HTTP 400 at
+once and leaves the sender alone in its collective. A server that is to give up its memory and has
+requests, or is to take memory back that it has not given, ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from sluice.engines.sglang import http
 
 T = TypeVar("T")
 SOURCE_HEADER = "x-sluice-source"
-"""Name and attempt of the trainer that calls: an engine with our plugin refuses a trainer that was replaced."""
+"""Name and attempt of the trainer that calls: an engine with our plugin refuses a trainer that was
+replaced."""
 _FLUSH_POLL_SECONDS = 0.02
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """What SGLang's loader of single experts says to a tensor of all of them."""
@@ -29,7 +31,9 @@ _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 
 @dataclass(slots=True)
 class Control:
-    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and attempt."""
+    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and
+    attempt.
+    """
 
     address: str
     session: aiohttp.ClientSession
@@ -41,9 +45,13 @@ class Control:
     async def learn(self) -> None:
         """Find out which of the two interfaces the server has."""
         if self.has_session is None:
-            self.has_session = "/begin_weight_update" in await self._ask("/openapi.json", "paths", dict)
+            self.has_session = "/begin_weight_update" in await self._ask(
+                "/openapi.json", "paths", dict
+            )
 
-    async def init_group(self, group: str, host: str, port: int, world_size: int, backend: str) -> None:
+    async def init_group(
+        self, group: str, host: str, port: int, world_size: int, backend: str
+    ) -> None:
         """Join the communicator; the answer comes once every rank of it has joined."""
         body = {
             "master_address": host,
@@ -59,11 +67,15 @@ class Control:
         await self._call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """The engine keeps the memory that the buckets took: giving it back costs milliseconds, now and next time."""
+        """The engine keeps the memory that the buckets took: giving it back costs milliseconds, now
+        and next time.
+        """
         await self._call("POST", "/continue_generation", {"torch_empty_cache": False})
 
     async def begin(self) -> None:
-        """Open a session. One that is open is what an update that failed, or a trainer that died, has left."""
+        """Open a session. One that is open is what an update that failed, or a trainer that died,
+        has left.
+        """
         if not self.has_session:
             return
         try:
@@ -83,10 +95,12 @@ class Control:
         return pause_mode == "abort" or (pause_mode == "retract" and bool(self.has_session))
 
     async def try_flush(self) -> bool:
-        """Empty the prefix cache, whose entries were computed with the old weights. False: requests are running.
+        """Empty the prefix cache, whose entries were computed with the old weights. False: requests
+        are running.
 
-        Outside of an update this is safe: a server with running requests refuses, and then old entries stay, as the
-        pause mode says. Where nothing is running, as in synchronous training, no old entry may survive an update.
+        Outside of an update this is safe: a server with running requests refuses, and then old
+        entries stay, as the pause mode says. Where nothing is running, as in synchronous training,
+        no old entry may survive an update.
         """
         try:
             async with self._request("POST", "/flush_cache") as answer:
@@ -96,22 +110,30 @@ class Control:
             raise EngineRefusedError(f"/flush_cache: {type(error).__name__} {error}") from error
 
     async def rest(self) -> None:
-        """End what is running, and give the memory of weights and cache away. Nothing is sent to it until it wakes."""
+        """End what is running, and give the memory of weights and cache away. Nothing is sent to it
+        until it wakes.
+        """
         state = await self.version()
         if state == RESTING:
             return
         await self.pause("abort")
         end = time.monotonic() + self.timeout
-        while not await self.try_flush():  # a flush succeeds once nothing is running; in a pause nothing begins
+        while (
+            not await self.try_flush()
+        ):  # a flush succeeds once nothing is running; in a pause nothing begins
             if time.monotonic() > end:
-                raise EngineRefusedError(f"requests are still running {self.timeout:g} s after they were aborted")
+                raise EngineRefusedError(
+                    f"requests are still running {self.timeout:g} s after they were aborted"
+                )
             await asyncio.sleep(_FLUSH_POLL_SECONDS)
         await self.name_version(RESTING)
         tags = ["weights"] if state == WAKING else ["kv_cache", "weights"]
         await self._call("POST", "/release_memory_occupation", {"tags": tags})
 
     async def wake(self) -> None:
-        """Take the memory of the weights back, with nothing in it. An engine that has joined just now never slept."""
+        """Take the memory of the weights back, with nothing in it. An engine that has joined just
+        now never slept.
+        """
         state = await self.version()
         if state == RESTING:
             await self._call("POST", "/resume_memory_occupation", {"tags": ["weights"]})
@@ -124,7 +146,9 @@ class Control:
             self._cacheless = False
 
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
-        """Load a bucket out of the trainer's memory (ipc.py): a handle for each rank of the engine."""
+        """Load a bucket out of the trainer's memory (ipc.py): a handle for each rank of the
+        engine.
+        """
         body: dict[str, Any] = {
             "serialized_named_tensors": handles,
             "load_format": "flattened_bucket",
@@ -138,7 +162,9 @@ class Control:
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
     ) -> None:
-        """Take part in one broadcast of a flattened bucket. The version goes with the last bucket only."""
+        """Take part in one broadcast of a flattened bucket. The version goes with the last bucket
+        only.
+        """
         body: dict[str, Any] = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -153,18 +179,31 @@ class Control:
         await self._call("POST", "/update_weights_from_distributed", body)
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy weights."""
-        body = {"model_path": path, "load_format": "auto", "weight_version": str(version), "flush_cache": flush}
+        """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy
+        weights.
+        """
+        body = {
+            "model_path": path,
+            "load_format": "auto",
+            "weight_version": str(version),
+            "flush_cache": flush,
+        }
         await self._call("POST", "/update_weights_from_disk", body)
 
     async def name_version(self, version: int | str) -> None:
         """Give the weights that the engine has another name."""
-        await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        await self._call(
+            "POST",
+            "/update_weight_version",
+            {"new_version": str(version), "abort_all_requests": False},
+        )
 
     async def version(self) -> str:
         return await self._ask("/model_info", "weight_version", str)
 
-    def _request(self, method: str, path: str, **options: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _request(
+        self, method: str, path: str, **options: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         timeout, headers = aiohttp.ClientTimeout(total=self.timeout), {SOURCE_HEADER: self.source}
         url = f"http://{self.address}{path}"
         return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
@@ -175,7 +214,8 @@ class Control:
         value = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(value, kind):
             raise EngineRefusedError(
-                f"{path} answered {str(answer)[:200]!r}: expected an object with {field} ({kind.__name__})"
+                f"{path} answered {str(answer)[:200]!r}: expected an object with {field} "
+                f"({kind.__name__})"
             )
         return value
 
@@ -185,7 +225,9 @@ class Control:
             async with self._request(method, path, json=body) as answer:
                 text = await answer.text()
                 if answer.status != 200:
-                    raise EngineRefusedError(_explained(f"{path} answered {answer.status}: {text[:500]}"))
+                    raise EngineRefusedError(
+                        _explained(f"{path} answered {answer.status}: {text[:500]}")
+                    )
                 return await answer.json(content_type=None) if text else None
         except TimeoutError as error:
             waited = time.monotonic() - started
@@ -198,7 +240,9 @@ def _explained(refusal: str) -> str:
     if _WITHOUT_PLUGIN not in refusal:
         return refusal
     return (
-        "the engine has not loaded the plugin sluice_sglang, which takes all experts of a layer as one tensor "
-        "(see its log; rollout.template may give it another command or SGLANG_PLUGINS, or its SGLang has no plugins). "
+        "the engine has not loaded the plugin sluice_sglang, which takes all experts of a layer as "
+        "one tensor "
+        "(see its log; rollout.template may give it another command or SGLANG_PLUGINS, or its "
+        "SGLang has no plugins). "
         f"Set weightSync.enginePlugin: false to send single experts. {refusal}"
     )

@@ -1,7 +1,8 @@
 """The SGLang server beside this worker, over HTTP.
 
-Which weights sampled a token two releases tell in two ways: since 0.5.21 an answer has `weight_versions`, as spans;
-before, our plugin gives it a version for each token (SGLang itself tells only the version at the answer's end).
+Which weights sampled a token two releases tell in two ways: since 0.5.21 an answer has
+`weight_versions`, as spans; before, our plugin gives it a version for each token (SGLang itself
+tells only the version at the answer's end).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from sluice.sample import WeightSpan
 from sluice.telemetry import logs
 
 _VERSIONS = "sluice_versions"
-"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before any update."""
+"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before
+any update."""
 REQUEST_SECONDS = 1800.0
 SLOWEST_TOKENS_A_SECOND = 1.0
 """Time for a request: `REQUEST_SECONDS`, in which it may wait for its turn or through a pause, and
@@ -43,7 +45,8 @@ PROBE_SECONDS = 3.0
 _IMPOSSIBLE = {"input_ids": [0], "sampling_params": {"temperature": -1.0, "max_new_tokens": 1}}
 """Every server refuses this at once, except in a pause, when it looks at no request."""
 _ABORTED = re.compile(r"Request \S+ was aborted")
-"""What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one that it has."""
+"""What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one
+that it has."""
 
 
 class Client:
@@ -100,13 +103,16 @@ class Client:
     async def _freeze(self) -> bool:
         """Take its start out of its garbage collection. False: it refuses.
 
-        Python looks through all that the server has imported, again and again: 0.4 s without a token each time. SGLang
-        0.5.21 does so by itself. A server whose user keeps its admin key to themselves refuses.
+        Python looks through all that the server has imported, again and again: 0.4 s without a
+        token each time. SGLang 0.5.21 does so by itself. A server whose user keeps its admin key to
+        themselves refuses.
         """
         return await self._post("/freeze_gc") == 200
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does not."""
+        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does
+        not.
+        """
         path = "/health_generate" if generate else "/health"
         try:
             async with self._request("GET", path, timeout) as answer:
@@ -115,7 +121,9 @@ class Client:
             return False, f"{path}: {type(error).__name__} {error}"
 
     async def rests(self) -> bool:
-        """True where it has given its memory to the trainer, whose turn it is: it then answers nothing, and is well."""
+        """True where it has given its memory to the trainer, whose turn it is: it then answers
+        nothing, and is well.
+        """
         try:
             return (await self._get("/model_info")).get("weight_version") in (RESTING, WAKING)
         except EngineError:
@@ -129,7 +137,10 @@ class Client:
         which may be waiting for weights.
         """
         if self._probe is None or self._probe.done():
-            self._probe, self._probed_since = asyncio.create_task(self._ask_impossible()), time.monotonic()
+            self._probe, self._probed_since = (
+                asyncio.create_task(self._ask_impossible()),
+                time.monotonic(),
+            )
         await asyncio.wait({self._probe}, timeout=PROBE_SECONDS)
         return 0.0 if self._probe.done() else time.monotonic() - self._probed_since
 
@@ -165,25 +176,32 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             if not http.has_ended(error):
                 raise self._lost(error) from error
-        # The engine may be at work on it, if only the answer was lost: under the same name it would be refused, and
-        # under one that begins with that name it would be taken back with it.
+        # The engine may be at work on it, if only the answer was lost: under the same name it would
+        # be refused, and under one that begins with that name it would be taken back with it.
         try:
             return await self._send(body | {"rid": f"again-{rid}"}, tokens)
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
 
     async def _send(self, body: dict[str, Any], tokens: int) -> Generation:
-        """Send one request to generate up to `tokens`, once. Where nobody waits for its answer, it is taken back."""
+        """Send one request to generate up to `tokens`, once. Where nobody waits for its answer, it
+        is taken back.
+        """
         rid, seconds = body["rid"], self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self.session.post(f"{self.url}/generate", json=body, timeout=timeout) as answer:
+            async with self.session.post(
+                f"{self.url}/generate", json=body, timeout=timeout
+            ) as answer:
                 if answer.status == 200:
                     return generation(await answer.json())
                 return refusal(answer.status, await answer.text())
         except TimeoutError as error:
             self._abort_soon(rid)
-            text = f"engine {self.url}: no answer after {seconds:.0f} s to a request for up to {tokens} tokens"
+            text = (
+                f"engine {self.url}: no answer after {seconds:.0f} s to a request for up to "
+                f"{tokens} tokens"
+            )
             raise RequestTimeoutError(text) from error
         except (aiohttp.ClientError, OSError, asyncio.CancelledError):
             self._abort_soon(rid)
@@ -237,7 +255,9 @@ def version_number(text: str) -> int:
 
 
 def refusal(status: int, text: str) -> Generation:
-    """An empty generation, where the request was aborted before it began. Raises for any other answer but 200."""
+    """An empty generation, where the request was aborted before it began. Raises for any other
+    answer but 200.
+    """
     try:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -253,7 +273,9 @@ def generation(body: Any) -> Generation:
     try:
         return _generation(body["meta_info"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"engine: not an answer of SGLang's /generate: {type(error).__name__} {error}") from error
+        raise EngineError(
+            f"engine: not an answer of SGLang's /generate: {type(error).__name__} {error}"
+        ) from error
 
 
 def _generation(meta: dict[str, Any]) -> Generation:
@@ -263,10 +285,14 @@ def _generation(meta: dict[str, Any]) -> Generation:
     if spans is None:
         if finish["type"] != "abort":
             raise EngineError(
-                "engine: the answer does not tell which weights sampled its tokens. Before SGLang 0.5.21 our plugin "
+                "engine: the answer does not tell which weights sampled its tokens. Before SGLang "
+                "0.5.21 our plugin "
                 "tells: set weightSync.enginePlugin to true, or take a later release"
             )
-        spans, entries = [], []  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
+        spans, entries = (
+            [],
+            [],
+        )  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
     matched = finish.get("matched")
     return Generation(
         [int(e[1]) for e in entries],
@@ -281,11 +307,17 @@ def _spans(meta: dict[str, Any], tokens: int) -> list[WeightSpan] | None:
     """None: the answer does not tell."""
     if "weight_versions" in meta:
         told = meta["weight_versions"]
-        return [WeightSpan(version_number(s["version"]), s["start"], s["end"]) for s in told if s["end"] > s["start"]]
+        return [
+            WeightSpan(version_number(s["version"]), s["start"], s["end"])
+            for s in told
+            if s["end"] > s["start"]
+        ]
     versions = meta.get(_VERSIONS, [])
     if len(versions) != tokens:
         return None
-    if not any(versions):  # no update yet: weights of the start, or the name that they were given since
+    if not any(
+        versions
+    ):  # no update yet: weights of the start, or the name that they were given since
         versions = [meta["weight_version"]] * tokens
     spans, start = [], 0
     for version, same in groupby(versions):

@@ -1,7 +1,7 @@
 """HTTP to an SGLang server: connections are used again, and a closed one costs nobody a request.
 
-The server closes connections that were idle for 5 s. A client that was held up for so long has not noticed when it
-sends the next request on one, and cannot tell that from a server that has died.
+The server closes connections that were idle for 5 s. A client that was held up for so long has not
+noticed when it sends the next request on one, and cannot tell that from a server that has died.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ KEEP_ALIVE_SECONDS = 2.0
 
 def session(**options: Any) -> aiohttp.ClientSession:
     """A client for engines. options: aiohttp.TCPConnector's."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS, **options))
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS, **options)
+    )
 
 
 @asynccontextmanager
@@ -27,8 +29,8 @@ async def request(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """As `client.request`, and again if the connection ended before the first byte of an answer.
 
-    A server that has died refuses the second time, so a request reaches a handler that answers at most once. A handler
-    whose answer was lost may see it twice. Raises what aiohttp raises.
+    A server that has died refuses the second time, so a request reaches a handler that answers at
+    most once. A handler whose answer was lost may see it twice. Raises what aiohttp raises.
     """
     try:
         answer = await client.request(method, url, **options)

@@ -1,4 +1,6 @@
-"""Command line and environment of the SGLang server, which runs out of its own image beside our worker."""
+"""Command line and environment of the SGLang server, which runs out of its own image beside our
+worker.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,20 @@ _COMMAND = ["python3", "-m", "sglang.launch_server"]
 _COMMAND_WITH_PLUGIN = ["python3", f"{PLUGIN_DIR}/launch_server.py"]
 _PLUGIN = Plugin("sglang", PLUGIN_DIR, ("python", "-m", "sluice.engines.sglang.plugin", PLUGIN_DIR))
 _ENV = {
-    # /health then says that the server lives, at once, also while it is paused for an update; else it makes a token.
+    # /health then says that the server lives, at once, also while it is paused for an update; else
+    # it makes a token.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
 }
 UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
-"""NCCL's own default, in words that SGLang leaves alone: where it finds nothing it writes 0, which also rules out
-NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an update waits for ever; so neither is
-told anything else, unless by a template."""
+"""NCCL's own default, in words that SGLang leaves alone: where it finds nothing it writes 0, which
+also rules out NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an
+update waits for ever; so neither is told anything else, unless by a template."""
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "TORCH_COMPILE_DISABLE": "1",  # it would need a C++ compiler in the image, and costs more than it saves
-    "OMP_NUM_THREADS": "1",  # with two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower
+    # It would need a C++ compiler in the image, and costs more than it saves.
+    "TORCH_COMPILE_DISABLE": "1",
+    # With two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower.
+    "OMP_NUM_THREADS": "1",
 }
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
@@ -56,18 +61,24 @@ class Launch:
         return _COMMAND_WITH_PLUGIN if spec.weight_sync.engine_plugin else _COMMAND
 
     def env(self, spec: RLJobSpec) -> dict[str, str]:
-        """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants a NUMA node for each."""
+        """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants a
+        NUMA node for each.
+        """
         rollout = spec.rollout
         if rollout.gpus_per_replica:
             return _ENV | UNDECIDED
         several = rollout.nodes_per_replica > 1
-        return _ENV | _CPU_ENV | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
+        return (
+            _ENV
+            | _CPU_ENV
+            | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
+        )
 
     def args(self, spec: RLJobSpec, place: Place) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.
 
-        Random weights are not loaded from disk: the trainer sends its own before the first request, as it does for a
-        pretrained model whose files are only a faster start.
+        Random weights are not loaded from disk: the trainer sends its own before the first request,
+        as it does for a pretrained model whose files are only a faster start.
         """
         rollout = spec.rollout
         args: dict[str, Any] = {
@@ -83,14 +94,22 @@ class Launch:
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
-            args["enable-memory-saver"] = True  # so that it can give its memory away in the trainer's turn
+            args["enable-memory-saver"] = (
+                True  # so that it can give its memory away in the trainer's turn
+            )
         if place.head is not None:
-            args |= {"nnodes": rollout.nodes_per_replica, "node-rank": place.index, "dist-init-addr": place.head}
+            args |= {
+                "nnodes": rollout.nodes_per_replica,
+                "node-rank": place.index,
+                "dist-init-addr": place.head,
+            }
         return render_args(args | normalized(rollout.engine_args))
 
 
 def normalized(args: dict[str, Any]) -> dict[str, Any]:
-    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is tp-size."""
+    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is
+    tp-size.
+    """
     found = {}
     for name, value in args.items():
         kebab = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
@@ -99,7 +118,9 @@ def normalized(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def render_args(args: dict[str, Any]) -> list[str]:
-    """`--name value`; True: the bare flag; False: left out; a list: all its values behind one flag."""
+    """`--name value`; True: the bare flag; False: left out; a list: all its values behind one
+    flag.
+    """
     words: list[str] = []
     for name, value in args.items():
         if value is False:

@@ -1,4 +1,6 @@
-"""Tensors as SGLang wants them: all experts of a layer in one stack, which needs our plugin in it."""
+"""Tensors as SGLang wants them: all experts of a layer in one stack, which needs our
+plugin in it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class Layout:
     def inseparable(self, tensors: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
         """The tensors of an attention layer together, all others each by itself.
 
-        SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and forgets the one whose other comes in another
-        bucket.
+        SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and forgets the one whose other
+        comes in another bucket.
         """
         together: list[tuple[str, T]] = []
         for name, tensor in tensors:
@@ -42,17 +44,20 @@ class Layout:
             yield together
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
-        """The same, but stacks larger than `max_bytes` in parts of equal numbers of experts: what a bucket can hold.
+        """The same, but stacks larger than `max_bytes` in parts of equal numbers of experts: what a
+        bucket can hold.
 
-        A loader in SGLang is told a tensor and no more, so the tensor says which part it is: part i of [experts, m, n]
-        has i more dimensions, of size 1, in front. A layer's larger stack of DeepSeek-V3 has 15 GB: no engine has room
-        for it.
+        A loader in SGLang is told a tensor and no more, so the tensor says which part it is: part i
+        of [experts, m, n] has i more dimensions, of size 1, in front. A layer's larger stack of
+        DeepSeek-V3 has 15 GB: no engine has room for it.
         """
         for name, tensor in tensors:
             if not name.endswith(STACKS):
                 yield name, tensor
                 continue
             possible = [count for count in range(1, _MOST_PARTS + 1) if len(tensor) % count == 0]
-            parts = next((count for count in possible if tensor.nbytes <= count * max_bytes), possible[-1])
+            parts = next(
+                (count for count in possible if tensor.nbytes <= count * max_bytes), possible[-1]
+            )
             for number, part in enumerate(tensor.chunk(parts)):
                 yield name, part.reshape((1,) * number + part.shape)

@@ -1,7 +1,7 @@
 """An SGLang server that somebody runs, as a teacher: log-probs of given tokens.
 
-slime's protocol: a request that generates nothing, and asks for the log-probs of its input. SGLang scores given tokens
-at temperature 1, whatever the request says.
+slime's protocol: a request that generates nothing, and asks for the log-probs of its input. SGLang
+scores given tokens at temperature 1, whatever the request says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Scorer:
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url = url.rstrip("/")
-        self._generate = Endpoint(f"{url}/generate", seconds, connections=_CONNECTIONS, largest_answer=_LARGEST_ANSWER)
+        self._generate = Endpoint(
+            f"{url}/generate", seconds, connections=_CONNECTIONS, largest_answer=_LARGEST_ANSWER
+        )
         self._detokenize = Endpoint(f"{url}/detokenize", seconds)
 
     async def close(self) -> None:
@@ -33,7 +35,9 @@ class Scorer:
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Raises RewardError where it refuses: it has no tokenizer, say."""
-        answer = await self._detokenize.once({"tokens": [[i] for i in ids], "skip_special_tokens": False})
+        answer = await self._detokenize.once(
+            {"tokens": [[i] for i in ids], "skip_special_tokens": False}
+        )
         texts = answer.get("text") if isinstance(answer, dict) else None
         if not isinstance(texts, list) or len(texts) != len(ids):
             raise ConfigurationError(f"{self._url}/detokenize does not answer as SGLang does")
@@ -50,15 +54,24 @@ class Scorer:
 
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises RewardError."""
+    """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises
+    RewardError.
+    """
     try:
         entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
-        found = [(int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries]
+        found = [
+            (int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries
+        ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RewardError(f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid") from error
-    # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
-    if len(found) != len(tokens) or any(said not in (token, 0) for (said, _), token in zip(found, tokens, strict=True)):
         raise RewardError(
-            f"log-probs of {len(found)} other tokens than the {len(tokens)} that were asked for", "invalid"
+            f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid"
+        ) from error
+    # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
+    if len(found) != len(tokens) or any(
+        said not in (token, 0) for (said, _), token in zip(found, tokens, strict=True)
+    ):
+        raise RewardError(
+            f"log-probs of {len(found)} other tokens than the {len(tokens)} that were asked for",
+            "invalid",
         )
     return [value for _, value in found]

@@ -1,1 +1,3 @@
-"""Rewards that come with sluice, one to a file. The registry beside this room knows them by name."""
+"""Rewards that come with sluice, one to a file. The registry beside this room knows
+them by name.
+"""

@@ -16,8 +16,8 @@ def after_thinking(response: str) -> str:
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox`) that is closed; None where there is none.
 
-    Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts as the outer one.
-    One pass, whatever the text: a model may well write ten thousand boxes.
+    Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts
+    as the outer one. One pass, whatever the text: a model may well write ten thousand boxes.
     """
     found: str | None = None
     open_: list[int] = []  # where the content of a box starts; -1 for other braces

@@ -1,8 +1,9 @@
 """Programs: the last code block of a response, run against the row's tests in the sandbox.
 
-`score` is 1 where every test passes, else 0; `passed` is the share of tests that pass (`reward.key: passed` gives that
-as partial credit). A program that is wrong, crashes or takes too long gets 0, and is trained on; only a row whose tests
-cannot be read fails its sample. The sandbox never sees expected outputs: they are compared here.
+`score` is 1 where every test passes, else 0; `passed` is the share of tests that pass (`reward.key:
+passed` gives that as partial credit). A program that is wrong, crashes or takes too long gets 0,
+and is trained on; only a row whose tests cannot be read fails its sample. The sandbox never sees
+expected outputs: they are compared here.
 """
 
 from __future__ import annotations
@@ -77,8 +78,12 @@ def _passes(test: Case, ran: Ran) -> bool:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Line by line, word by word; spaces around words and empty lines at the end aside; decimals to 1e-6."""
-    ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (output, expected))
+    """Line by line, word by word; spaces around words and empty lines at the end aside; decimals to
+    1e-6.
+    """
+    ours, theirs = (
+        [line.split() for line in text.rstrip().split("\n")] for text in (output, expected)
+    )
     return len(ours) == len(theirs) and all(
         len(a) == len(b) and all(map(_same_word, a, b)) for a, b in zip(ours, theirs, strict=True)
     )
@@ -96,7 +101,9 @@ def _same_word(ours: str, theirs: str) -> bool:
 
 
 def same_value(ours: Any, expected: Any) -> bool:
-    """Equal as JSON values; decimals to 1e-6; and the value itself where APPS wraps it into a list of one."""
+    """Equal as JSON values; decimals to 1e-6; and the value itself where APPS wraps it into a list
+    of one.
+    """
     wrapped = isinstance(expected, list) and len(expected) == 1 and _equal(ours, expected[0])
     return wrapped or _equal(ours, expected)
 

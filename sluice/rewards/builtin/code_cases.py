@@ -1,10 +1,10 @@
 """The tests of a programming task, in the forms in which data sets give them.
 
-    {"inputs": [...], "outputs": [...]}                       APPS, TACO, verl's prime_code: text in, text out
+    {"inputs": [...], "outputs": [...]}                       APPS, TACO, prime_code: text in, out
     {"inputs": [...], "outputs": [...], "fn_name": "solve"}   the same, for a function
     {"assert_case": [...]}, {"test_list": [...]}              verl, MBPP: lines that must not raise
     {"test": "def check(f): ...", "entry_point": "solve"}     HumanEval
-    [{"input": ..., "output": ..., "testtype": "stdin"}]      LiveCodeBench; testtype functional with func_name
+    [{"input": ..., "output": ..., "testtype": "stdin"}]      LiveCodeBench; functional: func_name
 
 The label is one of them, as an object or as JSON text.
 """
@@ -33,13 +33,20 @@ def cases_of(sample: RewardInput) -> list[Case]:
         try:
             label = json.loads(label)
         except ValueError:
-            raise RewardError(f"label: code needs tests as JSON, got {shown(sample.label)}") from None
+            raise RewardError(
+                f"label: code needs tests as JSON, got {shown(sample.label)}"
+            ) from None
     tests = (
-        _from_list(label, sample) if isinstance(label, list) else _from_object(label) if isinstance(label, dict) else []
+        _from_list(label, sample)
+        if isinstance(label, list)
+        else _from_object(label)
+        if isinstance(label, dict)
+        else []
     )
     if not tests:
         raise RewardError(
-            "label: code needs {inputs, outputs[, fn_name]}, {assert_case}, {test_list}, {test, entry_point} or "
+            "label: code needs {inputs, outputs[, fn_name]}, {assert_case}, {test_list}, {test, "
+            "entry_point} or "
             f"[{{input, output}}] with at least one test, got {shown(sample.label)}"
         )
     return tests
@@ -48,14 +55,21 @@ def cases_of(sample: RewardInput) -> list[Case]:
 def _from_object(label: dict[str, Any]) -> list[Case]:
     if "inputs" in label:
         inputs, outputs, name = label["inputs"], label.get("outputs"), label.get("fn_name")
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        if (
+            not isinstance(inputs, list)
+            or not isinstance(outputs, list)
+            or len(inputs) != len(outputs)
+        ):
             raise RewardError("label: inputs and outputs of code must be lists of the same length")
         return [_test(given, wanted, name) for given, wanted in zip(inputs, outputs, strict=True)]
     if "test" in label and "entry_point" in label:
         return [Case({"check": f"{label['test']}\ncheck({label['entry_point']})\n"})]
     setup = str(label.get("test_setup_code") or "")
     lines = label.get("assert_case") or label.get("test_list") or []
-    return [Case({"check": f"{setup}\n{line}\n"}) for line in ([lines] if isinstance(lines, str) else lines)]
+    return [
+        Case({"check": f"{setup}\n{line}\n"})
+        for line in ([lines] if isinstance(lines, str) else lines)
+    ]
 
 
 def _from_list(label: list[Any], sample: RewardInput) -> list[Case]:
@@ -67,7 +81,9 @@ def _from_list(label: list[Any], sample: RewardInput) -> list[Case]:
         name = details.get("func_name") or sample.metadata.get("func_name")
         functional = test.get("testtype") == "functional"
         if functional and not name:
-            raise RewardError("label: a functional test needs func_name in its metadata or in the row's")
+            raise RewardError(
+                "label: a functional test needs func_name in its metadata or in the row's"
+            )
         tests.append(_test(test["input"], test["output"], name if functional else None))
     return tests
 
@@ -77,14 +93,18 @@ def _test(given: Any, wanted: Any, function: str | None) -> Case:
         return Case({"input": _text(given)}, _text(wanted))
     try:
         arguments = (
-            [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+            [json.loads(line) for line in given.split("\n") if line.strip()]
+            if isinstance(given, str)
+            else given
         )
     except ValueError:
         raise RewardError(
             f"label: inputs of {function} must be JSON, one argument a line, got {shown(given)}"
         ) from None
     if not isinstance(arguments, list):
-        raise RewardError(f"label: inputs of {function} must be a list of arguments, got {shown(given)}")
+        raise RewardError(
+            f"label: inputs of {function} must be a list of arguments, got {shown(given)}"
+        )
     return Case({"call": function, "arguments": json.dumps(arguments)}, _value(wanted))
 
 

@@ -1,7 +1,8 @@
-"""DAPO's reward for whole-number answers (Yu et al. 2025), as slime's `dapo` and verl's `math_dapo` compute it.
+"""DAPO's reward for whole-number answers (Yu et al. 2025), as slime's `dapo` and verl's `math_dapo`
+compute it.
 
-The answer is what follows the last "Answer:" in the last 300 characters, brought into the plain form of Minerva's
-grader (Lewkowycz et al. 2022, appendix D.1). `score` is 1 or -1, `acc` 1 or 0.
+The answer is what follows the last "Answer:" in the last 300 characters, brought into the plain
+form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1). `score` is 1 or -1, `acc` 1 or 0.
 """
 
 from __future__ import annotations
@@ -18,12 +19,50 @@ _REPLACED = (
     (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
 )  # fmt: skip
 _REMOVED = (
-    "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points",
-    "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students",
-    "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3",
-    "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots",
-    "<|im_end|>", "<|endoftext|>",
-)  # fmt: skip
+    "square",
+    "ways",
+    "integers",
+    "dollars",
+    "mph",
+    "inches",
+    "hours",
+    "km",
+    "units",
+    "\\ldots",
+    "sue",
+    "points",
+    "feet",
+    "minutes",
+    "digits",
+    "cents",
+    "degrees",
+    "cm",
+    "gm",
+    "pounds",
+    "meters",
+    "meals",
+    "edges",
+    "students",
+    "childrentickets",
+    "multiples",
+    "\\text{s}",
+    "\\text{.}",
+    "\\text{\ns}",
+    "\\text{}^2",
+    "\\text{}^3",
+    "\\text{\n}",
+    "\\text{}",
+    "\\mathrm{th}",
+    "^\\circ",
+    "^{\\circ}",
+    "\\;",
+    ",\\!",
+    "{,}",
+    '"',
+    "\\dots",
+    "<|im_end|>",
+    "<|endoftext|>",
+)
 _UNWRAPPED = tuple(re.compile(rf"\\{name}\{{(.*?)\}}") for name in ("text", "textbf", "overline"))
 
 

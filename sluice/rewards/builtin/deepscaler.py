@@ -1,4 +1,6 @@
-"""DeepScaleR's reward: what follows the thinking is graded as `math_prm800k` does; without an end of thinking, 0."""
+"""DeepScaleR's reward: what follows the thinking is graded as `math_prm800k` does; without an end
+of thinking, 0.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""GSM8K as verl scores it: `score` where the number behind `####` is the label, `flexible` where the last number is.
+"""GSM8K as verl scores it: `score` where the number behind `####` is the label, `flexible` where
+the last number is.
 
-The strict form also trains the format. verl looks only at the end of a response, so that a model cannot list every
-number it can think of; 300 characters, as there.
+The strict form also trains the format. verl looks only at the end of a response, so that a model
+cannot list every number it can think of; 300 characters, as there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def gsm8k(sample: RewardInput) -> dict[str, float]:
 
 
 def _plain(number: str) -> str:
-    """Without thousands separators, currency and the full stop that ends a sentence; the label's own `#### ` too."""
+    """Without thousands separators, currency and the full stop that ends a sentence; the label's
+    own `#### ` too.
+    """
     number = number.rpartition("####")[2].strip().replace(",", "").replace("$", "").rstrip(".")
     whole, _, digits = number.partition(".")
     return whole if digits.strip("0") == "" else number

@@ -1,8 +1,9 @@
 """Mathematics: 1 where the last boxed answer equals the label; else 0.
 
-Equal means: spelled alike after MATH's normalisation, or the same value, set, interval, matrix or equation for
-math-verify (Hugging Face), which reads LaTeX and plain expressions. Its time limit is an alarm signal, which only a
-main thread can have: this reward runs in the judge's processes, never in the worker's own.
+Equal means: spelled alike after MATH's normalisation, or the same value, set, interval, matrix or
+equation for math-verify (Hugging Face), which reads LaTeX and plain expressions. Its time limit is
+an alarm signal, which only a main thread can have: this reward runs in the judge's processes, never
+in the worker's own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ PARSE_SECONDS = 5
 """Of math-verify, for each of: reading the label, reading the answer, comparing."""
 
 _WHOLE = re.compile(r"-?\d{1,300}")
-_UNICODE = str.maketrans({"−": "-", "–": "-", "∞": "\\infty ", "π": "\\pi ", "×": "\\times ", "°": "", "\u00a0": " "})
+_UNICODE = str.maketrans(
+    {"−": "-", "–": "-", "∞": "\\infty ", "π": "\\pi ", "×": "\\times ", "°": "", "\u00a0": " "}
+)
 
 
 def math(sample: RewardInput) -> float:
@@ -40,7 +43,9 @@ def equal(answer: str, label: str) -> bool:
 def _verified(answer: str, label: str) -> bool:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs a stack for all that is no mathematics
+    logging.getLogger("math_verify").setLevel(
+        logging.CRITICAL
+    )  # it logs a stack for all that is no mathematics
     how = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     right = parse(f"\\boxed{{{label}}}", how, parsing_timeout=PARSE_SECONDS)
     given = parse(f"\\boxed{{{answer}}}", how, parsing_timeout=PARSE_SECONDS)

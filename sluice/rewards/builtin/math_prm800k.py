@@ -1,8 +1,10 @@
-"""Mathematics as slime's `math` and verl's prime_math grade it: the graders of MATH and PRM800K, one after the other.
+"""Mathematics as slime's `math` and verl's prime_math grade it: the graders of MATH and PRM800K,
+one after the other.
 
-A boxed answer is right where it reads as the label does after Hendrycks et al.'s normalisation (MATH, 2021), or where
-PRM800K's grader (Lightman et al. 2023) takes it: units, currency and text go, then tuples are compared entry by entry;
-a fraction must be reduced, a whole number must be written as one, anything else may be equal by sympy's `simplify`.
+A boxed answer is right where it reads as the label does after Hendrycks et al.'s normalisation
+(MATH, 2021), or where PRM800K's grader (Lightman et al. 2023) takes it: units, currency and text
+go, then tuples are compared entry by entry; a fraction must be reduced, a whole number must be
+written as one, anything else may be equal by sympy's `simplify`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,23 @@ from sluice.rewards.types import RewardInput, label_text
 
 _TEXT = re.compile(r"^\\text\{(.+?)\}$")
 _UNITS = (
-    "degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year", "foot",
-    "feet", "inch", "yard",
-)  # fmt: skip
+    "degree",
+    "cm",
+    "centimeter",
+    "meter",
+    "mile",
+    "second",
+    "minute",
+    "hour",
+    "day",
+    "week",
+    "month",
+    "year",
+    "foot",
+    "feet",
+    "inch",
+    "yard",
+)
 _UNIT = tuple(re.compile(rf"{unit}(es)?(s)? *(\^[0-9]+)?") for unit in _UNITS)
 _WORDS = {
     "\\%": "", "%": "", "\\$": "", "$": "", " or ": " , ", " and ": " , ",
@@ -26,7 +42,8 @@ _WORDS = {
 _SYMBOLS = {"√": "sqrt", "π": "pi", "∞": "inf", "∪": "U", "·": "*", "×": "*"}
 _THOUSANDS = re.compile(r"(\d),(\d\d\d)(?=$|\D)")
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-# Powers on which sympy may think for ever; and no more unknowns than x and y: this text reaches an evaluator.
+# Powers on which sympy may think for ever; and no more unknowns than x and y: this text reaches an
+# evaluator.
 _TOO_HARD = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _MOST_LETTERS = 2
 
@@ -43,15 +60,25 @@ def unboxed(label: str) -> str:
 
 def agree(answer: str, label: str) -> bool:
     """True where either grader takes the answer."""
-    return bool(label.strip()) and (hendrycks(answer) == hendrycks(label) or _prm800k(answer, label))
+    return bool(label.strip()) and (
+        hendrycks(answer) == hendrycks(label) or _prm800k(answer, label)
+    )
 
 
 # --- MATH
 
 
 def hendrycks(answer: str) -> str:
-    """One spelling for what LaTeX writes in several ways; no units, percent signs, degrees or spaces."""
-    text = _TEXT.sub(r"\1", answer.strip()).strip().replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    """One spelling for what LaTeX writes in several ways; no units, percent signs, degrees or
+    spaces.
+    """
+    text = (
+        _TEXT.sub(r"\1", answer.strip())
+        .strip()
+        .replace("\n", "")
+        .replace("\\!", "")
+        .replace("\\\\", "\\")
+    )
     text = re.sub(r"[td]frac", "frac", text)
     for noise in ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$"):
         text = text.replace(noise, "")
@@ -132,7 +159,12 @@ def _without_separators(text: str) -> str:
 def _entries(text: str) -> list[str]:
     text = _without_separators(text)
     inner = text[1:-1]
-    if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and not any(c in inner for c in "()[]"):
+    if (
+        len(text) > 2
+        and text[0] in "(["
+        and text[-1] in ")]"
+        and not any(c in inner for c in "()[]")
+    ):
         return [entry.strip() for entry in inner.split(",")]
     return [text]
 
@@ -159,5 +191,7 @@ def _sympy_agrees(given: str, right: str) -> bool:
     parse = partial(parser.parse_expr, transformations=transformations)
     try:
         return bool(sympy.simplify(parse(difference.replace("^", "**"))) == 0)
-    except Exception:  # sympy raises whatever it likes on what is no expression: then it is no answer either
+    except (
+        Exception
+    ):  # sympy raises whatever it likes on what is no expression: then it is no answer either
         return False

@@ -1,11 +1,12 @@
 """Multiple choice: 1 where the letter that the response settles on is the right one.
 
-`multiple_choice` wants the letter said: in a box, after "answer", or alone. `gpqa` is slime's more forgiving reward: it
-also takes the last capital letter that stands alone, or the text of the right choice.
+`multiple_choice` wants the letter said: in a box, after "answer", or alone. `gpqa` is slime's more
+forgiving reward: it also takes the last capital letter that stands alone, or the text of the right
+choice.
 
-A row gives the right letter as its label (`B`, `(B)`), as `metadata.correct_letter`, as an index into the choices, or
-as the text of one of `metadata.choices`; `metadata.valid_letters` restricts the letters (default: one for each choice,
-else A to J).
+A row gives the right letter as its label (`B`, `(B)`), as `metadata.correct_letter`, as an index
+into the choices, or as the text of one of `metadata.choices`; `metadata.valid_letters` restricts
+the letters (default: one for each choice, else A to J).
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from sluice.rewards.types import RewardError, RewardInput, shown
 
 # Bounded, so that a page of blanks costs no more than it is long.
 _OPENING = r"[\s:*_$]{0,8}(?:\\text\w{0,8}\{|\\boxed\{)?\s{0,4}\(?"
-_LETTER = r"([A-Z]\b(?!')|[a-z](?=\s{0,4}(?:$|[).:,*}\]])))"  # "the answer is a prime" names no letter
+_LETTER = (
+    r"([A-Z]\b(?!')|[a-z](?=\s{0,4}(?:$|[).:,*}\]])))"  # "the answer is a prime" names no letter
+)
 _SAID = (
-    re.compile(rf"\b(?i:answer|option|choice)(?:\s{{1,4}}is|\s{{0,4}}:)?{_OPENING}{_LETTER}", re.MULTILINE),
+    re.compile(
+        rf"\b(?i:answer|option|choice)(?:\s{{1,4}}is|\s{{0,4}}:)?{_OPENING}{_LETTER}", re.MULTILINE
+    ),
     re.compile(r"\b([A-Z])\)?\s{1,4}is\s{1,4}(?:the\s{1,4})?correct\b"),
 )
 _ALONE = re.compile(r"^\s*(?:\\text\w*\{)?[(*]*([A-Za-z])(?=\s*(?:$|[).:,*}\]]))")
@@ -30,7 +35,9 @@ _CAPITAL = re.compile(r"\b([A-Z])\b")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """letter: the right one, "" where the row gives only texts. texts: what counts as the right answer in words."""
+    """letter: the right one, "" where the row gives only texts. texts: what counts as the right
+    answer in words.
+    """
 
     letters: str
     letter: str
@@ -40,10 +47,17 @@ class Question:
 def multiple_choice(sample: RewardInput) -> float:
     question = read_question(sample, "multiple_choice")
     if not question.letter:
-        raise RewardError(f"label: multiple_choice needs a letter of {question.letters}, got {shown(sample.label)}")
+        raise RewardError(
+            f"label: multiple_choice needs a letter of {question.letters}, got "
+            f"{shown(sample.label)}"
+        )
     text = after_thinking(sample.response)
     box = boxed(text)
-    letter = _first(_ALONE, box, question) if box is not None else said(text, question) or _alone(text, question)
+    letter = (
+        _first(_ALONE, box, question)
+        if box is not None
+        else said(text, question) or _alone(text, question)
+    )
     return float(letter == question.letter)
 
 
@@ -77,16 +91,24 @@ def read_question(sample: RewardInput, reward: str) -> Question:
     texts = [text] if len(text) > 1 else []
     if letter and letter in letters and letters.index(letter) < len(choices):
         texts.append(choices[letters.index(letter)])
-    texts += [str(sample.metadata[key]) for key in ("correct_answer", "answer_text") if sample.metadata.get(key)]
+    texts += [
+        str(sample.metadata[key])
+        for key in ("correct_answer", "answer_text")
+        if sample.metadata.get(key)
+    ]
     if not letter and not any(_words(t) for t in texts):
-        raise RewardError(f"label: {reward} needs a letter of {letters} or a choice's text, got {shown(label)}")
+        raise RewardError(
+            f"label: {reward} needs a letter of {letters} or a choice's text, got {shown(label)}"
+        )
     return Question(letters, letter, tuple(t for t in texts if _words(t)))
 
 
 def said(text: str, question: Question) -> str | None:
     """The letter that comes last after a word such as "answer"."""
     found = [(m.start(), m[1].upper()) for pattern in _SAID for m in pattern.finditer(text)]
-    return max(((at, letter) for at, letter in found if letter in question.letters), default=(0, None))[1]
+    return max(
+        ((at, letter) for at, letter in found if letter in question.letters), default=(0, None)
+    )[1]
 
 
 def _alone(text: str, question: Question) -> str | None:
@@ -100,7 +122,9 @@ def _first(pattern: re.Pattern[str], text: str, question: Question) -> str | Non
 
 
 def _last_capital(text: str, question: Question) -> str | None:
-    return next((letter for letter in reversed(_CAPITAL.findall(text)) if letter in question.letters), None)
+    return next(
+        (letter for letter in reversed(_CAPITAL.findall(text)) if letter in question.letters), None
+    )
 
 
 def _words(text: str) -> str:

@@ -1,4 +1,6 @@
-"""0 or 1 by chance, whatever the response says: slime's `random`, to try a set-up without a task."""
+"""0 or 1 by chance, whatever the response says: slime's `random`, to try a set-up
+without a task.
+"""
 
 from __future__ import annotations
 

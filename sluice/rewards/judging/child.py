@@ -1,11 +1,13 @@
-"""A process that judges, as the pool starts it: `python -m sluice.rewards.judging.child <configuration>`.
+"""A process that judges, as the pool starts it: `python -m sluice.rewards.judging.child
+<configuration>`.
 
-It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for each: JSON, because a
-user's function lives here, and what it makes must not be unpickled elsewhere. Plain functions run one after the other
-on the main thread, where alarm signals work; a coroutine function runs for all jobs at hand at the same time.
+It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for
+each: JSON, because a user's function lives here, and what it makes must not be unpickled elsewhere.
+Plain functions run one after the other on the main thread, where alarm signals work; a coroutine
+function runs for all jobs at hand at the same time.
 
-The process has a session of its own, so that it is killed together with whatever a function started, and it dies with
-the thread that started it.
+The process has a session of its own, so that it is killed together with whatever a function
+started, and it dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -92,7 +94,11 @@ def _read(value: Any) -> Any:
 def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     if isinstance(error, RewardError):
         return {"error": str(error), "reason": error.reason}
-    return {"error": f"{name} raised {causes.cause(error)}", "reason": "raised", "details": causes.full(error)}
+    return {
+        "error": f"{name} raised {causes.cause(error)}",
+        "reason": "raised",
+        "details": causes.full(error),
+    }
 
 
 def _outcomes(value: Any, argument: Any) -> list[Any]:
@@ -101,7 +107,10 @@ def _outcomes(value: Any, argument: Any) -> list[Any]:
         return [_read(value)]
     if isinstance(value, list | tuple) and len(value) == len(argument):
         return [_read(v) for v in value]
-    error = RewardError(f"the group reward returned {type(value).__name__}, expected a list of {len(argument)} rewards")
+    error = RewardError(
+        f"the group reward returned {type(value).__name__}, expected a list of {len(argument)} "
+        "rewards"
+    )
     return [_failure(error)] * len(argument)
 
 
@@ -124,14 +133,18 @@ class _Rewards:
         return user_code.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
 
     def judge(self, name: str, argument: Any) -> list[Any]:
-        """Judge one job. Whatever the function does short of ending the process becomes an outcome."""
+        """Judge one job. Whatever the function does short of ending the process becomes an
+        outcome.
+        """
         try:
             _limit_processor_time(self.limits.cpu_seconds)
             value = self.of(name)(argument)
             if inspect.isawaitable(value):
                 value = asyncio.run(_waited(value))
             return _outcomes(value, argument)
-        except BaseException as error:  # sys.exit() of a user's function, too, ends no more than its sample
+        except (
+            BaseException
+        ) as error:  # sys.exit() of a user's function, too, ends no more than its sample
             return _failures(error, name or self.name, argument)
 
 
@@ -185,7 +198,9 @@ def _limit_memory(size: int) -> None:
 def _limit_processor_time(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds + 1, hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds + 1, hard)
+    )
 
 
 def _die_with_parent() -> None:

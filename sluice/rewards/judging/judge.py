@@ -1,7 +1,8 @@
 """Runs rewards. A reward that raises, hangs or returns nonsense fails its sample, never the run.
 
-Cheap built-in rewards run here. A user's function, mathematics and tested programs run in processes with limits
-(`pool`); remote rewards and reward models are asked over HTTP. A row may name its own built-in reward.
+Cheap built-in rewards run here. A user's function, mathematics and tested programs run in processes
+with limits (`pool`); remote rewards and reward models are asked over HTTP. A row may name its own
+built-in reward.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class Judge:
-    """`await judge(samples)` -> for each sample (reward, parts), or the RewardError that failed it."""
+    """`await judge(samples)` -> for each sample (reward, parts), or the RewardError that failed
+    it.
+    """
 
     def __init__(self, reward: Reward, *, workers: int | None = None) -> None:
         self._reward = reward
@@ -49,7 +52,9 @@ class Judge:
         return Pool(limits, self._size)
 
     async def check(self) -> None:
-        """Try what can be tried without a sample, so that a job that cannot judge fails at its start. RewardError."""
+        """Try what can be tried without a sample, so that a job that cannot judge fails at its
+        start. RewardError.
+        """
         if self._reward.function:
             await self._function.check()
         if self._reward.type in registry.in_pool:
@@ -97,7 +102,9 @@ class Judge:
 
 
 async def _check_sandbox() -> None:
-    """Say what confines programs here, and what does not. Raises RewardError where they may not run."""
+    """Say what confines programs here, and what does not. Raises RewardError where they may not
+    run.
+    """
     from sluice.rewards.sandbox import hide, isolation
 
     here = await asyncio.to_thread(isolation)
@@ -114,9 +121,13 @@ def _run_here(name: str, sample: RewardInput) -> RewardValue:
     except RewardError:
         raise
     except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
-        raise RewardError(f"{name} raised {causes.cause(error)}", "raised", causes.full(error)) from error
+        raise RewardError(
+            f"{name} raised {causes.cause(error)}", "raised", causes.full(error)
+        ) from error
 
 
 def _processes() -> int:
-    """A quarter of the cores that this process may use, 2 to 16: the engine beside it needs some, too."""
+    """A quarter of the cores that this process may use, 2 to 16: the engine beside it needs some,
+    too.
+    """
     return min(max(len(os.sched_getaffinity(0)) // 4, 2), 16)

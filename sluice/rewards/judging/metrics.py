@@ -8,7 +8,8 @@ from sluice.rewards.types import Judgement, RewardError
 
 REWARDS = Counter(
     "sluice_rollout_rewards",
-    "Samples judged. outcome: ok, or why there is no reward: raised, timeout, died, refused, invalid, unavailable.",
+    "Samples judged. outcome: ok, or why there is no reward: raised, timeout, died, refused, "
+    "invalid, unavailable.",
     ["outcome"],
 )
 SECONDS = Histogram(
@@ -16,7 +17,9 @@ SECONDS = Histogram(
     "Time from a finished response to its reward, waiting included.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
-SANDBOX = Gauge("sluice_rollout_sandbox", "1: what isolates tested programs in this pod.", ["isolation"])
+SANDBOX = Gauge(
+    "sluice_rollout_sandbox", "1: what isolates tested programs in this pod.", ["isolation"]
+)
 
 
 _OK = REWARDS.labels(outcome="ok")

@@ -1,7 +1,8 @@
-"""A reward model behind an unmodified SGLang server (`--is-embedding`), through its /classify endpoint.
+"""A reward model behind an unmodified SGLang server (`--is-embedding`), through its /classify
+endpoint.
 
-/classify takes `{"text": [...]}` and answers, for each text, `{"embedding": [outputs of the model's head], ...}`.
-Samples that are ready at the same time go in one request.
+/classify takes `{"text": [...]}` and answers, for each text, `{"embedding": [outputs of the model's
+head], ...}`. Samples that are ready at the same time go in one request.
 """
 
 from __future__ import annotations
@@ -36,11 +37,18 @@ class RewardModel:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._settings.tokenizer, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                self._settings.tokenizer, local_files_only=True
+            )
         except (OSError, ValueError) as error:
-            raise RewardError(f"reward.model.tokenizer: {self._settings.tokenizer}: {error}", "unavailable") from error
+            raise RewardError(
+                f"reward.model.tokenizer: {self._settings.tokenizer}: {error}", "unavailable"
+            ) from error
         if not tokenizer.chat_template:
-            raise RewardError(f"reward.model.tokenizer: {self._settings.tokenizer} has no chat template", "unavailable")
+            raise RewardError(
+                f"reward.model.tokenizer: {self._settings.tokenizer} has no chat template",
+                "unavailable",
+            )
         self._tokenizer = tokenizer
 
     async def __call__(self, sample: RewardInput) -> float:
@@ -63,7 +71,11 @@ class RewardModel:
     def _text(self, sample: RewardInput) -> str:
         messages = sample.prompt
         if self._tokenizer is None:
-            said = messages if isinstance(messages, str) else "\n".join(str(m.get("content", "")) for m in messages)
+            said = (
+                messages
+                if isinstance(messages, str)
+                else "\n".join(str(m.get("content", "")) for m in messages)
+            )
             return said + sample.response
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -92,7 +104,8 @@ class RewardModel:
     def _read(self, answer: Any, count: int) -> list[float | RewardError]:
         if not isinstance(answer, list) or len(answer) != count:
             raise RewardError(
-                f"{self._endpoint.url}: expected a list of {count} answers, got {shown(answer)}", "invalid"
+                f"{self._endpoint.url}: expected a list of {count} answers, got {shown(answer)}",
+                "invalid",
             )
         return [self._output(one) for one in answer]
 
@@ -100,13 +113,15 @@ class RewardModel:
         outputs = answer.get("embedding") if isinstance(answer, dict) else None
         if not isinstance(outputs, list) or len(outputs) <= self._settings.output:
             return RewardError(
-                f"{self._endpoint.url}: expected an embedding with more than {self._settings.output} outputs "
+                f"{self._endpoint.url}: expected an embedding with more than "
+                f"{self._settings.output} outputs "
                 f"(reward.model.output), got {shown(answer)}",
                 "invalid",
             )
         score = outputs[self._settings.output]
         if not isinstance(score, int | float) or not math.isfinite(score):
             return RewardError(
-                f"{self._endpoint.url}: the reward is {shown(score)}, expected a finite number", "invalid"
+                f"{self._endpoint.url}: the reward is {shown(score)}, expected a finite number",
+                "invalid",
             )
         return float(score)

@@ -1,9 +1,9 @@
 """Judging processes, and the jobs that wait for them.
 
-Jobs that are ready are given to a process in one piece, and come back one by one; each has its own time limit. A job
-that takes longer than a moment keeps its process to itself: what was to follow it goes elsewhere, and another process
-is started, up to a bound, so that jobs that hang hold up nobody. A process that must be killed takes with it only the
-job that it was at.
+Jobs that are ready are given to a process in one piece, and come back one by one; each has its own
+time limit. A job that takes longer than a moment keeps its process to itself: what was to follow it
+goes elsewhere, and another process is started, up to a bound, so that jobs that hang hold up
+nobody. A process that must be killed takes with it only the job that it was at.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Pool:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def __call__(self, reward: str, argument: Any) -> list[Outcome]:
-        job = _Job(next(self._numbers), reward, argument, asyncio.get_running_loop().create_future())
+        job = _Job(
+            next(self._numbers), reward, argument, asyncio.get_running_loop().create_future()
+        )
         self._open.add(job)
         self._queue.append(job)
         self._wake()
@@ -105,7 +107,10 @@ class Pool:
             return
         if self._idle:
             self._idle.popleft().set()
-        elif len(self._lives) - self._slow < self.size and len(self._lives) < MOST_PER_SLOT * self.size:
+        elif (
+            len(self._lives) - self._slow < self.size
+            and len(self._lives) < MOST_PER_SLOT * self.size
+        ):
             life = asyncio.create_task(self._live(), name="judging process")
             self._lives.add(life)
             life.add_done_callback(self._lives.discard)
@@ -119,7 +124,8 @@ class Pool:
             while await self._wait_for_work(process):
                 await (self._serve_all(process) if process.concurrent else self._serve(process))
         except LostError:
-            pass  # whoever lost a job has been told; those that were not at fault are back in the queue
+            # Whoever lost a job has been told; those that were not at fault are back in the queue.
+            pass
         finally:
             await self._end(process)
             self._lives.discard(asyncio.current_task())
@@ -127,7 +133,9 @@ class Pool:
                 self._wake()
 
     async def _end(self, process: Process) -> None:
-        """Kill a process. It is ended to the last, also where the pool is closed in the middle of it."""
+        """Kill a process. It is ended to the last, also where the pool is closed in the middle of
+        it.
+        """
         end = asyncio.create_task(process.kill())
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
@@ -166,7 +174,9 @@ class Pool:
         process.send([job.wire() for job in jobs])
         while jobs:
             try:
-                for answer in await process.answers(min(MOMENT_SECONDS, self.configuration.timeout_seconds)):
+                for answer in await process.answers(
+                    min(MOMENT_SECONDS, self.configuration.timeout_seconds)
+                ):
                     _settle(jobs[0] if jobs else None, answer)
                     jobs.popleft()
             except TimeoutError:
@@ -184,7 +194,8 @@ class Pool:
             process.drop()
             self._give_back(rest)
             end = time.monotonic() + self.configuration.timeout_seconds - MOMENT_SECONDS
-            while True:  # what it had started of the rest before it heard of the drop is judged elsewhere, too
+            # What it had started of the rest before it heard of the drop is judged elsewhere, too.
+            while True:
                 for answer in await process.answers(max(end - time.monotonic(), 0.0)):
                     if answer.get("id") == job.number:
                         _settle(job, answer)
@@ -204,7 +215,9 @@ class Pool:
     # --- coroutine functions: all at once
 
     async def _serve_all(self, process: Process) -> None:
-        """Have the queue judged, many jobs at the same time, until nothing is left. Raises LostError."""
+        """Have the queue judged, many jobs at the same time, until nothing is left. Raises
+        LostError.
+        """
         running: dict[int, _Job] = {}
         answers = asyncio.create_task(process.answers(None))
         news = asyncio.Event()
@@ -217,7 +230,9 @@ class Pool:
                     news.clear()
                     self._idle.append(news)
                 arrival = asyncio.create_task(news.wait())
-                await asyncio.wait({answers, arrival}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {answers, arrival}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                )
                 arrival.cancel()
                 if answers.done():
                     for answer in answers.result():
@@ -236,8 +251,12 @@ class Pool:
             await asyncio.wait({answers})  # whoever ends the process reads the rest of its output
 
     def _start_more(self, process: Process, running: dict[int, _Job]) -> None:
-        """Start what fits. A job that was there when a process was lost runs alone: then it is clear who did it."""
-        suspects = any(job.tries > 1 for job in running.values()) or (self._queue and self._queue[0].tries > 0)
+        """Start what fits. A job that was there when a process was lost runs alone: then it is
+        clear who did it.
+        """
+        suspects = any(job.tries > 1 for job in running.values()) or (
+            self._queue and self._queue[0].tries > 0
+        )
         jobs = self._take((0 if running else 1) if suspects else _AT_ONCE - len(running))
         for job in jobs:
             job.started, job.tries = time.monotonic(), job.tries + 1
@@ -268,7 +287,9 @@ class Pool:
 
 
 def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
-    """Finish a job with its answer. Raises LostError where it is no such answer: a function can write what it likes."""
+    """Finish a job with its answer. Raises LostError where it is no such answer: a function can
+    write what it likes.
+    """
     try:
         outcomes = [_outcome(outcome) for outcome in answer["outcomes"]]
         sound = job is not None and answer["id"] == job.number and len(outcomes) == job.samples

@@ -1,4 +1,6 @@
-"""A judging process, seen from the worker that started it (`sluice.rewards.judging.child` is its other side)."""
+"""A judging process, seen from the worker that started it (`sluice.rewards.judging.child` is its
+other side).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _END_SECONDS = 10.0
 
 
 class LostError(Exception):
-    """The process is gone, or must go. The message says how, for people; the reason, for metrics."""
+    """The process is gone, or must go. The message says how, for people; the reason,
+    for metrics.
+    """
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -29,7 +33,9 @@ class LostError(Exception):
 
 
 class Process:
-    """concurrent: its function is a coroutine function, and all jobs that it has run at the same time."""
+    """concurrent: its function is a coroutine function, and all jobs that it has run at the same
+    time.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -50,10 +56,14 @@ class Process:
             (hello,) = await self.answers(START_SECONDS)
         except TimeoutError:
             await self.kill()
-            raise RewardError(f"{what}: was not loaded after {START_SECONDS:g} s", "unavailable") from None
+            raise RewardError(
+                f"{what}: was not loaded after {START_SECONDS:g} s", "unavailable"
+            ) from None
         except LostError as error:
             await self.kill()
-            raise RewardError(f"{what}: its process died while it was loaded ({error})", "unavailable") from error
+            raise RewardError(
+                f"{what}: its process died while it was loaded ({error})", "unavailable"
+            ) from error
         except asyncio.CancelledError:
             await self.kill()
             raise
@@ -76,10 +86,14 @@ class Process:
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(data)  # a process that is gone is noticed where its answer is awaited
+        self._process.stdin.write(
+            data
+        )  # a process that is gone is noticed where its answer is awaited
 
     async def answers(self, seconds: float | None) -> list[dict[str, Any]]:
-        """Its next answers, one or more. Raises TimeoutError, or LostError where it is gone or talks nonsense."""
+        """Its next answers, one or more. Raises TimeoutError, or LostError where it is gone or
+        talks nonsense.
+        """
         assert self._process.stdout is not None
         async with asyncio.timeout(seconds):
             while True:

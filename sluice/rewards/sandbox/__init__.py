@@ -1,6 +1,8 @@
-"""Runs programs that nobody has read: confined, limited, and without the answers that they are judged by.
+"""Runs programs that nobody has read: confined, limited, and without the answers that they are
+judged by.
 
-`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process (`confine`) for each test.
+`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process (`confine`) for each
+test.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ log = logging.getLogger(__name__)
 _TRIES = 2
 _WITHOUT = {
     "uid": "programs run as the pod's own user; a watch, not the kernel, limits their threads",
-    "namespaces": "programs write to the pod's temporary directory, where a watch, not the kernel, limits their files; "
+    "namespaces": "programs write to the pod's temporary directory, where a watch, not the kernel, "
+    "limits their files; "
     "seccomp alone stands between them and the network",
     "landlock": "programs can read every file that their user may read",
 }
@@ -28,7 +31,9 @@ _WITHOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Confinement of programs on this machine. layers: those that hold. missing: layer -> why it does not."""
+    """Confinement of programs on this machine. layers: those that hold. missing: layer -> why it
+    does not.
+    """
 
     layers: tuple[str, ...]
     missing: dict[str, str] = field(default_factory=dict)
@@ -39,7 +44,8 @@ class Isolation:
     def warning(self, layer: str) -> str:
         """One line about a missing layer: which, why, and what that means."""
         return (
-            f"code: the sandbox has no layer {layer!r} here ({self.missing[layer]}): {_WITHOUT[layer]}; "
+            f"code: the sandbox has no layer {layer!r} here ({self.missing[layer]}): "
+            f"{_WITHOUT[layer]}; "
             "docs/security.md says more"
         )
 
@@ -48,8 +54,8 @@ class Isolation:
 class Ran:
     """How one test went.
 
-    status: ok, error, timeout, output (too much of it), limit (too many threads or files). error: the end of what went
-    to stderr, or which limit.
+    status: ok, error, timeout, output (too much of it), limit (too many threads or files). error:
+    the end of what went to stderr, or which limit.
     """
 
     status: str
@@ -65,7 +71,8 @@ class Sandbox:
         self.isolation = _isolation(self._zygote)
 
     def run(self, **request: Any) -> Ran:
-        """Run one test: see zygote._run. Raises RewardError where it cannot be run, for no fault of the program.
+        """Run one test: see zygote._run. Raises RewardError where it cannot be run, for no fault of
+        the program.
 
         A test at which the sandbox fails is run once more, in a new zygote.
         """
@@ -75,7 +82,9 @@ class Sandbox:
                 answer = self._zygote.ask(request)
             except TimeoutError:
                 self._zygote.kill()
-                raise RewardError("code: the sandbox gave no answer, and was replaced", "timeout") from None
+                raise RewardError(
+                    "code: the sandbox gave no answer, and was replaced", "timeout"
+                ) from None
             except EndedError as error:
                 cause = f"its process ended: {error}"
             else:

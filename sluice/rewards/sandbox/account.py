@@ -1,7 +1,7 @@
 """A user of the program's own, where the sandbox may change users. Standard library only.
 
-What belongs to the pod's user is then a stranger's to the program, and what the kernel counts by user (threads, pipes)
-is counted for the program alone.
+What belongs to the pod's user is then a stranger's to the program, and what the kernel counts by
+user (threads, pipes) is counted for the program alone.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ import secrets
 import stat
 from collections.abc import Iterable
 
-_HIGH = (0x70000000, 1 << 27)  # (first, how many): nobody gives these to users or containers (systemd's list of uids)
+_HIGH = (
+    0x70000000,
+    1 << 27,
+)  # (first, how many): nobody gives these to users or containers (systemd's list of uids)
 _LOW = (60_001, 500)  # in a pod of a user namespace of its own there are 65,536 users
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
 
 def candidates() -> list[int]:
-    """Uids to try. They differ from sandbox to sandbox: the kernel counts a user's threads over the whole node."""
+    """Uids to try. They differ from sandbox to sandbox: the kernel counts a user's threads over the
+    whole node.
+    """
     return [first + secrets.randbelow(size) for first, size in (_HIGH, _LOW)]
 
 
 def require_capabilities() -> None:
-    """Raises OSError where this process cannot run a program as another user, end it, or clean up after it."""
+    """Raises OSError where this process cannot run a program as another user, end it, or clean up
+    after it.
+    """
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("CapEff:"))
     held = int(line.split()[1], 16)

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The zygote must not import what `import sluice` imports (numpy starts threads): it gets the package's folders alone.
+# The zygote must not import what `import sluice` imports (numpy starts threads): it gets the
+# package's folders alone.
 _BOOT = """
 import sys, types
 for name, path in zip(("sluice", "sluice.rewards", "sluice.rewards.sandbox"), sys.argv[1:]):
@@ -23,7 +24,12 @@ for name, path in zip(("sluice", "sluice.rewards", "sluice.rewards.sandbox"), sy
 from sluice.rewards.sandbox.zygote import main
 main()
 """
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
 """For what a zygote does around a test: to fork, and to clean up."""
@@ -36,12 +42,24 @@ class EndedError(Exception):
 
 
 class Zygote:
-    """hello: {layers: names of those that hold, missing: {layer: why}, refused: why programs may not run, or ""}."""
+    """hello: {layers: names of those that hold, missing: {layer: why}, refused: why programs may
+    not run, or ""}.
+    """
 
     def __init__(self) -> None:
         here = Path(__file__).parent
         process = subprocess.Popen(
-            [sys.executable, "-I", "-X", "utf8", "-c", _BOOT, str(here.parents[1]), str(here.parent), str(here)],
+            [
+                sys.executable,
+                "-I",
+                "-X",
+                "utf8",
+                "-c",
+                _BOOT,
+                str(here.parents[1]),
+                str(here.parent),
+                str(here),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_ENVIRONMENT,
@@ -100,7 +118,9 @@ class Zygote:
             return EndedError("it closed its output")
         finally:
             self.kill()
-        return EndedError(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+        return EndedError(
+            f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        )
 
     def close(self) -> None:
         """Have it clean up and end."""

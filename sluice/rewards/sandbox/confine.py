@@ -1,8 +1,9 @@
-"""The rights that a process gives up before it runs a program that nobody has read. Standard library only.
+"""The rights that a process gives up before it runs a program that nobody has read. Standard
+library only.
 
-Layers, of which all but the last two may be missing on some machine: a user of the program's own (`account`),
-namespaces, Landlock (files), seccomp (calls), resource limits. `probe` finds out once which of them hold here;
-`confine` applies exactly these, and fails where one no longer does.
+Layers, of which all but the last two may be missing on some machine: a user of the program's own
+(`account`), namespaces, Landlock (files), seccomp (calls), resource limits. `probe` finds out once
+which of them hold here; `confine` applies exactly these, and fails where one no longer does.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Limits:
 class Layers:
     """The layers that confine programs on this machine.
 
-    uid: the program's own user; None: it runs as ours. missing: layer -> why this machine does not have it.
-    refused: why programs must not run here at all; "" where they may.
+    uid: the program's own user; None: it runs as ours. missing: layer -> why this machine does not
+    have it. refused: why programs must not run here at all; "" where they may.
     """
 
     uid: int | None = None
@@ -57,7 +58,11 @@ class Layers:
 
     @property
     def names(self) -> list[str]:
-        held = {"uid": self.uid is not None, "namespaces": self.namespaces, "landlock": self.landlock}
+        held = {
+            "uid": self.uid is not None,
+            "namespaces": self.namespaces,
+            "landlock": self.landlock,
+        }
         return [*(name for name, holds in held.items() if holds), "seccomp"]
 
 
@@ -80,7 +85,8 @@ def probe(directory: str) -> Layers:
 def confine(directory: str, limits: Limits, layers: Layers, parent: int) -> None:
     """Confine this process to reading Python's own files and writing in `directory`, for good.
 
-    parent: the process that forked this one, which is not to outlive it. Raises OSError where a layer does not hold.
+    parent: the process that forked this one, which is not to outlive it. Raises OSError where a
+    layer does not hold.
     """
     _enter(directory, layers)
     _limit(limits, layers)
@@ -89,7 +95,9 @@ def confine(directory: str, limits: Limits, layers: Layers, parent: int) -> None
 
 
 def hide() -> None:
-    """Keep this process's memory, environment and descriptors from others of the same user (in /proc)."""
+    """Keep this process's memory, environment and descriptors from others of the same user (in
+    /proc).
+    """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -108,7 +116,9 @@ def _with(layers: Layers, name: str) -> list[Layers]:
 
 
 def _try(directory: str, layers: Layers) -> None:
-    """Enter the layers. Raises OSError where one does not hold, or takes from programs what they import."""
+    """Enter the layers. Raises OSError where one does not hold, or takes from programs what they
+    import.
+    """
     if layers.uid is not None:
         account.require_capabilities()
     _enter(directory, layers)
@@ -123,7 +133,9 @@ def _enter(directory: str, layers: Layers) -> None:
         os.chown(directory, layers.uid, layers.uid)
         account.take(layers.uid)
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else our own files in /proc are not ours; see _keep_apart
+    libc.prctl(
+        _PR_SET_DUMPABLE, 1, 0, 0, 0
+    )  # else our own files in /proc are not ours; see _keep_apart
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out this process goes first; a courtesy, no layer
     if layers.namespaces:
@@ -146,17 +158,23 @@ def _limit(limits: Limits, layers: Layers) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 1024,
     }
-    if layers.uid is not None:  # counted by user over the whole node: a limit for nobody but a user of one's own
+    if (
+        layers.uid is not None
+    ):  # counted by user over the whole node: a limit for nobody but a user of one's own
         values[resource.RLIMIT_NPROC] = THREADS
     for what, value in values.items():
         _, hard = resource.getrlimit(what)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        room = 1 if what == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else 0  # SIGXCPU before SIGKILL
+        room = (
+            1 if what == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else 0
+        )  # SIGXCPU before SIGKILL
         resource.setrlimit(what, (value, value + room))
 
 
 def _keep_apart(parent: int) -> None:
-    """Die with the parent, and be no process that others may look into. A change of user would undo both."""
+    """Die with the parent, and be no process that others may look into. A change of user would undo
+    both.
+    """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -175,7 +193,15 @@ def _python() -> list[str]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths |= {os.path.join(base, "lib") for base in (sys.prefix, sys.base_prefix)}
     return sorted(
-        {*filter(None, paths), "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"}
+        {
+            *filter(None, paths),
+            "/lib",
+            "/lib64",
+            "/usr/lib",
+            "/usr/lib64",
+            "/usr/share/zoneinfo",
+            "/etc/ld.so.cache",
+        }
     )
 
 

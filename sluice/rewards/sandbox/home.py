@@ -1,7 +1,7 @@
 """Where a zygote keeps the directories of its programs. Standard library only.
 
-Each zygote holds a lock on a directory of its own. A zygote that was killed cannot clean up, so the next one removes
-what nobody holds.
+Each zygote holds a lock on a directory of its own. A zygote that was killed cannot clean up, so the
+next one removes what nobody holds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ _PREFIX = "sluice-sandbox-"
 
 @contextlib.contextmanager
 def new() -> Iterator[str]:
-    """A directory for as long as this process needs it; those of zygotes that are gone are removed first."""
+    """A directory for as long as this process needs it; those of zygotes that are gone are removed
+    first.
+    """
     _sweep()
     path, lock = _locked()
     try:
         yield path
     finally:
-        with contextlib.suppress(FileNotFoundError):  # whatever tidies up temporary directories was here
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # whatever tidies up temporary directories was here
             tree.remove(path)
         os.close(lock)
 

@@ -1,7 +1,7 @@
 """User, network, mount and IPC namespaces for a program. Standard library only.
 
-It has no network but an unconnected one, and no IPC objects of others. Its directory is in memory, with a size; /proc
-is empty; from Linux 5.12 on everything else is read-only.
+It has no network but an unconnected one, and no IPC objects of others. Its directory is in memory,
+with a size; /proc is empty; from Linux 5.12 on everything else is read-only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def enter(directory: str, *, size: int, entries: int) -> None:
     _check(libc.mount(None, b"/", None, _PRIVATE, None), "mount /")
     _make_read_only(libc)
     flags = _NO_SETUID | _NO_DEVICES
-    _check(libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags | _READ_ONLY, b"size=4096"), "mount /proc")
+    _check(
+        libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags | _READ_ONLY, b"size=4096"), "mount /proc"
+    )
     options = f"size={size},nr_inodes={entries},mode=700".encode()
     _check(libc.mount(b"tmpfs", directory.encode(), b"tmpfs", flags, options), f"mount {directory}")
 
@@ -41,9 +43,13 @@ def _make_read_only(libc: ctypes.CDLL) -> None:
     attributes = struct.pack("<QQQQ", _READ_ONLY | _NO_SETUID, 0, 0, 0)
     size = ctypes.c_size_t(len(attributes))
     try:
-        _check(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, size), "mount_setattr")
+        _check(
+            libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, size), "mount_setattr"
+        )
     except OSError as error:
-        if error.errno != errno.ENOSYS:  # before Linux 5.12 file permissions and Landlock stand alone
+        if (
+            error.errno != errno.ENOSYS
+        ):  # before Linux 5.12 file permissions and Landlock stand alone
             raise
 
 

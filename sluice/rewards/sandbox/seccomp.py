@@ -1,9 +1,10 @@
 """A seccomp filter for a process that runs a program which nobody has read. Standard library only.
 
-It takes away what such a program needs to reach beyond itself: sockets, new processes (threads are allowed), other
-programs, signals to others, tracing, mounts and namespaces, owners, modes and times of files, kernel interfaces that go
-around a filter (io_uring, bpf), and every call that is newer than this list. It needs no privileges and holds in
-containers, too. Numbers are those of the kernel's syscall tables (`syscalls`).
+It takes away what such a program needs to reach beyond itself: sockets, new processes (threads are
+allowed), other programs, signals to others, tracing, mounts and namespaces, owners, modes and times
+of files, kernel interfaces that go around a filter (io_uring, bpf), and every call that is newer
+than this list. It needs no privileges and holds in containers, too. Numbers are those of the
+kernel's syscall tables (`syscalls`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class _Program(ctypes.Structure):
 
 
 def install() -> None:
-    """Install the filter in this process, for good. Raises OSError where the kernel or the machine has none."""
+    """Install the filter in this process, for good. Raises OSError where the kernel or the machine
+    has none.
+    """
     forbid_new_privileges()
     apply(build(platform.machine()))
 
 
 def forbid_new_privileges() -> None:
-    """Set no_new_privs, which unprivileged processes need for a filter and for Landlock. Raises OSError."""
+    """Set no_new_privs, which unprivileged processes need for a filter and for Landlock. Raises
+    OSError.
+    """
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1, 0)
 
 
@@ -62,7 +67,12 @@ def build(machine: str) -> bytes:
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {machine}")
     column, architecture = _MACHINES[machine]
-    code = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
+    code = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
     if machine == "x86_64":  # the same calls under other numbers
         code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     code += [(_AT_LEAST, 0, 1, FIRST_UNKNOWN), _refuse(errno.ENOSYS)]
@@ -79,7 +89,9 @@ def _refuse(number: int) -> Instruction:
     return (_RETURN, 0, 0, _ERRNO | number)
 
 
-def _without(calls: Iterable[tuple[int | None, int | None]], column: int, error: int) -> list[Instruction]:
+def _without(
+    calls: Iterable[tuple[int | None, int | None]], column: int, error: int
+) -> list[Instruction]:
     code = []
     for call in calls:
         if (number := call[column]) is not None:
@@ -88,11 +100,21 @@ def _without(calls: Iterable[tuple[int | None, int | None]], column: int, error:
 
 
 def _checked(number: int, check: Check) -> list[Instruction]:
-    """Go on behind this block where the call is another one, or its argument is as it should be; else refuse."""
+    """Go on behind this block where the call is another one, or its argument is as it should be;
+    else refuse.
+    """
     inside: list[Instruction] = []
-    for mask, value in reversed(check.values):  # the last first: a jump's length is what stands behind it
+    for mask, value in reversed(
+        check.values
+    ):  # the last first: a jump's length is what stands behind it
         matches = (_EQUAL, len(inside) + 1, 0, value) if check.only else (_EQUAL, 0, 1, value)
         refusal = [] if check.only else [_refuse(errno.EPERM)]
-        inside = [(_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument), (_AND, 0, 0, mask), matches, *refusal, *inside]
+        inside = [
+            (_LOAD, 0, 0, _ARGUMENTS + 8 * check.argument),
+            (_AND, 0, 0, mask),
+            matches,
+            *refusal,
+            *inside,
+        ]
     inside += [_refuse(errno.EPERM)] if check.only else []
     return [(_EQUAL, 0, len(inside), number), *inside, (_LOAD, 0, 0, _NUMBER)]

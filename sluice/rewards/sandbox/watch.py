@@ -1,7 +1,9 @@
-"""A watch over a running program: its output, its time, and what no layer of the kernel counts everywhere.
+"""A watch over a running program: its output, its time, and what no layer of the kernel counts
+everywhere.
 
-Standard library only. Threads and files are looked at twenty times a second, so a program can have more of them than
-the limit says for a moment. Where it has a user or a file system of its own the kernel refuses them exactly.
+Standard library only. Threads and files are looked at twenty times a second, so a program can have
+more of them than the limit says for a moment. Where it has a user or a file system of its own the
+kernel refuses them exactly.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _PAUSE_SECONDS = 0.001
 class Ended:
     """A program that has ended, or was ended.
 
-    status: ok, error, timeout, output (too much of it), limit. excess: with limit, what it had too much of. data: what
-    came through each channel.
+    status: ok, error, timeout, output (too much of it), limit. excess: with limit, what it had too
+    much of. data: what came through each channel.
     """
 
     status: str
@@ -35,7 +37,9 @@ class Ended:
 
 
 def watch(child: int, readers: dict[int, int], directory: str, seconds: float) -> Ended:
-    """Wait for the end of `child`, or bring it about. readers: descriptor -> name of the channel."""
+    """Wait for the end of `child`, or bring it about. readers: descriptor -> name of
+    the channel.
+    """
     data = {name: bytearray() for name in readers.values()}
     open_ends = set(readers)
     now = time.monotonic()
@@ -59,7 +63,9 @@ def watch(child: int, readers: dict[int, int], directory: str, seconds: float) -
     return Ended(status, excess, {name: bytes(part) for name, part in data.items()})
 
 
-def _read(open_ends: set[int], readers: dict[int, int], data: dict[int, bytearray], seconds: float) -> str:
+def _read(
+    open_ends: set[int], readers: dict[int, int], data: dict[int, bytearray], seconds: float
+) -> str:
     """Take in what there is. Returns "output" where that is too much, else ""."""
     ready, _, _ = select.select(list(open_ends), [], [], seconds)
     for descriptor in ready:
@@ -73,7 +79,9 @@ def _read(open_ends: set[int], readers: dict[int, int], data: dict[int, bytearra
 
 
 def _exit_status(child: int) -> str:
-    """How a process ended that has closed its outputs: ok, error or timeout; "" where it still runs."""
+    """How a process ended that has closed its outputs: ok, error or timeout; "" where it still
+    runs.
+    """
     pid, status = os.waitpid(child, os.WNOHANG)
     if not pid:
         time.sleep(_PAUSE_SECONDS)

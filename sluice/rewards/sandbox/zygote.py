@@ -1,9 +1,10 @@
 """A process that forks one confined process for every test of a program. Standard library only.
 
-It is a clean interpreter: neither labels nor expected outputs ever come here, so that a program finds none, whatever it
-looks through. Forking it costs a few milliseconds where starting Python costs ten times as many. It reads requests and
-writes answers as JSON behind a length, on its standard input and output. What goes wrong with one test is that test's
-answer; it ends with its other side only.
+It is a clean interpreter: neither labels nor expected outputs ever come here, so that a program
+finds none, whatever it looks through. Forking it costs a few milliseconds where starting Python
+costs ten times as many. It reads requests and writes answers as JSON behind a length, on its
+standard input and output. What goes wrong with one test is that test's answer; it ends with its
+other side only.
 """
 
 from __future__ import annotations
@@ -28,11 +29,28 @@ from sluice.rewards.sandbox.watch import watch
 
 _ERROR_BYTES = 4000
 _RESULT, _UNCONFINED = 3, 4
-# What contest programs use without importing it: the judges of APPS and LiveCodeBench provide it, too.
+# What contest programs use without importing it: the judges of APPS and LiveCodeBench provide it,
+# too.
 _PRELUDE = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
-    "functools", "operator", "io", "sys", "json", "typing", "builtins",
-)  # fmt: skip
+    "string",
+    "re",
+    "datetime",
+    "collections",
+    "heapq",
+    "bisect",
+    "copy",
+    "math",
+    "random",
+    "statistics",
+    "itertools",
+    "functools",
+    "operator",
+    "io",
+    "sys",
+    "json",
+    "typing",
+    "builtins",
+)
 
 
 def main() -> None:
@@ -46,7 +64,11 @@ def main() -> None:
             try:
                 answer = _run(request, prelude, layers, place)
             except Exception as error:
-                answer = {"status": "failed", "output": "", "error": f"{type(error).__name__}: {error}"}
+                answer = {
+                    "status": "failed",
+                    "output": "",
+                    "error": f"{type(error).__name__}: {error}",
+                }
             _write(answer)
 
 
@@ -81,12 +103,15 @@ def _write(answer: dict[str, Any]) -> None:
 # --- one test
 
 
-def _run(request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place: str) -> dict[str, Any]:
+def _run(
+    request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place: str
+) -> dict[str, Any]:
     """Run one test in a process of its own.
 
-    request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON) to call a function;
-    check: code to run behind the source. Answers {status: ok | error | timeout | output | limit, output, error}, or the
-    status failed where the sandbox is at fault and not the program.
+    request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON)
+    to call a function; check: code to run behind the source. Answers {status: ok | error | timeout
+    | output | limit, output, error}, or the status failed where the sandbox is at fault and not the
+    program.
     """
     directory = tempfile.mkdtemp(prefix="test-", dir=place)
     try:
@@ -98,7 +123,10 @@ def _run(request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place
             token, zygote = secrets.token_hex(16), os.getpid()
             child = os.fork()
             if child == 0:
-                descriptors = {0: given.fileno(), **{name: end.fileno() for name, (_, end) in channels.items()}}
+                descriptors = {
+                    0: given.fileno(),
+                    **{name: end.fileno() for name, (_, end) in channels.items()},
+                }
                 _be_the_test(request, prelude, layers, directory, descriptors, token, zygote)
             for _, write_end in channels.values():
                 write_end.close()
@@ -109,7 +137,11 @@ def _run(request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place
     asked = "call" in request or "check" in request
     status, result = ended.status, ended.data[_RESULT].decode("utf-8", "replace")
     if ended.data[_UNCONFINED]:
-        return {"status": "failed", "output": "", "error": ended.data[_UNCONFINED].decode("utf-8", "replace")}
+        return {
+            "status": "failed",
+            "output": "",
+            "error": ended.data[_UNCONFINED].decode("utf-8", "replace"),
+        }
     if status == "ok" and asked and not result.startswith(token):
         status = "error"  # it ended before it had done what it was asked
     return {
@@ -176,11 +208,15 @@ def _take_over(descriptors: dict[int, int]) -> None:
 
 
 def _confine(directory: str, limits: Limits, layers: Layers, zygote: int) -> None:
-    """Confine this process; where that fails, say so through a channel that no program ever has, and end."""
+    """Confine this process; where that fails, say so through a channel that no program ever has,
+    and end.
+    """
     try:
         confine(directory, limits, layers, zygote)
     except BaseException as error:
-        os.write(_UNCONFINED, f"a program could not be confined: {error}".encode("utf-8", "replace"))
+        os.write(
+            _UNCONFINED, f"a program could not be confined: {error}".encode("utf-8", "replace")
+        )
         os._exit(1)
     os.close(_UNCONFINED)
 

@@ -1,4 +1,5 @@
-"""Given answers over gRPC: the buffer's own process makes the batches, and after kill -9 the same ones again."""
+"""Given answers over gRPC: the buffer's own process makes the batches, and after kill -9 the same
+ones again."""
 
 from __future__ import annotations
 
@@ -36,12 +37,16 @@ async def shards(client: Client, step: int, attempt: int) -> list[bytes]:
     """The batch of a step, from the shards of two ranks."""
     taken = await client.take(step, ranks=2, attempt=attempt, wait=20)
     assert taken.state == pb.TakeBatchResponse.STATE_READY, taken.waiting_for
-    groups = [g for rank in (0, 1) for g in await client.shard(step, rank, ranks=2, attempt=attempt)]
+    groups = [
+        g for rank in (0, 1) for g in await client.shard(step, rank, ranks=2, attempt=attempt)
+    ]
     assert len(groups) == 10
     return sorted(group.SerializeToString() for group in groups)
 
 
-async def test_batches_are_made_and_made_again_after_a_kill(server: Callable[..., Server], tmp_path: Path) -> None:
+async def test_batches_are_made_and_made_again_after_a_kill(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
     process = server(**sft_job(tmp_path))
     async with Client(process.start(60)) as client:
         assert not (await client.lease(count=5)).groups, "workers have nothing to generate"

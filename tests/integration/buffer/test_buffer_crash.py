@@ -1,7 +1,9 @@
-"""kill -9 at random moments under load: what was acknowledged is there, nothing is lost, nothing is trained twice.
+"""kill -9 at random moments under load: what was acknowledged is there, nothing is lost, nothing is
+trained twice.
 
-Workers and a trainer run against `python -m sluice_buffer`, which is killed again and again; they go on where they
-were, as the real ones do. Every acknowledgement is written down and held against what the buffer says at the end.
+Workers and a trainer run against `python -m sluice_buffer`, which is killed again and again; they
+go on where they were, as the real ones do. Every acknowledgement is written down and held against
+what the buffer says at the end.
 """
 
 import asyncio
@@ -60,10 +62,16 @@ class Load:
     async def work(self, name: str) -> None:
         while not self.done:
             version = self.committed
-            answer = await self.call(Client.lease, name, self.random.randint(1, 4), version, wait=0.2)
+            answer = await self.call(
+                Client.lease, name, self.random.randint(1, 4), version, wait=0.2
+            )
             groups = [self._generate(leased) for leased in answer.groups]
             await asyncio.sleep(self.random.random() * 0.01)
-            finished = [g for g in groups if all(s.status == common.SAMPLE_STATUS_COMPLETED for s in g.samples)]
+            finished = [
+                g
+                for g in groups
+                if all(s.status == common.SAMPLE_STATUS_COMPLETED for s in g.samples)
+            ]
             unfinished = [g for g in groups if g not in finished]
             await self._submit(finished)
             if unfinished:
@@ -72,16 +80,22 @@ class Load:
     def _generate(self, leased: pb.LeasedGroup) -> common.SampleGroup:
         if self.random.random() < 0.15:
             sample = make_sample(
-                0, status=common.SAMPLE_STATUS_ABORTED, reward=None, response=self.random.randint(1, 9)
+                0,
+                status=common.SAMPLE_STATUS_ABORTED,
+                reward=None,
+                response=self.random.randint(1, 9),
             )
             return common.SampleGroup(prompt=leased.prompt, samples=[sample])
-        group = make_group(leased.prompt, response=self.random.choice([5, 500]), version=self.committed)
+        group = make_group(
+            leased.prompt, response=self.random.choice([5, 500]), version=self.committed
+        )
         nonce = self.random.randbytes(3) + b"\0"
         group.samples[0].tokens = group.samples[0].tokens[:4] + nonce + group.samples[0].tokens[8:]
         return group
 
     async def _submit(self, groups: list[common.SampleGroup]) -> None:
-        """Submit until each is answered: an answer that was lost with the buffer is asked for again."""
+        """Submit until each is answered: an answer that was lost with the buffer is asked for
+        again."""
         while groups:
             answers = await self.call(Client.submit, groups)
             for key, answer in answers.items():
@@ -91,7 +105,9 @@ class Load:
 
     def _acknowledged(self, group: common.SampleGroup) -> None:
         tokens = group.samples[0].tokens
-        assert self.stored.setdefault(group.prompt.group_id, tokens) == tokens, "two submits of one group were taken"
+        assert self.stored.setdefault(group.prompt.group_id, tokens) == tokens, (
+            "two submits of one group were taken"
+        )
 
     async def train(self) -> None:
         while self.kills < KILLS or self.committed < KILLS:
@@ -103,7 +119,9 @@ class Load:
             assert self.batches.setdefault(step, ids) == ids, f"batch {step} has changed"
             shards = [await self.call(Client.shard, step, rank, 2, attempt) for rank in range(2)]
             tokens = sorted(s.tokens for shard in shards for g in shard for s in g.samples)
-            assert self.trained.setdefault(step, tokens) == tokens, f"the samples of batch {step} have changed"
+            assert self.trained.setdefault(step, tokens) == tokens, (
+                f"the samples of batch {step} have changed"
+            )
             await self.call(Client.commit, step, attempt)
             self.committed = step
             await self._sometimes_checkpoint_or_restart()
@@ -131,15 +149,25 @@ class Load:
         """The books are right, and what was acknowledged is what was trained."""
         stats = await self.call(Client.stats)
         print(f"{self.kills} kills, {len(self.stored)} groups acknowledged")
-        assert (stats.step, stats.counters["groups_trained"]) == (self.committed, self.committed * BATCH)
+        assert (stats.step, stats.counters["groups_trained"]) == (
+            self.committed,
+            self.committed * BATCH,
+        )
         assert stats.counters["groups_lost"] == 0
         assert stats.counters["groups_trained_twice"] == 0
-        ids = [group_id for step in self.batches for group_id, index, _ in self.batches[step] if index == 0]
+        ids = [
+            group_id
+            for step in self.batches
+            for group_id, index, _ in self.batches[step]
+            if index == 0
+        ]
         assert len(ids) == len(set(ids)) >= self.committed * BATCH
         for step, batch in self.batches.items():
             for group_id, index, _ in batch:
                 if index == 0 and group_id in self.stored:
-                    assert self.stored[group_id] in self.trained[step], f"group {group_id} is not what was acknowledged"
+                    assert self.stored[group_id] in self.trained[step], (
+                        f"group {group_id} is not what was acknowledged"
+                    )
         assert stats.depth + len(ids) >= len(self.stored)
 
 
@@ -160,10 +188,15 @@ def seeds() -> list[int]:
 async def test_kill_9_under_load_loses_nothing(server: Callable[..., Server], seed: int) -> None:
     print(f"SLUICE_CRASH_SEED={seed}")
     changes: dict[str, Any] = {
-        "rows": 400, "rollout__batchSize": BATCH, "rollout__samplesPerPrompt": SAMPLES, "rollout__mode": "async",
-        "rollout__maxStaleness": 2, "rollout__partial": {"enabled": True}, "trainer__steps": 100_000,
+        "rows": 400,
+        "rollout__batchSize": BATCH,
+        "rollout__samplesPerPrompt": SAMPLES,
+        "rollout__mode": "async",
+        "rollout__maxStaleness": 2,
+        "rollout__partial": {"enabled": True},
+        "trainer__steps": 100_000,
         "buffer__leaseSeconds": 1.0,
-    }  # fmt: skip
+    }
     one = server(**changes)
     one.start()
     load = Load(one, random.Random(seed), time.monotonic() + 60)

@@ -1,4 +1,5 @@
-"""The process: its exit codes, its last line, its metrics, its place at the rendezvous, a full disk."""
+"""The process: its exit codes, its last line, its metrics, its place at the rendezvous, a full
+disk."""
 
 import asyncio
 import os
@@ -60,7 +61,9 @@ def test_changed_prompts_are_a_configuration_error(server: Make, tmp_path: Path)
     assert "the database was made with another prompt files (spec.data.prompts)" in line
 
 
-def test_a_storage_that_cannot_be_written_is_a_configuration_error(server: Make, tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_written_is_a_configuration_error(
+    server: Make, tmp_path: Path
+) -> None:
     one = server()
     (tmp_path / "storage").write_text("not a directory")
     code, line = failure(one)
@@ -68,7 +71,9 @@ def test_a_storage_that_cannot_be_written_is_a_configuration_error(server: Make,
     assert line.startswith(f"error: {tmp_path}/storage: cannot make this directory")
 
 
-def test_a_second_process_on_the_same_storage_fails_and_may_be_restarted(server: Make, tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_storage_fails_and_may_be_restarted(
+    server: Make, tmp_path: Path
+) -> None:
     server().start()
     code, line = failure(server())
     assert code == 1
@@ -92,17 +97,23 @@ async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(serve
     environment = {**os.environ, "SLUICE_PORT_GRPC": str(port), "SLUICE_BIND": "127.0.0.1"}
 
     def rendezvous() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "sluice_rendezvous"], env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            [sys.executable, "-m", "sluice_rendezvous"], env=environment, stderr=subprocess.DEVNULL
+        )
 
     first = rendezvous()
     try:
         one = server({"SLUICE_RENDEZVOUS": f"127.0.0.1:{port}"})
         address = one.start()
-        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[0].address == address
+        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[
+            0
+        ].address == address
         first.kill()
         first.wait(10)
         first = rendezvous()
-        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[0].address == address
+        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[
+            0
+        ].address == address
     finally:
         first.kill()
         first.wait(10)
@@ -134,7 +145,9 @@ async def recovers(client: Client, full_at: int, response: int) -> None:
     assert await client.checkpoint(full_at - 1) == 4 * (full_at - 1)
     leased = list((await client.lease("rollout-1", 4, version=full_at - 1, attempt=1)).groups)
     leased += (await client.lease("rollout-0", 4, version=full_at - 1, attempt=2)).groups
-    await client.submit(make_group(g.prompt, response=response, version=full_at - 1) for g in leased)
+    await client.submit(
+        make_group(g.prompt, response=response, version=full_at - 1) for g in leased
+    )
     assert (await client.take(full_at)).state == pb.TakeBatchResponse.STATE_READY
     await client.commit(full_at)
 
@@ -153,7 +166,9 @@ async def test_a_submit_that_does_not_fit_is_refused_and_everything_else_kept(se
     async with Client(one.start()) as client:
         leased = (await client.lease(count=4)).groups
         await client.submit([make_group(leased[0].prompt)])
-        code, details = await error_of(client.submit([make_group(leased[1].prompt, response=200_000)]))
+        code, details = await error_of(
+            client.submit([make_group(leased[1].prompt, response=200_000)])
+        )
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "no room for group 1" in details
         answers = await client.submit([make_group(g.prompt) for g in leased[1:]])
@@ -168,7 +183,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""
     directory = tmp_path / "storage"
     directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(directory)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(directory)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
     yield directory
@@ -184,7 +201,8 @@ async def test_a_full_disk_refuses_and_recovers(server: Make, small_disk: Path) 
 
 
 async def test_a_disk_that_somebody_else_fills_meanwhile(server: Make, small_disk: Path) -> None:
-    """The writes themselves fail, in the middle of a commit: nothing is lost, and it goes on when there is room."""
+    """The writes themselves fail, in the middle of a commit: nothing is lost, and it goes on when
+    there is room."""
     one = server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
     async with Client(one.start()) as client:
         leased = (await client.lease(count=4)).groups
@@ -202,7 +220,9 @@ async def test_a_disk_that_somebody_else_fills_meanwhile(server: Make, small_dis
         assert one.process.poll() is None
         for _ in range(100):
             try:
-                answers = await client.submit([make_group(g.prompt, response=10_000) for g in leased])
+                answers = await client.submit(
+                    [make_group(g.prompt, response=10_000) for g in leased]
+                )
                 break
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -22,9 +22,16 @@ async def test_a_step_from_lease_to_checkpoint(client: Client) -> None:
     assert {a.outcome for a in answers.values()} == {STORED}
     batch = await client.take(1, ranks=2)
     assert batch.state == READY
-    assert [(s.group_id, s.index) for s in batch.sequences] == [(g, i) for g in range(4) for i in range(2)]
+    assert [(s.group_id, s.index) for s in batch.sequences] == [
+        (g, i) for g in range(4) for i in range(2)
+    ]
     shards = [await client.shard(1, rank, 2) for rank in range(2)]
-    found = {(g.prompt.group_id, s.index): r for r, shard in enumerate(shards) for g in shard for s in g.samples}
+    found = {
+        (g.prompt.group_id, s.index): r
+        for r, shard in enumerate(shards)
+        for g in shard
+        for s in g.samples
+    }
     assert found == {(s.group_id, s.index): s.rank for s in batch.sequences}
     await client.commit(1, reward=0.5)
     assert await client.checkpoint(1) == 4
@@ -53,7 +60,12 @@ async def test_what_was_acknowledged_survives_a_restart(server: Callable[..., Se
         assert (stats.depth, stats.leases, stats.counters["groups_lost"]) == (1, 3, 0)
         assert await client.heartbeat(g.prompt for g in leased) == []
         answers = await client.submit(make_group(g.prompt) for g in leased)
-        assert [answers[i].outcome for i in range(4)] == [pb.SubmitResponse.OUTCOME_DUPLICATE, STORED, STORED, STORED]
+        assert [answers[i].outcome for i in range(4)] == [
+            pb.SubmitResponse.OUTCOME_DUPLICATE,
+            STORED,
+            STORED,
+            STORED,
+        ]
 
 
 async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> None:
@@ -82,7 +94,11 @@ async def test_a_broken_group_does_not_disturb_the_others_of_its_stream(client: 
     groups = [make_group(g.prompt, response=300_000) for g in leased]
     groups[1].samples[0].tokens = b"\0\0\0"
     answers = await client.submit(groups)
-    assert [answers[i].outcome for i in range(3)] == [STORED, pb.SubmitResponse.OUTCOME_REFUSED, STORED]
+    assert [answers[i].outcome for i in range(3)] == [
+        STORED,
+        pb.SubmitResponse.OUTCOME_REFUSED,
+        STORED,
+    ]
     assert "samples[0].tokens" in answers[1].message
 
 

@@ -1,4 +1,5 @@
-"""Real sizes over real gRPC: what long responses come to is far above the limit of a single message."""
+"""Real sizes over real gRPC: what long responses come to is far above the limit of a single
+message."""
 
 from collections.abc import Callable
 
@@ -33,8 +34,12 @@ async def test_a_whole_drain_of_long_responses_comes_back(server: Callable[..., 
         assert all(list(g.partial.samples) == samples for g in again)
 
 
-async def test_eight_responses_of_a_million_tokens_go_through(server: Callable[..., Server]) -> None:
-    one = server(rollout={"batchSize": 1, "samplesPerPrompt": 8}, buffer={"storage": {"size": "1Gi"}})
+async def test_eight_responses_of_a_million_tokens_go_through(
+    server: Callable[..., Server],
+) -> None:
+    one = server(
+        rollout={"batchSize": 1, "samplesPerPrompt": 8}, buffer={"storage": {"size": "1Gi"}}
+    )
     async with Client(one.start()) as client:
         (leased,) = (await client.lease()).groups
         group = make_group(leased.prompt, samples=8, response=1_000_000)
@@ -42,7 +47,9 @@ async def test_eight_responses_of_a_million_tokens_go_through(server: Callable[.
         assert (await client.submit([group]))[0].outcome == STORED
         assert (await client.take(1, ranks=2)).state == pb.TakeBatchResponse.STATE_READY
         shards = [await client.shard(1, rank, 2) for rank in range(2)]
-        samples = sorted((s for shard in shards for g in shard for s in g.samples), key=lambda s: s.index)
+        samples = sorted(
+            (s for shard in shards for g in shard for s in g.samples), key=lambda s: s.index
+        )
         assert samples == list(group.samples)
 
 
@@ -60,11 +67,15 @@ async def test_examples_of_long_evaluations_are_read(server: Callable[..., Serve
 
 
 async def test_a_lease_whose_answer_was_lost_is_offered_again_without_blame(client: Client) -> None:
-    request = pb.LeasePromptsRequest(worker=pb.Caller(name="rollout-0", attempt=1), max_groups=2, request=1)
+    request = pb.LeasePromptsRequest(
+        worker=pb.Caller(name="rollout-0", attempt=1), max_groups=2, request=1
+    )
     call = client.stub.LeasePrompts(request, metadata=rpc.metadata(""))
     await call.read()
     call.cancel()  # the rest of the answer is lost, after the leases are durable
-    again = pb.LeasePromptsRequest(worker=pb.Caller(name="rollout-0", attempt=1), max_groups=1, request=2)
+    again = pb.LeasePromptsRequest(
+        worker=pb.Caller(name="rollout-0", attempt=1), max_groups=1, request=2
+    )
     prompts = [
         pb.LeasedGroup.FromString(answer.group.data).prompt
         async for answer in client.stub.LeasePrompts(again, metadata=rpc.metadata(""), timeout=10)
@@ -83,7 +94,9 @@ async def test_a_call_that_a_later_one_has_overtaken_leases_nothing(client: Clie
         len(
             [
                 a
-                async for a in client.stub.LeasePrompts(newer, metadata=rpc.metadata(""), timeout=10)
+                async for a in client.stub.LeasePrompts(
+                    newer, metadata=rpc.metadata(""), timeout=10
+                )
                 if a.HasField("group")
             ]
         )
@@ -97,12 +110,16 @@ async def test_a_call_that_a_later_one_has_overtaken_leases_nothing(client: Clie
 async def test_a_new_process_of_a_worker_counts_its_calls_anew(client: Client) -> None:
     caller = pb.Caller(name="rollout-0", attempt=1)
     for number, session in ((9, 1), (1, 2), (2, 2)):
-        request = pb.LeasePromptsRequest(worker=caller, max_groups=1, request=number, session=session)
+        request = pb.LeasePromptsRequest(
+            worker=caller, max_groups=1, request=number, session=session
+        )
         answers = client.stub.LeasePrompts(request, metadata=rpc.metadata(""), timeout=10)
         assert len([a async for a in answers if a.HasField("group")]) == 1
 
 
-async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(server: Callable[..., Server]) -> None:
+async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(
+    server: Callable[..., Server],
+) -> None:
     one = server(buffer={"memory": "400Mi", "storage": {"size": "1Gi"}})
     async with Client(one.start()) as client:
         first, second = (await client.lease(count=2)).groups
@@ -117,7 +134,9 @@ async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(serv
 
 
 async def test_many_groups_at_once_wait_for_each_other(server: Callable[..., Server]) -> None:
-    one = server(rollout__batchSize=24, buffer={"memory": "400Mi", "storage": {"size": "1Gi"}}, rows=24)
+    one = server(
+        rollout__batchSize=24, buffer={"memory": "400Mi", "storage": {"size": "1Gi"}}, rows=24
+    )
     async with Client(one.start()) as client:
         leased = (await client.lease(count=24)).groups
         noise = np.random.default_rng(0).bytes(1)

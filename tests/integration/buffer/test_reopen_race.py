@@ -1,4 +1,5 @@
-"""Readers and the event loop while the storage starts again from the disk, after a write that failed."""
+"""Readers and the event loop while the storage starts again from the disk, after a write that
+failed."""
 
 from __future__ import annotations
 
@@ -85,7 +86,15 @@ def test_a_value_that_is_being_read_is_read_to_its_end(tmp_path: Path) -> None:
 def test_readers_never_get_wrong_bytes_and_never_crash_the_process(tmp_path: Path) -> None:
     storage = stored(tmp_path)
     storage.close()
-    command = [sys.executable, "-X", "faulthandler", "-c", MANY_READERS, str(tmp_path), str(GROUPS * PIECE_BYTES)]
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-c",
+        MANY_READERS,
+        str(tmp_path),
+        str(GROUPS * PIECE_BYTES),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
 

@@ -16,7 +16,8 @@ __all__ = ["example", "laptop"]
 
 @pytest.fixture
 def calendar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File of the seconds by which the clock of all processes that are started from now on is wrong."""
+    """File of the seconds by which the clock of all processes that are started from now on is
+    wrong."""
     offset = tmp_path / "clock-offset"
     offset.write_text("0")
     monkeypatch.setenv("CLOCK_OFFSET", str(offset))

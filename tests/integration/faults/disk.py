@@ -2,9 +2,9 @@
 
 The model is what POSIX promises and no more. fsync and fdatasync of a file make its content and its
 size durable; fsync of a directory makes the names in it durable, also those that a rename or an
-unlink has changed. Of all else, any part may have reached the disk: each sector of a file by itself,
-each change of its size, and of the changes of one directory's names the first few, for file systems
-journal these in order. A file whose name was lost is lost.
+unlink has changed. Of all else, any part may have reached the disk: each sector of a file by
+itself, each change of its size, and of the changes of one directory's names the first few, for file
+systems journal these in order. A file whose name was lost is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def entries(journal: Path) -> Iterator[Entry]:
         start, end = at + _ENTRY.size, at + _ENTRY.size + path + other + data
         if end > len(content):
             return
-        names = bytes(content[start : start + path]).decode(), bytes(content[start + path : end - data]).decode()
+        names = (
+            bytes(content[start : start + path]).decode(),
+            bytes(content[start + path : end - data]).decode(),
+        )
         yield Entry(Operation(operation), *names, offset, bytes(content[end - data : end]), end)
         at = end
 
@@ -119,7 +122,8 @@ def _sectors(offset: int, size: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Directory:
-    """names: as processes see them. durable: those of the last sync. pending: what has changed since; None: gone."""
+    """names: as processes see them. durable: those of the last sync. pending: what has changed
+    since; None: gone."""
 
     names: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -153,7 +157,8 @@ def _rename(names: dict[str, Node], change: dict[str, Node | None]) -> None:
 
 
 class Disk:
-    """The files under `root`, which are all durable when the journal begins. Feed it entries in their order."""
+    """The files under `root`, which are all durable when the journal begins. Feed it entries in
+    their order."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -169,7 +174,9 @@ class Disk:
             self._file(entry.path).pending.append(Change(entry.offset, None))
         elif entry.operation is Operation.UNSEEN:
             # LMDB's table of readers: shared memory, which the first process to open it makes anew
-            assert entry.path.endswith("-lock"), f"{entry.path} was mapped for writing: the journal cannot see that"
+            assert entry.path.endswith("-lock"), (
+                f"{entry.path} was mapped for writing: the journal cannot see that"
+            )
         elif entry.operation is Operation.RENAME:
             self._move(entry)
         else:
@@ -179,7 +186,11 @@ class Disk:
             directory.change({name: node})
 
     def _move(self, entry: Entry) -> None:
-        (source, old), (target, new), node = self._place(entry.path), self._place(entry.other), self._node(entry.path)
+        (source, old), (target, new), node = (
+            self._place(entry.path),
+            self._place(entry.other),
+            self._node(entry.path),
+        )
         if source is target:
             source.change({old: None, new: node})
         else:
@@ -211,7 +222,8 @@ class Disk:
 def _read(path: Path) -> Directory:
     """What lies under a directory, all of it durable."""
     names: dict[str, Node] = {
-        each.name: _read(each) if each.is_dir() else File(bytearray(each.read_bytes())) for each in path.iterdir()
+        each.name: _read(each) if each.is_dir() else File(bytearray(each.read_bytes()))
+        for each in path.iterdir()
     }
     return Directory(names, dict(names))
 

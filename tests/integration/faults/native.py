@@ -32,4 +32,6 @@ def recorded(journal: Path, directory: Path, code: str, *arguments: str) -> str:
     environment = os.environ | {"LD_PRELOAD": str(library("power"))}
     environment |= {"POWER_DIRECTORY": str(directory), "POWER_JOURNAL": str(journal)}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout

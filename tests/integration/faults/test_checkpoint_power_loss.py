@@ -1,4 +1,5 @@
-"""The directory of checkpoints loses its power: what has a checkpoint's name is whole, and the newest is there."""
+"""The directory of checkpoints loses its power: what has a checkpoint's name is whole, and the
+newest is there."""
 
 from __future__ import annotations
 

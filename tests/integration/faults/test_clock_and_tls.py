@@ -1,4 +1,5 @@
-"""A job's certificates and a machine whose clock is wrong: an hour is nothing, and days are called by their name."""
+"""A job's certificates and a machine whose clock is wrong: an hour is nothing, and days are called
+by their name."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
 
 async def main():
     async with rpc.channel(sys.argv[1], tls.from_environment()) as channel:
-        call = lambda: buffer_pb2_grpc.BufferStub(channel).Stats(buffer_pb2.StatsRequest(), timeout=5)
+        stub = buffer_pb2_grpc.BufferStub(channel)
+        call = lambda: stub.Stats(buffer_pb2.StatsRequest(), timeout=5)
         try:
             await rpc.retrying(call, what="Stats", seconds=20)
         except Exception as error:
@@ -39,11 +41,19 @@ REACHED = "Method not found"
     [
         pytest.param(-HOUR, REACHED, id="an hour before the certificate was made"),
         pytest.param(HOUR, REACHED, id="an hour later"),
-        pytest.param(-2 * DAY, "not valid yet by this machine's clock: is the clock right?", id="days before"),
-        pytest.param(3651 * DAY, "no longer valid by this machine's clock: is the clock right?", id="ten years later"),
+        pytest.param(
+            -2 * DAY, "not valid yet by this machine's clock: is the clock right?", id="days before"
+        ),
+        pytest.param(
+            3651 * DAY,
+            "no longer valid by this machine's clock: is the clock right?",
+            id="ten years later",
+        ),
     ],
 )
-async def test_a_client_with_a_wrong_clock(calendar: Path, tmp_path: Path, offset: int, answer: str) -> None:
+async def test_a_client_with_a_wrong_clock(
+    calendar: Path, tmp_path: Path, offset: int, answer: str
+) -> None:
     for name, text in JobKeys(new_key()).certificates("default/demo", NAME).items():
         (tmp_path / name).write_text(text)
     variables = {"SLUICE_TLS_DIR": str(tmp_path), "SLUICE_TLS_NAME": NAME}
@@ -53,7 +63,9 @@ async def test_a_client_with_a_wrong_clock(calendar: Path, tmp_path: Path, offse
     try:
         calendar.write_text(str(offset))
         command = [sys.executable, "-c", CLIENT, f"127.0.0.1:{port}"]
-        client = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+        client = subprocess.Popen(
+            command, env=os.environ | variables, stdout=subprocess.PIPE, text=True
+        )
 
         output, _ = await asyncio.to_thread(client.communicate, timeout=60)
     finally:

@@ -1,4 +1,5 @@
-"""The buffer's clock jumps by an hour: its leases stay, and no evaluation takes an hour or less than nothing."""
+"""The buffer's clock jumps by an hour: its leases stay, and no evaluation takes an hour or less
+than nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ HOUR = 3600
 @pytest.mark.parametrize("jump", [pytest.param(HOUR, id="forward"), pytest.param(-HOUR, id="back")])
 async def test_the_clock_of_a_buffer_jumps(calendar: Path, tmp_path: Path, jump: int) -> None:
     job = make_job(
-        tmp_path, evaluation={"everySteps": 1, "beforeTrain": True, "samplesPerPrompt": 2}, buffer__leaseSeconds=8
+        tmp_path,
+        evaluation={"everySteps": 1, "beforeTrain": True, "samplesPerPrompt": 2},
+        buffer__leaseSeconds=8,
     )
     server = Server(job, tmp_path)
     server.start()

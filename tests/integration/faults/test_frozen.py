@@ -1,4 +1,5 @@
-"""SIGSTOP of each role for longer than its peers' patience, and SIGCONT: nothing is lost, nothing trained twice."""
+"""SIGSTOP of each role for longer than its peers' patience, and SIGCONT: nothing is lost, nothing
+trained twice."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.integration.run.laptop import PROGRAMS, Laptop, processes_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LEASE = 4
 FROZEN = 15.0
-"""Seconds: longer than a lease, and than the five heartbeats of silence after which the rendezvous drops a member."""
+"""Seconds: longer than a lease, and than the five heartbeats of silence after which the rendezvous
+drops a member."""
 STEPS_BETWEEN, BATCH = 2, 16
 
 
@@ -35,7 +37,13 @@ def test_each_role_may_freeze_and_come_back(laptop: Callable[..., Laptop]) -> No
             os.kill(pid, signal.SIGCONT)
     assert run.wait(300) == 0, run.text()[-3000:]
     summary = run.summary()
-    assert (summary["state"], summary["steps"], summary["groups_trained"]) == ("Succeeded", total, total * BATCH)
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (summary["state"], summary["steps"], summary["groups_trained"]) == (
+        "Succeeded",
+        total,
+        total * BATCH,
+    )
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["logprob_diff_max"] <= 1e-4
     assert processes_of(run.directory) == []

@@ -1,7 +1,9 @@
-"""The buffer's storage loses its power under load: all that was acknowledged is there, and the database opens.
+"""The buffer's storage loses its power under load: all that was acknowledged is there, and the
+database opens.
 
-The processes are real and write to a real disk; preload/power.c keeps a journal of what they do, and disk.py says what
-a disk may hold that loses its power then: what was synced, and any part of the rest.
+The processes are real and write to a real disk; preload/power.c keeps a journal of what they do,
+and disk.py says what a disk may hold that loses its power then: what was synced, and any part of
+the rest.
 """
 
 from __future__ import annotations
@@ -41,9 +43,16 @@ def seed() -> int:
 
 def loaded_job(directory: Path) -> RLJob:
     return make_job(
-        directory, rows=400, rollout__batchSize=BATCH, rollout__samplesPerPrompt=SAMPLES, rollout__mode="async",
-        rollout__maxStaleness=2, rollout__partial={"enabled": True}, trainer__steps=100_000, buffer__leaseSeconds=1.0,
-    )  # fmt: skip
+        directory,
+        rows=400,
+        rollout__batchSize=BATCH,
+        rollout__samplesPerPrompt=SAMPLES,
+        rollout__mode="async",
+        rollout__maxStaleness=2,
+        rollout__partial={"enabled": True},
+        trainer__steps=100_000,
+        buffer__leaseSeconds=1.0,
+    )
 
 
 @dataclass
@@ -168,7 +177,9 @@ def check_opened(buffer: Buffer, load: Written, cut: int) -> None:
     forgotten = memory.progress.checkpoint_step
     batches = {note.step: note.batch for note in before if note.what == "take"}
     for step, batch in batches.items():
-        assert step <= forgotten or memory.batches[step] == batch, f"the batch of step {step} has changed"
+        assert step <= forgotten or memory.batches[step] == batch, (
+            f"the batch of step {step} has changed"
+        )
     gone = {group_id for note in load.acknowledged if note.what == "take" and note.step <= forgotten
             for group_id in note.batch}  # fmt: skip
     for note in before:
@@ -177,15 +188,21 @@ def check_opened(buffer: Buffer, load: Written, cut: int) -> None:
                 assert shard_group(buffer, group_id, [0]).samples[0].tokens == tokens
 
 
-async def test_a_disk_that_is_cut_off_at_any_moment_has_what_was_acknowledged(powered: Powered, tmp_path: Path) -> None:
+async def test_a_disk_that_is_cut_off_at_any_moment_has_what_was_acknowledged(
+    powered: Powered, tmp_path: Path
+) -> None:
     powered.server.start()
     load = Written(powered.server, powered.draw, time.monotonic() + 60, journal=powered.journal)
     await run(load)
     powered.server.end(signal.SIGKILL)
     journal = list(entries(powered.journal))
     served = next(note.end for note in load.acknowledged)
-    early = powered.draw.choices([entry.end for entry in journal if entry.end < served], k=CUTS // 6)
-    cuts = sorted(early + powered.draw.choices([entry.end for entry in journal], k=CUTS - len(early)))
+    early = powered.draw.choices(
+        [entry.end for entry in journal if entry.end < served], k=CUTS // 6
+    )
+    cuts = sorted(
+        early + powered.draw.choices([entry.end for entry in journal], k=CUTS - len(early))
+    )
     position, acknowledged = 0, 0
     for number, cut in enumerate(cuts):
         while position < len(journal) and journal[position].end <= cut:
@@ -202,7 +219,10 @@ async def test_a_disk_that_is_cut_off_at_any_moment_has_what_was_acknowledged(po
         shutil.rmtree(target)
         acknowledged += cut > served
     assert acknowledged
-    print(f"{CUTS} cuts in {len(journal)} operations, {len(load.stored)} groups, {load.committed} steps")
+    print(
+        f"{CUTS} cuts in {len(journal)} operations, {len(load.stored)} groups, {load.committed} "
+        "steps"
+    )
 
 
 SLOPPY = """

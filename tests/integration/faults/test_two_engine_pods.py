@@ -1,4 +1,5 @@
-"""An engine of two pods, tensor parallel over both: each is killed once. It comes back, and nothing is lost."""
+"""An engine of two pods, tensor parallel over both: each is killed once. It comes back, and nothing
+is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def scheduler(run: Laptop, pod: int) -> int:
     """Pid of the scheduler in one of the engine's pods."""
 
     def is_it(process: psutil.Process) -> bool:
-        """Its own command line and environment are overwritten by its title: the server above it has them."""
+        """Its own command line and environment are overwritten by its title: the server above it
+        has them."""
         above = [" ".join(each.cmdline()) for each in process.parents()]
         is_scheduler = "".join(process.cmdline()).startswith("sglang::scheduler")
         return is_scheduler and any(f"--node-rank {pod}" in line for line in above)
@@ -27,11 +29,16 @@ def scheduler(run: Laptop, pod: int) -> int:
     return run.until_process(is_it, f"scheduler of pod {pod}", 120)
 
 
-def test_a_pod_of_an_engine_that_dies_takes_the_engine_along_and_nothing_is_lost(laptop: Callable[..., Laptop]) -> None:
+def test_a_pod_of_an_engine_that_dies_takes_the_engine_along_and_nothing_is_lost(
+    laptop: Callable[..., Laptop],
+) -> None:
     run = laptop(
-        "rollout.nodesPerReplica=2", "rollout.replicas=1", f"trainer.steps={STEPS}", f"rollout.batchSize={BATCH}",
+        "rollout.nodesPerReplica=2",
+        "rollout.replicas=1",
+        f"trainer.steps={STEPS}",
+        f"rollout.batchSize={BATCH}",
         "evaluation=null",
-    )  # fmt: skip
+    )
     run.start()
     run.until_step(2)
     os.kill(scheduler(run, 1), signal.SIGKILL)
@@ -39,8 +46,16 @@ def test_a_pod_of_an_engine_that_dies_takes_the_engine_along_and_nothing_is_lost
     os.kill(scheduler(run, 0), signal.SIGKILL)
     assert run.wait(600) == 0, run.text()[-3000:]
     summary = run.summary()
-    assert (summary["state"], summary["steps"], summary["groups_trained"]) == ("Succeeded", STEPS, STEPS * BATCH)
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (summary["state"], summary["steps"], summary["groups_trained"]) == (
+        "Succeeded",
+        STEPS,
+        STEPS * BATCH,
+    )
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     pods = {path.name.partition(".")[0] for path in (run.directory / "logs").glob("*.engine.log")}
-    assert {name.rpartition("rollout-0-")[2] for name in pods} >= {f"{a}-{i}" for a in (1, 2, 3) for i in (0, 1)}
+    assert {name.rpartition("rollout-0-")[2] for name in pods} >= {
+        f"{a}-{i}" for a in (1, 2, 3) for i in (0, 1)
+    }
     assert processes_of(run.directory) == []

@@ -1,4 +1,5 @@
-"""A trainer of two pods: a rank is killed, later one hangs. Each time the gang restarts, and nothing is lost."""
+"""A trainer of two pods: a rank is killed, later one hangs. Each time the gang restarts, and
+nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ def rank_process(run: Laptop, rank: int) -> int:
 
 def test_a_rank_that_dies_or_hangs_restarts_the_gang(laptop: Callable[..., Laptop]) -> None:
     run = laptop(
-        "trainer.nodes=2", f"trainer.steps={STEPS}", f"rollout.batchSize={BATCH}", "checkpoint.everySteps=3",
-        f"progressDeadlineSeconds={PATIENCE}", "failurePolicy.maxRestarts=10", "evaluation.everySteps=100",
-    )  # fmt: skip
+        "trainer.nodes=2",
+        f"trainer.steps={STEPS}",
+        f"rollout.batchSize={BATCH}",
+        "checkpoint.everySteps=3",
+        f"progressDeadlineSeconds={PATIENCE}",
+        "failurePolicy.maxRestarts=10",
+        "evaluation.everySteps=100",
+    )
     run.start()
     run.until_step(4)
     os.kill(rank_process(run, 1), signal.SIGKILL)
@@ -38,8 +44,14 @@ def test_a_rank_that_dies_or_hangs_restarts_the_gang(laptop: Callable[..., Lapto
     os.kill(rank_process(run, 1), signal.SIGSTOP)
     assert run.wait(600) == 0, run.text()[-3000:]
     summary = run.summary()
-    assert (summary["state"], summary["steps"], summary["groups_trained"]) == ("Succeeded", STEPS, STEPS * BATCH)
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (summary["state"], summary["steps"], summary["groups_trained"]) == (
+        "Succeeded",
+        STEPS,
+        STEPS * BATCH,
+    )
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["restarts"] >= 2
     assert "====" not in run.text(), "the frame of torch's traceback is no reason for people"
     assert f"no step for {PATIENCE} s" in run.text()

@@ -1,4 +1,5 @@
-"""Hosts a LocalCluster in a process of its own, for tests that kill it: `python local_host.py RUN_DIR JOB_JSON`."""
+"""Hosts a LocalCluster in a process of its own, for tests that kill it: `python local_host.py
+RUN_DIR JOB_JSON`."""
 
 import asyncio
 import sys

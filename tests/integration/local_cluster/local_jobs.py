@@ -38,17 +38,27 @@ def make_job(
     name: str = "demo",
     **spec: Any,
 ) -> RLJob:
-    """One trainer pod, one rollout pod (engine and worker), buffer and rendezvous, each running the given program."""
-    rollout = {"gpusPerReplica": 0, "template": template(container("engine", engine), container("worker", worker))}
+    """One trainer pod, one rollout pod (engine and worker), buffer and rendezvous, each running the
+    given program."""
+    rollout = {
+        "gpusPerReplica": 0,
+        "template": template(container("engine", engine), container("worker", worker)),
+    }
     document: dict[str, Any] = {
         "model": {"path": "/nowhere/model", "init": "random"},
         "data": {"prompts": [{"path": "/nowhere/prompts.jsonl"}]},
         "reward": {"type": "exact_match"},
         "rollout": rollout | spec.pop("rollout", {}),
-        "trainer": {"gpusPerNode": 0, "steps": 2, "template": template(container("trainer", trainer))}
+        "trainer": {
+            "gpusPerNode": 0,
+            "steps": 2,
+            "template": template(container("trainer", trainer)),
+        }
         | spec.pop("trainer_spec", {}),
         "buffer": {"template": template(container("buffer", buffer))},
-        "podTemplateOverrides": [{"roles": ["rendezvous"], "template": template(container("rendezvous", rendezvous))}],
+        "podTemplateOverrides": [
+            {"roles": ["rendezvous"], "template": template(container("rendezvous", rendezvous))}
+        ],
         "failurePolicy": {"maxRestarts": 2, "rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 2}},
     }
     return RLJob.model_validate({"metadata": {"name": name}, "spec": document | spec})
@@ -65,7 +75,8 @@ def write(path: str, text: str) -> str:
 
 
 def wait_for_logs(run_dir: Path, text: str, *containers: str) -> str:
-    """Python source that goes on once each of these containers has written `text`, and fails after a minute."""
+    """Python source that goes on once each of these containers has written `text`, and fails after
+    a minute."""
     logs = [str(run_dir / f"logs/{container}.log") for container in containers]
     return textwrap.dedent(
         f"""
@@ -94,5 +105,9 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 10.0) 
 async def spawn_host(run_dir: Path, job: RLJob) -> asyncio.subprocess.Process:
     script = Path(__file__).with_name("local_host.py")
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(run_dir), job.model_dump_json(by_alias=True), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        str(script),
+        str(run_dir),
+        job.model_dump_json(by_alias=True),
+        stdout=asyncio.subprocess.PIPE,
     )

@@ -34,7 +34,9 @@ async def test_a_job_goes_on_after_its_host_was_killed(tmp_path: Path) -> None:
     host = await spawn_host(tmp_path, job)
     await until(lambda: log.exists() and bool(log.read_text()), "the trainer started")
     host.kill()
-    async with LocalCluster(tmp_path) as cluster:  # at once: it waits for the supervisors of the killed one
+    async with LocalCluster(
+        tmp_path
+    ) as cluster:  # at once: it waits for the supervisors of the killed one
         status = await run_job(cluster, job)
     await host.wait()
     assert (status.state, status.restarts) == ("Succeeded", 0)

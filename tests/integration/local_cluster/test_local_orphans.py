@@ -13,11 +13,13 @@ from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Deletion
 from sluice_operator.reconcile import run_job
 
-# Leaves behind: a deaf child in a session of its own, a daemon (double fork), and a daemon that starts a child later.
+# Leaves behind: a deaf child in a session of its own, a daemon (double fork), and a daemon that
+# starts a child later.
 BROOD = """
     import os, signal, subprocess, sys, time
     def deaf(seconds=600):
-        code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({seconds})"
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        code += f" time.sleep({seconds})"
         return [sys.executable, "-S", "-c", code]
     subprocess.Popen(deaf(), start_new_session=True)
     if os.fork() == 0:
@@ -98,7 +100,8 @@ async def test_supervisor_killed(tmp_path: Path) -> None:
 
 
 async def test_host_and_supervisor_killed_together(tmp_path: Path) -> None:
-    """Even the sweep of the next run is not needed for the container itself; its brood goes with that sweep."""
+    """Even the sweep of the next run is not needed for the container itself; its brood goes with
+    that sweep."""
     host = await spawn_host(tmp_path, make_job(FOREVER))
     await until(lambda: ready(tmp_path), "the job runs")
     supervisor = supervisor_of(tmp_path, "trainer")
@@ -126,9 +129,13 @@ async def test_a_deaf_pod_is_killed_after_its_grace(tmp_path: Path) -> None:
 
 async def test_the_host_adopts_no_zombies(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path) as cluster:
-        task = asyncio.create_task(run_job(cluster, make_job(FOREVER, failurePolicy={"maxRestarts": 0})))
+        task = asyncio.create_task(
+            run_job(cluster, make_job(FOREVER, failurePolicy={"maxRestarts": 0}))
+        )
         await until(lambda: ready(tmp_path), "the job runs")
         supervisor_of(tmp_path, "trainer").kill()
         await asyncio.wait_for(task, 10)
-    zombies = [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    zombies = [
+        child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE
+    ]
     assert zombies == []

@@ -9,7 +9,10 @@ from local_jobs import SLEEP, alive, log, make_job, wait_for_logs
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
 
-DUMP = "import json, os; open(os.environ['SLUICE_RUN_DIR'] + '/env.json', 'w').write(json.dumps(dict(os.environ)))"
+DUMP = (
+    "import json, os; open(os.environ['SLUICE_RUN_DIR'] + '/env.json', "
+    "'w').write(json.dumps(dict(os.environ)))"
+)
 
 
 async def trainer_env(run_dir: Path, **options: object) -> dict[str, str]:
@@ -26,7 +29,16 @@ async def test_the_environment_of_a_trainer(tmp_path: Path) -> None:
     assert env["SLUICE_BIND"] == env["SLUICE_ADVERTISE"] == "127.0.0.1"
     assert env["SLUICE_RENDEZVOUS"].startswith("127.0.0.1:")
     assert env["SLUICE_CHECKPOINT_DIR"] == str(tmp_path / "volumes/run/checkpoints")
-    assert len({env["SLUICE_PORT_MASTER"], env["SLUICE_PORT_METRICS"], env["SLUICE_RENDEZVOUS"].split(":")[1]}) == 3
+    assert (
+        len(
+            {
+                env["SLUICE_PORT_MASTER"],
+                env["SLUICE_PORT_METRICS"],
+                env["SLUICE_RENDEZVOUS"].split(":")[1],
+            }
+        )
+        == 3
+    )
     assert len(env["SLUICE_TOKEN"]) >= 32
     assert (env["EXTRA"], env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("1", "", "1")
 
@@ -40,7 +52,8 @@ async def test_a_volume_may_be_put_elsewhere(tmp_path: Path) -> None:
 async def test_the_rendezvous_binds_the_port_of_its_service(tmp_path: Path) -> None:
     server = """
         import os, socket, time
-        with socket.create_server((os.environ["SLUICE_BIND"], int(os.environ["SLUICE_PORT_GRPC"]))): time.sleep(600)
+        address = os.environ["SLUICE_BIND"], int(os.environ["SLUICE_PORT_GRPC"])
+        with socket.create_server(address): time.sleep(600)
     """
     client = """
         import os, socket, time
@@ -56,8 +69,14 @@ async def test_the_rendezvous_binds_the_port_of_its_service(tmp_path: Path) -> N
 
 
 async def test_the_worker_finds_its_engine(tmp_path: Path) -> None:
-    engine = "import os, time; print('port', os.environ['SLUICE_PORT_HTTP'], flush=True); time.sleep(600)"
-    worker = "import os, time; print('port', os.environ['SLUICE_ENGINE_URL'], flush=True); time.sleep(600)"
+    engine = (
+        "import os, time; print('port', os.environ['SLUICE_PORT_HTTP'], flush=True); "
+        "time.sleep(600)"
+    )
+    worker = (
+        "import os, time; print('port', os.environ['SLUICE_ENGINE_URL'], flush=True); "
+        "time.sleep(600)"
+    )
     pod = "demo-rollout-0-1-0"
     trainer = wait_for_logs(tmp_path, "port", f"{pod}.engine", f"{pod}.worker")
     async with LocalCluster(tmp_path) as cluster:
@@ -69,12 +88,17 @@ async def test_the_worker_finds_its_engine(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
-    job = make_job(failurePolicy={"maxRestarts": 0}, trainer_spec={"template": _command(["/no/such/program"])})
+    job = make_job(
+        failurePolicy={"maxRestarts": 0}, trainer_spec={"template": _command(["/no/such/program"])}
+    )
     async with LocalCluster(tmp_path) as cluster:
         status = await run_job(cluster, job)
     assert status.last_failure is not None
     assert status.last_failure.exit_code == 127
-    assert status.last_failure.message == "error: cannot start /no/such/program: No such file or directory"
+    assert (
+        status.last_failure.message
+        == "error: cannot start /no/such/program: No such file or directory"
+    )
 
 
 async def test_a_volume_that_is_not_there_fails_the_job_at_once(tmp_path: Path) -> None:
@@ -84,13 +108,18 @@ async def test_a_volume_that_is_not_there_fails_the_job_at_once(tmp_path: Path) 
     condition = status.condition("Failed")
     assert condition is not None
     assert condition.reason == "InvalidConfiguration"
-    assert condition.message.endswith("volume model: /does/not/exist does not exist on this machine")
+    assert condition.message.endswith(
+        "volume model: /does/not/exist does not exist on this machine"
+    )
 
 
 async def test_gpus_go_round(tmp_path: Path) -> None:
-    """Two rollout replicas and one trainer want a GPU each; there are two, so one pod waits, and says so."""
+    """Two rollout replicas and one trainer want a GPU each; there are two, so one pod waits, and
+    says so."""
     program = f"{DUMP}; import time; time.sleep(1.5)"
-    job = make_job(program, trainer_spec={"gpusPerNode": 1}, rollout={"gpusPerReplica": 1, "replicas": 2})
+    job = make_job(
+        program, trainer_spec={"gpusPerNode": 1}, rollout={"gpusPerReplica": 1, "replicas": 2}
+    )
     messages = []
     async with LocalCluster(tmp_path, gpus=["4", "7", "8"]) as cluster:
         await run_job(cluster, job, on_plan=lambda plan: messages.append(plan.status.state))
@@ -100,12 +129,18 @@ async def test_gpus_go_round(tmp_path: Path) -> None:
 
 async def test_trainer_and_engines_share_the_gpus_that_they_claim_together(tmp_path: Path) -> None:
     """The trainer sees all of them, each engine its own; and so do those that come later."""
-    engine = "import os, time; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
+    engine = (
+        "import os, time; print('GPUs', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); "
+        "time.sleep(600)"
+    )
     engines = [f"demo-rollout-{replica}-1-0.engine" for replica in (0, 1)]
     seen = wait_for_logs(tmp_path, "GPUs", *engines)
     program = f"{DUMP}\n{seen}\nraise SystemExit(1 if os.environ['SLUICE_ATTEMPT'] == '1' else 0)"
     job = make_job(
-        program, engine=engine, trainer_spec={"gpusPerNode": 4, "colocate": True}, rollout={"gpusPerReplica": 2}
+        program,
+        engine=engine,
+        trainer_spec={"gpusPerNode": 4, "colocate": True},
+        rollout={"gpusPerReplica": 2},
     )
     async with LocalCluster(tmp_path, gpus=["2", "3", "5", "7", "8"]) as cluster:
         status = await run_job(cluster, job)
@@ -132,7 +167,9 @@ async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None
     condition = status.condition("Failed")
     assert condition is not None
     assert condition.reason == "StartupDeadlineExceeded"
-    assert condition.message.endswith("demo-trainer-0-1-0: Unschedulable: 1 GPUs wanted, 0 of 0 free")
+    assert condition.message.endswith(
+        "demo-trainer-0-1-0: Unschedulable: 1 GPUs wanted, 0 of 0 free"
+    )
 
 
 def _command(command: list[str]) -> dict[str, object]:
@@ -154,7 +191,9 @@ async def test_init_containers_run_one_after_the_other_before_the_others(tmp_pat
     say = "import time; time.sleep(0.2); open('/sluice/run/said', 'a').write({!r})"
     program = "import os; open(os.environ['SLUICE_RUN_DIR'] + '/said', 'a').write('trainer')"
     spec = _with_inits(say.format("first "), say.format("second "))
-    spec["template"]["spec"]["containers"] = [{"name": "trainer", "command": ["python", "-S", "-c", program]}]  # type: ignore[index]
+    spec["template"]["spec"]["containers"] = [
+        {"name": "trainer", "command": ["python", "-S", "-c", program]}
+    ]  # type: ignore[index]
     phases: set[str] = set()
     async with LocalCluster(tmp_path) as cluster:
         job = make_job(trainer_spec=spec)
@@ -165,7 +204,9 @@ async def test_init_containers_run_one_after_the_other_before_the_others(tmp_pat
                     phases.add(pod["status"]["phase"])
 
         looks = []
-        status = await run_job(cluster, job, on_plan=lambda _: looks.append(asyncio.create_task(look())))
+        status = await run_job(
+            cluster, job, on_plan=lambda _: looks.append(asyncio.create_task(look()))
+        )
         await asyncio.gather(*looks)
     assert status.state == "Succeeded"
     assert (tmp_path / "volumes/run/said").read_text() == "first second trainer"
@@ -175,7 +216,9 @@ async def test_init_containers_run_one_after_the_other_before_the_others(tmp_pat
 async def test_an_init_container_that_fails_keeps_its_pod_from_starting(tmp_path: Path) -> None:
     bad = "import sys; sys.exit(2 * (print('error: no such rows', file=sys.stderr) is None))"
     async with LocalCluster(tmp_path) as cluster:
-        status = await run_job(cluster, make_job(trainer_spec=_with_inits(bad, "raise SystemExit(0)")))
+        status = await run_job(
+            cluster, make_job(trainer_spec=_with_inits(bad, "raise SystemExit(0)"))
+        )
     condition = status.condition("Failed")
     assert condition is not None
     assert (condition.reason, condition.message) == (

@@ -17,7 +17,8 @@ SERVER = """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            good = self.path == "/readyz" and os.path.exists(os.environ["SLUICE_RUN_DIR"] + "/ready")
+            ready = os.path.exists(os.environ["SLUICE_RUN_DIR"] + "/ready")
+            good = self.path == "/readyz" and ready
             self.send_response(200 if good else 503)
             self.end_headers()
 

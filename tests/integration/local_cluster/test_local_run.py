@@ -51,14 +51,23 @@ async def test_a_failed_trainer_restarts_and_its_last_words_are_kept(tmp_path: P
     assert (status.state, status.restarts) == ("Succeeded", 1)
     failure = status.last_failure
     assert failure is not None
-    assert (failure.pod, failure.container, failure.exit_code) == ("demo-trainer-0-1-0", "trainer", 1)
+    assert (failure.pod, failure.container, failure.exit_code) == (
+        "demo-trainer-0-1-0",
+        "trainer",
+        1,
+    )
     assert failure.message == "step 1\nerror: out of memory"
     assert attempts(status) == {"rendezvous": 1, "buffer": 1, "rollout": 1, "trainer": 2}
 
 
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134), ("os.execv('/nowhere', ['x'])", 1)],
+    [
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("os.abort()", 134),
+        ("os.execv('/nowhere', ['x'])", 1),
+    ],
 )
 async def test_exit_codes(tmp_path: Path, ending: str, code: int) -> None:
     job = make_job(f"import os, sys; {ending}", failurePolicy={"maxRestarts": 0})
@@ -94,7 +103,9 @@ async def test_a_trainer_gang_restarts_as_one(tmp_path: Path) -> None:
     assert (sorted(started[:2]), sorted(started[2:])) == (["1-0", "1-1"], ["2-0", "2-1"])
 
 
-async def test_a_rollout_restarts_with_growing_delay_while_the_trainer_goes_on(tmp_path: Path) -> None:
+async def test_a_rollout_restarts_with_growing_delay_while_the_trainer_goes_on(
+    tmp_path: Path,
+) -> None:
     worker = f"""
         import os, sys, time
         os.environ["SLUICE_RUN_DIR"] = {str(tmp_path)!r}
@@ -102,8 +113,13 @@ async def test_a_rollout_restarts_with_growing_delay_while_the_trainer_goes_on(t
         sys.exit(1)
     """
     (tmp_path / "workers").touch()
-    trainer = f"import os, time\nwhile len(open({str(tmp_path / 'workers')!r}).read().split()) < 3: time.sleep(0.05)"
-    status = await run(tmp_path, make_job(f"import time; time.sleep(0.5)\n{trainer}", worker=worker))
+    trainer = (
+        f"import os, time\nwhile len(open({str(tmp_path / 'workers')!r}).read().split()) < 3: "
+        "time.sleep(0.05)"
+    )
+    status = await run(
+        tmp_path, make_job(f"import time; time.sleep(0.5)\n{trainer}", worker=worker)
+    )
     assert (status.state, attempts(status)["trainer"]) == ("Succeeded", 1)
     times = [float(moment) for moment in (tmp_path / "workers").read_text().split()]
     delays = [after - before for before, after in itertools.pairwise(times)]
@@ -145,12 +161,16 @@ async def test_a_cancelled_run_ends_cleanly_and_goes_on_later(tmp_path: Path) ->
 
 async def test_a_second_cancel_kills(tmp_path: Path) -> None:
     deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', "
+        "flush=True); time.sleep(600)"
     )
     job = make_job(deaf)
     async with LocalCluster(tmp_path) as cluster:
         task = asyncio.create_task(run_job(cluster, job))
-        await until(lambda: any("deaf" in log.read_text() for log in tmp_path.glob("logs/*trainer.log")), "it is deaf")
+        await until(
+            lambda: any("deaf" in log.read_text() for log in tmp_path.glob("logs/*trainer.log")),
+            "it is deaf",
+        )
         task.cancel()
         await asyncio.sleep(0.3)
         assert not task.done()
@@ -218,7 +238,9 @@ async def test_a_suspended_job_starts_nothing(tmp_path: Path) -> None:
 
 async def test_rows_of_own_code_are_made_before_the_buffer_starts_and_once(tmp_path: Path) -> None:
     """Each attempt of the buffer finds the same rows, though the code yields others every time."""
-    (tmp_path / "tasks.py").write_text("import time\n\ndef now():\n    yield {'prompt': str(time.time())}\n")
+    (tmp_path / "tasks.py").write_text(
+        "import time\n\ndef now():\n    yield {'prompt': str(time.time())}\n"
+    )
     buffer = f"""
         import glob, os, sys, time
         (file,) = glob.glob(os.environ["SLUICE_STORAGE"] + "/rows/*.jsonl")
@@ -226,9 +248,14 @@ async def test_rows_of_own_code_are_made_before_the_buffer_starts_and_once(tmp_p
         time.sleep(600) if os.environ["SLUICE_ATTEMPT"] == "2" else sys.exit(1)
     """
     (tmp_path / "seen").touch()
-    trainer = f"import time\nwhile len(open({str(tmp_path / 'seen')!r}).readlines()) < 2: time.sleep(0.05)"
+    trainer = (
+        f"import time\nwhile len(open({str(tmp_path / 'seen')!r}).readlines()) < 2: "
+        "time.sleep(0.05)"
+    )
     source = {"source": {"function": f"{tmp_path}/tasks.py:now"}}
-    status = await run(tmp_path / "run", make_job(trainer, buffer=buffer, data={"prompts": [source]}))
+    status = await run(
+        tmp_path / "run", make_job(trainer, buffer=buffer, data={"prompts": [source]})
+    )
     assert status.state == "Succeeded"
     first, second = (tmp_path / "seen").read_text().splitlines()
     assert first == second

@@ -1,4 +1,5 @@
-"""A job with spec.tls on a laptop: real buffer and rendezvous processes, and a trainer that calls them."""
+"""A job with spec.tls on a laptop: real buffer and rendezvous processes, and a trainer that calls
+them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ TRAINER = """
     async def stats(address, secured, token=None, seconds=60):
         async with rpc.channel(address, secured) as channel:
             stub = buffer_pb2_grpc.BufferStub(channel)
-            call = lambda: stub.Stats(buffer_pb2.StatsRequest(), metadata=rpc.metadata(token), timeout=5)
+            metadata = rpc.metadata(token)
+            call = lambda: stub.Stats(buffer_pb2.StatsRequest(), metadata=metadata, timeout=5)
             try:
                 return (await rpc.retrying(call, what="Stats", seconds=seconds)).total_steps
             except (rpc.RefusedError, rpc.DeadlineError) as error:
@@ -55,7 +57,11 @@ TRAINER = """
 def make_job(directory: Path) -> RLJob:
     prompts = directory / "prompts.jsonl"
     prompts.write_text('{"prompt": "max 3 7 =", "label": "7"}\n' * 8)
-    trainer = {"name": "trainer", "command": [sys.executable, "-c", textwrap.dedent(TRAINER)], "args": []}
+    trainer = {
+        "name": "trainer",
+        "command": [sys.executable, "-c", textwrap.dedent(TRAINER)],
+        "args": [],
+    }
     spec = {
         "model": {"path": "/nowhere/model", "init": "random"},
         "data": {"prompts": [{"path": str(prompts)}]},
@@ -78,9 +84,14 @@ async def test_a_job_with_tls_is_served_with_tls_only(tmp_path: Path) -> None:
 
         async def probe() -> Progress | None:
             observed = await cluster.observe(job)
-            address, secret = rendezvous_address(job, observed), observed.objects[("Secret", names.token_name(job))]
+            address, secret = (
+                rendezvous_address(job, observed),
+                observed.objects[("Secret", names.token_name(job))],
+            )
             assert address is not None
-            answer = await ask(Target(address, secret["stringData"]["token"], tls_of(job, observed)))
+            answer = await ask(
+                Target(address, secret["stringData"]["token"], tls_of(job, observed))
+            )
             if answer is not None and result.exists():
                 answers.append(answer)
                 result.with_name("seen").touch()
@@ -93,7 +104,9 @@ async def test_a_job_with_tls_is_served_with_tls_only(tmp_path: Path) -> None:
     assert (found["files"], found["name"], found["tls"]) == (["ca.crt"], "demo.default.sluice", 2)
     assert found["plain"].startswith("Stats: no answer for 1 s (UNAVAILABLE: ")
     assert found["no token"] == "Stats: UNAUTHENTICATED: the call does not carry this job's token"
-    assert found["other job"].startswith("Stats: the peer's certificate is not from this job's CA, or not for its name")
+    assert found["other job"].startswith(
+        "Stats: the peer's certificate is not from this job's CA, or not for its name"
+    )
 
 
 async def test_a_runs_key_is_kept_and_only_its_owners(tmp_path: Path) -> None:

@@ -20,9 +20,13 @@ def engine(rendezvous: Rendezvous, name: str = "rollout-0", attempt: int = 1) ->
 
     def hello() -> pb.Member:
         latest = member.latest
-        return engine_member(name, attempt=attempt, version=latest.version if latest and latest.admitted else -1)
+        return engine_member(
+            name, attempt=attempt, version=latest.version if latest and latest.admitted else -1
+        )
 
-    member = Membership(rendezvous.address, hello, lambda: pb.Heartbeat(state="idle", gauges={"leases": 3}))
+    member = Membership(
+        rendezvous.address, hello, lambda: pb.Heartbeat(state="idle", gauges={"leases": 3})
+    )
     return member
 
 
@@ -51,7 +55,9 @@ async def test_a_member_that_is_told_at_once_what_changes(rendezvous: Rendezvous
         await eventually(member, lambda: member.latest.version == 200, seconds=1)
 
 
-async def test_two_tasks_that_wait_for_news_take_none_from_each_other(rendezvous: Rendezvous) -> None:
+async def test_two_tasks_that_wait_for_news_take_none_from_each_other(
+    rendezvous: Rendezvous,
+) -> None:
     heard: dict[str, int] = {}
 
     async def listen(member: Membership, name: str, pause: float) -> None:
@@ -63,7 +69,10 @@ async def test_two_tasks_that_wait_for_news_take_none_from_each_other(rendezvous
 
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        listeners = [asyncio.create_task(listen(member, name, pause)) for name, pause in (("fast", 0), ("slow", 0.05))]
+        listeners = [
+            asyncio.create_task(listen(member, name, pause))
+            for name, pause in (("fast", 0), ("slow", 0.05))
+        ]
         for version in range(50):
             await rendezvous.serve(version)
         async with asyncio.timeout(1):
@@ -80,13 +89,19 @@ async def test_a_dropped_engine_is_told_why_and_comes_back(rendezvous: Rendezvou
         plan = await rendezvous.stub.BeginUpdate(request, metadata=rpc.metadata())
         assert not await rendezvous.report(plan.engines[0], 1, error="transfer: it hangs")
         await eventually(member, lambda: member.latest.dropped == "transfer: it hangs", seconds=1)
-        assert not await rendezvous.report(plan.engines[0], 1)  # an answer of the old communicator comes too late
+        assert not await rendezvous.report(
+            plan.engines[0], 1
+        )  # an answer of the old communicator comes too late
         assert not member.latest.admitted
         await rendezvous.serve(1)
-        await eventually(member, lambda: member.latest.admitted and not member.latest.dropped, seconds=1)
+        await eventually(
+            member, lambda: member.latest.admitted and not member.latest.dropped, seconds=1
+        )
 
 
-async def test_after_a_restart_members_come_back_by_themselves_with_what_they_hold(rendezvous: Rendezvous) -> None:
+async def test_after_a_restart_members_come_back_by_themselves_with_what_they_hold(
+    rendezvous: Rendezvous,
+) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         await rendezvous.serve(7)
@@ -132,7 +147,8 @@ async def test_who_joins_is_no_news_to_others(rendezvous: Rendezvous) -> None:
         async with engine(rendezvous, "rollout-1") as other:
             await asyncio.wait_for(other.connected.wait(), DEADLINE)
             plan = await rendezvous.stub.BeginUpdate(
-                pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=1), metadata=rpc.metadata()
+                pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=1),
+                metadata=rpc.metadata(),
             )
             assert await rendezvous.report(plan.engines[1], 1)
             await eventually(other, lambda: other.latest.admitted)
@@ -149,20 +165,26 @@ async def test_joiners_alone_are_asked_for(rendezvous: Rendezvous) -> None:
             pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=3), metadata=rpc.metadata()
         )
         assert await rendezvous.report(plan.engines[0], 3)
-        ledger = await rendezvous.stub.GetLedger(pb.GetLedgerRequest(joiners_to=3), metadata=rpc.metadata())
+        ledger = await rendezvous.stub.GetLedger(
+            pb.GetLedgerRequest(joiners_to=3), metadata=rpc.metadata()
+        )
         assert [entry.member.name for entry in ledger.entries] == ["rollout-1"]
 
 
 async def test_members_send_heartbeats_as_often_as_they_are_told(
     rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_rendezvous.registry.HEARTBEATS_PER_SECOND", 1 / membership.HEARTBEAT_SECONDS)
+    monkeypatch.setattr(
+        "sluice_rendezvous.registry.HEARTBEATS_PER_SECOND", 1 / membership.HEARTBEAT_SECONDS
+    )
     async with engine(rendezvous) as first:
         await eventually(first, lambda: first.latest)
         assert first.latest.heartbeat_seconds == membership.HEARTBEAT_SECONDS
         async with engine(rendezvous, "rollout-1") as second:
             for member in (first, second):  # the first hears it in answer to its next heartbeat
-                await eventually(member, lambda m=member: m.latest and m.latest.heartbeat_seconds == 4.0)
+                await eventually(
+                    member, lambda m=member: m.latest and m.latest.heartbeat_seconds == 4.0
+                )
         await eventually(first, lambda: first.latest.heartbeat_seconds == 2.0)
 
 
@@ -176,7 +198,10 @@ async def test_who_is_silent_is_dropped_and_may_come_back() -> None:
 
         started = time.monotonic()
         answers = [
-            answer async for answer in rendezvous.stub.Join(messages(), metadata=rpc.metadata(), timeout=DEADLINE)
+            answer
+            async for answer in rendezvous.stub.Join(
+                messages(), metadata=rpc.metadata(), timeout=DEADLINE
+            )
         ]
         assert time.monotonic() - started > 0.9
         assert answers[0].heartbeat_seconds > 0
@@ -187,7 +212,9 @@ async def test_who_is_silent_is_dropped_and_may_come_back() -> None:
 
 
 async def test_the_address_book_answers_as_soon_as_they_are_there(rendezvous: Rendezvous) -> None:
-    waiting = asyncio.create_task(membership.find(rendezvous.address, "rollout", seconds=DEADLINE, at_least=2))
+    waiting = asyncio.create_task(
+        membership.find(rendezvous.address, "rollout", seconds=DEADLINE, at_least=2)
+    )
     async with engine(rendezvous) as first:
         await asyncio.wait_for(first.connected.wait(), DEADLINE)
         assert not waiting.done()
@@ -201,9 +228,13 @@ async def test_who_is_missing_is_named_after_the_deadline(rendezvous: Rendezvous
         await membership.find(rendezvous.address, "buffer", seconds=1)
 
 
-async def test_a_rendezvous_that_is_away_is_named_after_the_deadline(rendezvous: Rendezvous) -> None:
+async def test_a_rendezvous_that_is_away_is_named_after_the_deadline(
+    rendezvous: Rendezvous,
+) -> None:
     await rendezvous.stop()
-    with pytest.raises(rpc.DeadlineError, match=f"rendezvous at {rendezvous.address}: no answer for 1 s"):
+    with pytest.raises(
+        rpc.DeadlineError, match=f"rendezvous at {rendezvous.address}: no answer for 1 s"
+    ):
         await membership.find(rendezvous.address, "buffer", seconds=1)
     await rendezvous.start()
 
@@ -213,21 +244,28 @@ async def test_older_attempts_are_refused(rendezvous: Rendezvous) -> None:
         await asyncio.wait_for(newer.connected.wait(), DEADLINE)
         async with engine(rendezvous, attempt=1) as older:
             await eventually(older, lambda: older.refused)
-            assert str(older.refused) == "refused by the rendezvous: rollout-0: attempt 1 was replaced by attempt 2"
+            assert (
+                str(older.refused)
+                == "refused by the rendezvous: rollout-0: attempt 1 was replaced by attempt 2"
+            )
         assert (await rendezvous.ledger())["rollout-0"].member.attempt == 2
     await rendezvous.serve(1, attempt=3)
     for call in (
         rendezvous.stub.BeginUpdate(
             pb.BeginUpdateRequest(source="trainer-0", attempt=2, version=2), metadata=rpc.metadata()
         ),
-        rendezvous.stub.ReportPhase(pb.PhaseReport(source="trainer-0", attempt=2), metadata=rpc.metadata()),
+        rendezvous.stub.ReportPhase(
+            pb.PhaseReport(source="trainer-0", attempt=2), metadata=rpc.metadata()
+        ),
     ):
         assert await error_of(call) == (
             grpc.StatusCode.FAILED_PRECONDITION, "trainer-0: attempt 2 was replaced by attempt 3",
         )  # fmt: skip
 
 
-async def test_a_newer_attempt_takes_the_place_of_one_that_is_still_connected(rendezvous: Rendezvous) -> None:
+async def test_a_newer_attempt_takes_the_place_of_one_that_is_still_connected(
+    rendezvous: Rendezvous,
+) -> None:
     async with engine(rendezvous, attempt=1) as older:
         await asyncio.wait_for(older.connected.wait(), DEADLINE)
         async with engine(rendezvous, attempt=2) as newer:
@@ -240,12 +278,18 @@ async def test_every_call_needs_the_token(monkeypatch: pytest.MonkeyPatch) -> No
     async with Rendezvous(token="right") as rendezvous:
         expected = (grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
         for given in ((), rpc.metadata("wrong")):
-            assert await error_of(rendezvous.stub.GetLedger(pb.GetLedgerRequest(), metadata=given)) == expected
+            assert (
+                await error_of(rendezvous.stub.GetLedger(pb.GetLedgerRequest(), metadata=given))
+                == expected
+            )
         assert await rendezvous.ledger() == {}
         monkeypatch.setenv("SLUICE_TOKEN", "wrong")
         async with engine(rendezvous) as member:
             await eventually(member, lambda: member.refused)
-            assert str(member.refused) == "refused by the rendezvous: the call does not carry this job's token"
+            assert (
+                str(member.refused)
+                == "refused by the rendezvous: the call does not carry this job's token"
+            )
         with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED"):
             await membership.find(rendezvous.address, "rollout", seconds=5)
         monkeypatch.setenv("SLUICE_TOKEN", "right")
@@ -261,4 +305,7 @@ async def test_a_stream_that_does_not_say_hello_is_refused(rendezvous: Rendezvou
         async for _ in rendezvous.stub.Join(messages(), metadata=rpc.metadata()):
             pass
 
-    assert await error_of(join()) == (grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+    assert await error_of(join()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the first message must be hello",
+    )

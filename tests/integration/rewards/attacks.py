@@ -1,7 +1,8 @@
-"""Attacks of programs on what is around them. As a script it tries them all in one sandbox and prints the outcomes.
+"""Attacks of programs on what is around them. As a script it tries them all in one sandbox and
+prints the outcomes.
 
-Each of ATTACKS tries several ways and prints those that succeeded: none. Each of BOMBS makes more and more of something
-until it is stopped.
+Each of ATTACKS tries several ways and prints those that succeeded: none. Each of BOMBS makes more
+and more of something until it is stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ for path in paths:
     attack("fchmodat", libc.fchmodat, -100, path.encode(), 0o4755, 0)
     attack("fchmodat2", libc.syscall, 452, -100, path.encode(), 0o4755, 0)
     attack("ioctl FS_IOC_SETFLAGS", libc.ioctl, opened(path), ctypes.c_ulong(0x40086602), bytes(8))
-    attack("file_setattr", libc.syscall, 469, -100, path.encode(), bytes(24), ctypes.c_size_t(24), 0)
+    size = ctypes.c_size_t(24)
+    attack("file_setattr", libc.syscall, 469, -100, path.encode(), bytes(24), size, 0)
 attack("fchmod of Python's files", libc.fchmod, opened(os.__file__), 0o4755)
 """,
     "owners": """
@@ -63,7 +65,8 @@ for path in paths:
     attack("setxattr", os.setxattr, path, "user.a", b"b")
     attack("fsetxattr", libc.fsetxattr, opened(path), b"user.a", b"b", ctypes.c_size_t(1), 0)
     attack("removexattr", os.removexattr, path, "user.kept")
-    attack("setxattrat", libc.syscall, 463, -100, path.encode(), 0, b"user.a", struct.pack("QII", 0, 0, 0), 16)
+    value = struct.pack("QII", 0, 0, 0)
+    attack("setxattrat", libc.syscall, 463, -100, path.encode(), 0, b"user.a", value, 16)
 """,
     "sizes": """
 for path in paths:
@@ -71,7 +74,8 @@ for path in paths:
     attack("O_RDONLY | O_TRUNC", os.open, path, os.O_RDONLY | os.O_TRUNC)
     attack("O_ACCMODE | O_TRUNC", os.open, path, os.O_ACCMODE | os.O_TRUNC)
     attack("O_ACCMODE", os.open, path, os.O_ACCMODE)
-    attack("openat2", libc.syscall, 437, -100, path.encode(), struct.pack("QQQ", os.O_TRUNC, 0, 0), ctypes.c_size_t(24))
+    how = struct.pack("QQQ", os.O_TRUNC, 0, 0)
+    attack("openat2", libc.syscall, 437, -100, path.encode(), how, ctypes.c_size_t(24))
 """,
     "new files with set-user-id": """
 attack("open", os.open, "a", os.O_CREAT | os.O_WRONLY, 0o4755)
@@ -159,7 +163,8 @@ number = 0
 while True:
     with open(str(number), "wb", buffering=0) as file:
         for _ in range(16):
-            if file.write(bytes(1 << 20)) < 1 << 20: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if file.write(bytes(1 << 20)) < 1 << 20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     number += 1
 """,
     "directories in directories": """
@@ -180,7 +185,8 @@ time.sleep(100)
 REACH = {
     "reads a file of its user's": 'open("/etc/hostname").read()',
     "writes a file of its user's": 'open(VICTIM, "r+").close()',
-    "writes to the temporary directory": 'open("/tmp/sluice-escaped", "w").close(); os.unlink("/tmp/sluice-escaped")',
+    "writes to the temporary directory": 'open("/tmp/sluice-escaped", "w").close(); '
+    'os.unlink("/tmp/sluice-escaped")',
 }
 """What only some layers stop; a program that ends well has done it."""
 
@@ -209,7 +215,13 @@ print("called", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.fr
 
 def _state(victim: Path) -> list[Any]:
     found = victim.stat()
-    return [victim.read_text(), found.st_mode, found.st_mtime_ns, found.st_uid, sorted(os.listxattr(victim))]
+    return [
+        victim.read_text(),
+        found.st_mode,
+        found.st_mtime_ns,
+        found.st_uid,
+        sorted(os.listxattr(victim)),
+    ]
 
 
 def main() -> None:
@@ -228,14 +240,20 @@ def main() -> None:
         os.setxattr(victim, "user.kept", b"1")
         before = _state(victim)
         known = {
-            "VICTIM": str(victim), "PID": process.pid, "SEGMENT": segment, "OWN_USER": "uid" in layers,
-            "MEMORY": "namespaces" in layers, "SHMAT": {"x86_64": 30}.get(machine, 196),
+            "VICTIM": str(victim),
+            "PID": process.pid,
+            "SEGMENT": segment,
+            "OWN_USER": "uid" in layers,
+            "MEMORY": "namespaces" in layers,
+            "SHMAT": {"x86_64": 30}.get(machine, 196),
             "IO_SETUP": {"x86_64": 206}.get(machine, 0),
-        }  # fmt: skip
+        }
         tools = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _TOOLS
 
         def run(source: str) -> list[str]:
-            ran = sandbox.run(source=tools + source, input="", seconds=20.0, memory=1 << 30, cpu_seconds=20)
+            ran = sandbox.run(
+                source=tools + source, input="", seconds=20.0, memory=1 << 30, cpu_seconds=20
+            )
             return [ran.status, ran.output, ran.error]
 
         answer = {

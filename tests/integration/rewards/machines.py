@@ -1,7 +1,9 @@
-"""Machines that give a sandbox more or fewer layers: users, capabilities and calls as pods and older kernels have them.
+"""Machines that give a sandbox more or fewer layers: users, capabilities and calls as pods and
+older kernels have them.
 
-Nothing in the sandbox is told which layers to use. A launcher takes away what such a machine would lack, then starts
-the script: it changes the user, empties the capability bounding set, and installs a filter under which calls fail.
+Nothing in the sandbox is told which layers to use. A launcher takes away what such a machine would
+lack, then starts the script: it changes the user, empties the capability bounding set, and installs
+a filter under which calls fail.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _NO_LANDLOCK = (444, errno.ENOSYS)  # as Linux 5.10 answers
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """user: 0 is root. denied: (number of a call, errno that it fails with). layers: what a sandbox has there."""
+    """user: 0 is root. denied: (number of a call, errno that it fails with). layers: what a sandbox
+    has there."""
 
     layers: str
     user: int = 0
@@ -52,12 +55,15 @@ class Machine:
     denied: tuple[tuple[int, int], ...] = ()
 
     def command(self, *arguments: str) -> list[str]:
-        """The command that runs Python with `arguments` on this machine. Skips the test where we cannot."""
+        """The command that runs Python with `arguments` on this machine. Skips the test where we
+        cannot."""
         import json
 
         if os.geteuid() != 0 and self.user == 0:
             pytest.skip("needs root")
-        text = json.dumps({"user": self.user, "capabilities": self.capabilities, "denied": self.denied})
+        text = json.dumps(
+            {"user": self.user, "capabilities": self.capabilities, "denied": self.denied}
+        )
         return [python(), "-c", _LAUNCH, text, *arguments]
 
 
@@ -65,15 +71,21 @@ MACHINES = {
     "root": Machine("uid+namespaces+landlock+seccomp"),
     "root, RuntimeDefault": Machine("uid+landlock+seccomp", denied=(_NO_NAMESPACES,)),
     "root, Linux 5.10": Machine("uid+namespaces+seccomp", denied=(_NO_LANDLOCK,)),
-    "root, RuntimeDefault, Linux 5.10": Machine("uid+seccomp", denied=(_NO_NAMESPACES, _NO_LANDLOCK)),
+    "root, RuntimeDefault, Linux 5.10": Machine(
+        "uid+seccomp", denied=(_NO_NAMESPACES, _NO_LANDLOCK)
+    ),
     "root without capabilities, RuntimeDefault": Machine(
         "landlock+seccomp", capabilities=False, denied=(_NO_NAMESPACES,)
     ),
-    "restricted pod": Machine("landlock+seccomp", user=ACCOUNT, capabilities=False, denied=(_NO_NAMESPACES,)),
+    "restricted pod": Machine(
+        "landlock+seccomp", user=ACCOUNT, capabilities=False, denied=(_NO_NAMESPACES,)
+    ),
     "account": Machine("namespaces+landlock+seccomp", user=ACCOUNT),
     "account, RuntimeDefault": Machine("landlock+seccomp", user=ACCOUNT, denied=(_NO_NAMESPACES,)),
     "account, Linux 5.10": Machine("namespaces+seccomp", user=ACCOUNT, denied=(_NO_LANDLOCK,)),
-    "account, RuntimeDefault, Linux 5.10": Machine("seccomp", user=ACCOUNT, denied=(_NO_NAMESPACES, _NO_LANDLOCK)),
+    "account, RuntimeDefault, Linux 5.10": Machine(
+        "seccomp", user=ACCOUNT, denied=(_NO_NAMESPACES, _NO_LANDLOCK)
+    ),
 }
 
 
@@ -84,7 +96,8 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def python() -> str:
-    """An interpreter of this version whose files every user may read. Skips the test where there is none."""
+    """An interpreter of this version whose files every user may read. Skips the test where there is
+    none."""
     if os.geteuid() != 0:
         return sys.executable
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -92,8 +105,13 @@ def python() -> str:
         try:
             done = subprocess.run(
                 [path, "-c", "import sluice.rewards"],
-                user=ACCOUNT, group=ACCOUNT, extra_groups=[], env=environment(), capture_output=True, timeout=60,
-            )  # fmt: skip
+                user=ACCOUNT,
+                group=ACCOUNT,
+                extra_groups=[],
+                env=environment(),
+                capture_output=True,
+                timeout=60,
+            )
         except OSError:
             continue
         if done.returncode == 0:

@@ -20,7 +20,8 @@ from tests.integration.engines import call, until, with_us
 
 
 class Server:
-    """Answers POSTs to `path` with what `answer(body)` gives, after the faults: a status, or seconds of silence."""
+    """Answers POSTs to `path` with what `answer(body)` gives, after the faults: a status, or
+    seconds of silence."""
 
     def __init__(self, path: str, answer: Callable[[Any], Any], faults: list[int | float]) -> None:
         self.path, self.answer, self.faults = path, answer, list(faults)
@@ -39,7 +40,9 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[Any], Any], *faults: float, path: str = "/") -> AsyncIterator[Server]:
+async def serving(
+    answer: Callable[[Any], Any], *faults: float, path: str = "/"
+) -> AsyncIterator[Server]:
     server = Server(path, answer, list(faults))
     application = web.Application(client_max_size=1 << 26)
     application.router.add_post(path, server.handle)
@@ -58,7 +61,9 @@ def save_reward_model(directory: Path, base: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
-    config = Qwen3Config.from_pretrained(base, num_labels=1, architectures=["Qwen3ForSequenceClassification"])
+    config = Qwen3Config.from_pretrained(
+        base, num_labels=1, architectures=["Qwen3ForSequenceClassification"]
+    )
     torch.manual_seed(3)
     Qwen3ForSequenceClassification(config).save_pretrained(directory)
     AutoTokenizer.from_pretrained(base).save_pretrained(directory)
@@ -71,14 +76,24 @@ def reward_model_server(model: Path, log: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = (
-        f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port {port} --is-embedding "
-        "--dtype float32 --skip-server-warmup --device cpu --attention-backend torch_native --disable-radix-cache "
+        f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port "
+        f"{port} --is-embedding "
+        "--dtype float32 --skip-server-warmup --device cpu --attention-backend torch_native "
+        "--disable-radix-cache "
         "--max-total-tokens 32768 --sleep-on-idle"
     )
-    environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            with_us(*command.split()), env=environment, stdout=output, stderr=output, start_new_session=True
+            with_us(*command.split()),
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
 
     def ready() -> bool:

@@ -19,7 +19,9 @@ on_every_machine = pytest.mark.parametrize("machine", MACHINES)
 @cache
 def outcome(machine: str) -> dict[str, Any]:
     command = MACHINES[machine].command(str(Path(attacks.__file__)))
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -29,7 +31,9 @@ def outcome(machine: str) -> dict[str, Any]:
 def test_the_machine_has_these_layers_and_says_why_not_the_others(machine: str) -> None:
     layers = MACHINES[machine].layers
     assert outcome(machine)["isolation"] == layers
-    assert set(outcome(machine)["missing"]) == {"uid", "namespaces", "landlock"} - set(layers.split("+"))
+    assert set(outcome(machine)["missing"]) == {"uid", "namespaces", "landlock"} - set(
+        layers.split("+")
+    )
 
 
 @on_every_machine
@@ -49,7 +53,9 @@ def test_threads_are_limited(machine: str) -> None:
     """Exactly by the kernel where the program has a user of its own, by the watch elsewhere."""
     status, _, error = outcome(machine)["bombs"]["threads"]
     own_user = "uid" in MACHINES[machine].layers
-    expected = ("error", "can't start new thread") if own_user else ("limit", "more than 256 threads")
+    expected = (
+        ("error", "can't start new thread") if own_user else ("limit", "more than 256 threads")
+    )
     assert (status, expected[1] in error) == (expected[0], True), error
 
 
@@ -59,7 +65,10 @@ def test_threads_are_limited(machine: str) -> None:
     [
         ("files", ["more than 4096 files"]),
         ("bytes", ["more than 64 MiB in files"]),
-        ("directories in directories", ["more than 4096 files", "a directory that cannot be looked into (File name "]),
+        (
+            "directories in directories",
+            ["more than 4096 files", "a directory that cannot be looked into (File name "],
+        ),
     ],
 )
 def test_files_are_limited(machine: str, bomb: str, excess: list[str]) -> None:

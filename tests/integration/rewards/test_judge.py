@@ -1,4 +1,5 @@
-"""Judging processes: a function that raises, hangs, dies or returns nonsense fails its sample, and nothing else."""
+"""Judging processes: a function that raises, hangs, dies or returns nonsense fails its sample, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def moody(sample):
     if sample.response == "none": return None
     if sample.response == "nan": return float("nan")
     if sample.response == "inf": return {"score": float("inf")}
-    if sample.response == "huge": return {"score": 1, **{str(i): "x" * 1000 for i in range(100_000)}}
+    if sample.response == "huge":
+        return {"score": 1, **{str(i): "x" * 1000 for i in range(100_000)}}
     if sample.response == "eat": return len(bytearray(8 << 30))
     if sample.response == "print": print("{}" * 1000); return 1.0
     if sample.response == "children":
@@ -77,7 +79,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def judging(workers: int = 1, **fields: Any) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+async def judging(
+    workers: int = 1, **fields: Any
+) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
     judge = Judge(Reward(**fields), workers=workers)
     try:
         yield judge
@@ -87,7 +91,9 @@ async def judging(workers: int = 1, **fields: Any) -> AsyncIterator[Callable[...
 
 def children() -> list[psutil.Process]:
     return [
-        p for p in psutil.Process().children() if any("sluice.rewards.judging.child" in word for word in p.cmdline())
+        p
+        for p in psutil.Process().children()
+        if any("sluice.rewards.judging.child" in word for word in p.cmdline())
     ]
 
 
@@ -114,7 +120,9 @@ async def test_one_bad_sample_fails_alone(user: Path) -> None:
         "eat": "raised MemoryError",
     }
     words = ["ok", *expected, "print", "ok"]
-    async with judging(function=f"{user}:moody", timeout_seconds=3, sandbox={"memory": "4Gi"}) as judge:
+    async with judging(
+        function=f"{user}:moody", timeout_seconds=3, sandbox={"memory": "4Gi"}
+    ) as judge:
         outcomes = dict(zip(words, await judge([sample(w) for w in words]), strict=True))
     assert outcomes.pop("ok") == outcomes.pop("print") == (1.0, {})
     for word, message in expected.items():
@@ -125,7 +133,9 @@ async def test_one_bad_sample_fails_alone(user: Path) -> None:
 
 async def test_failures_are_counted_by_their_cause(user: Path) -> None:
     def count(outcome: str) -> float:
-        return REGISTRY.get_sample_value("sluice_rollout_rewards_total", {"outcome": outcome}) or 0.0
+        return (
+            REGISTRY.get_sample_value("sluice_rollout_rewards_total", {"outcome": outcome}) or 0.0
+        )
 
     before = {outcome: count(outcome) for outcome in ("ok", "raised", "died", "refused")}
     async with judging(function=f"{user}:moody") as judge:
@@ -189,9 +199,12 @@ async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: 
     script = (
         "import asyncio\nfrom sluice.api import Reward\nfrom sluice.rewards import RewardInput\n"
         "from sluice.rewards.judging.judge import Judge\n"
-        f"asyncio.run(Judge(Reward(function='{user}:moody'), workers=1)([RewardInput('p', 'hang')]))\n"
+        f"asyncio.run(Judge(Reward(function='{user}:moody'), workers=1)([RewardInput('p', "
+        "'hang')]))\n"
     )
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=Path(__file__).parents[3])
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, cwd=Path(__file__).parents[3]
+    )
     end = time.monotonic() + 30
     while not (found := psutil.Process(worker.pid).children()) and time.monotonic() < end:
         await asyncio.sleep(0.1)
@@ -205,7 +218,9 @@ async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: 
 
 async def test_coroutine_functions_run_side_by_side_in_one_process(user: Path) -> None:
     async with judging(function=f"{user}:all_inside", timeout_seconds=60) as judge:
-        outcomes = await judge([sample(str(i), "50") for i in range(50)])  # each waits until all 50 have begun
+        outcomes = await judge(
+            [sample(str(i), "50") for i in range(50)]
+        )  # each waits until all 50 have begun
         assert len(children()) == 1
     assert outcomes == [(0.5, {"score": 0.5})] * 50
 
@@ -249,7 +264,9 @@ async def test_group_rewards(user: Path) -> None:
         ("a.b.c", "No module"),
     ],
 )
-async def test_a_wrong_path_is_said_at_the_start_and_for_every_sample(user: Path, path: str, message: str) -> None:
+async def test_a_wrong_path_is_said_at_the_start_and_for_every_sample(
+    user: Path, path: str, message: str
+) -> None:
     judge = Judge(Reward(function=path.format(file=user)), workers=1)
     try:
         with pytest.raises(RewardError, match=message):
@@ -279,7 +296,11 @@ async def test_a_row_may_name_its_own_reward(user: Path) -> None:
 
 
 async def test_mathematics_that_never_ends_fails_alone() -> None:
-    rows = [sample(r"\boxed{9^{9^{9^{9}}}}", "3"), sample(r"\boxed{3}", "3"), sample(r"\boxed{x+1}", "1+x")]
+    rows = [
+        sample(r"\boxed{9^{9^{9^{9}}}}", "3"),
+        sample(r"\boxed{3}", "3"),
+        sample(r"\boxed{x+1}", "1+x"),
+    ]
     async with judging(type="math", timeout_seconds=20) as judge:
         tower, *rest = await judge(rows)
     assert rest == [(1.0, {})] * 2
@@ -293,7 +314,9 @@ async def test_the_default_key_and_dapos_parts() -> None:
         assert await judge([sample("Answer: 5", "4")]) == [(0.0, {"score": -1.0, "acc": 0.0})]
 
 
-async def test_a_function_that_writes_into_the_judges_channel_fails_its_sample(tmp_path: Path) -> None:
+async def test_a_function_that_writes_into_the_judges_channel_fails_its_sample(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "forger.py").write_text(
         "import os\n"
         "def forged(sample):\n"
@@ -303,7 +326,13 @@ async def test_a_function_that_writes_into_the_judges_channel_fails_its_sample(t
         "    return 1.0\n"
     )
     async with judging(function=f"{tmp_path}/forger.py:forged", timeout_seconds=5) as judge:
-        for line in ("{}", "[]", "no json", '{"id": 77, "outcomes": []}', '{"id": 4, "outcomes": [[NaN, {}]]}'):
+        for line in (
+            "{}",
+            "[]",
+            "no json",
+            '{"id": 77, "outcomes": []}',
+            '{"id": 4, "outcomes": [[NaN, {}]]}',
+        ):
             (outcome,) = await judge([sample(line)])
             assert isinstance(outcome, RewardError), line
             assert outcome.reason == "invalid"

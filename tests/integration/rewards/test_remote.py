@@ -1,4 +1,5 @@
-"""Rewards over HTTP: slime's protocol, SGLang's reward models, and servers that fail, hang or talk nonsense."""
+"""Rewards over HTTP: slime's protocol, SGLang's reward models, and servers that fail, hang or talk
+nonsense."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ async def test_slimes_protocol() -> None:
 async def test_a_dictionary_and_its_key() -> None:
     async with serving(lambda _: {"score": 1, "style": 0.5, "why": "x"}) as server:
         assert await judged([sample("r")], url=server.url) == [(1.0, {"score": 1.0, "style": 0.5})]
-        assert await judged([sample("r")], url=server.url, key="style") == [(0.5, {"score": 1.0, "style": 0.5})]
+        assert await judged([sample("r")], url=server.url, key="style") == [
+            (0.5, {"score": 1.0, "style": 0.5})
+        ]
 
 
 async def test_rows_that_name_a_reward_do_not_go_to_the_server() -> None:
@@ -86,16 +89,24 @@ async def test_a_server_that_is_away_fails_its_samples() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda _: web.Response(status=422, text="no field x"), "422 Unprocessable Entity: b'no field x'"),
+        (
+            lambda _: web.Response(status=422, text="no field x"),
+            "422 Unprocessable Entity: b'no field x'",
+        ),
         (lambda _: web.Response(text="<html>"), "expected JSON, got b'<html>'"),
         (lambda _: "good", "'good', expected a number"),
         (lambda _: None, "None, expected a number"),
         (lambda _: {"points": 1}, "set reward.key"),
-        (lambda _: web.Response(text='{"score": NaN}', content_type="application/json"), "is nan, expected a finite"),
+        (
+            lambda _: web.Response(text='{"score": NaN}', content_type="application/json"),
+            "is nan, expected a finite",
+        ),
         (lambda _: "x" * (2 << 20), "the answer has more than 1048576 bytes"),
     ],
 )
-async def test_an_answer_that_is_no_reward_fails_its_sample_at_once(answer: Callable[[Any], Any], message: str) -> None:
+async def test_an_answer_that_is_no_reward_fails_its_sample_at_once(
+    answer: Callable[[Any], Any], message: str
+) -> None:
     async with serving(answer) as server:
         (outcome,) = await judged([sample("r")], url=server.url)
         assert message in str(outcome)
@@ -107,12 +118,16 @@ async def test_an_answer_that_is_no_reward_fails_its_sample_at_once(answer: Call
 
 def embeddings(body: Any) -> list[Any]:
     """As SGLang's /classify answers."""
-    return [{"embedding": [float(len(text)), -1.0], "meta_info": {"id": "x"}} for text in body["text"]]
+    return [
+        {"embedding": [float(len(text)), -1.0], "meta_info": {"id": "x"}} for text in body["text"]
+    ]
 
 
 async def test_a_group_goes_to_the_reward_model_in_one_request() -> None:
     async with serving(embeddings, path="/classify") as server:
-        outcomes = await judged([sample("a" * n) for n in range(8)], model={"url": server.url + "/"})
+        outcomes = await judged(
+            [sample("a" * n) for n in range(8)], model={"url": server.url + "/"}
+        )
         assert outcomes == [(float(n + 1), {}) for n in range(8)]
         assert server.seen == [{"text": ["p" + "a" * n for n in range(8)]}]
 
@@ -133,12 +148,17 @@ async def test_a_reward_model_without_a_chat_template_is_said_at_the_start(tmp_p
     ("answer", "message"),
     [
         (lambda _: {"object": "error"}, "expected a list of 1 answers"),
-        (lambda _: [{"embedding": []}], "expected an embedding with more than 0 outputs (reward.model.output)"),
+        (
+            lambda _: [{"embedding": []}],
+            "expected an embedding with more than 0 outputs (reward.model.output)",
+        ),
         (lambda _: [{"text": "x"}], "expected an embedding"),
         (lambda _: [{"embedding": ["x"]}], "the reward is 'x', expected a finite number"),
     ],
 )
-async def test_a_server_that_is_no_reward_model_is_told_apart(answer: Callable[[Any], Any], message: str) -> None:
+async def test_a_server_that_is_no_reward_model_is_told_apart(
+    answer: Callable[[Any], Any], message: str
+) -> None:
     async with serving(answer, path="/classify") as server:
         (outcome,) = await judged([sample("r")], model={"url": server.url})
         assert message in str(outcome)
@@ -147,7 +167,8 @@ async def test_a_server_that_is_no_reward_model_is_told_apart(answer: Callable[[
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_a_reward_model_on_a_real_sglang(model: Path, tmp_path: Path) -> None:
-    """Rewards are those of transformers, up to a constant: SGLang's Qwen3 head has a bias that checkpoints lack."""
+    """Rewards are those of transformers, up to a constant: SGLang's Qwen3 head has a bias that
+    checkpoints lack."""
     import torch
     from transformers import AutoTokenizer, Qwen3ForSequenceClassification
 
@@ -157,7 +178,9 @@ async def test_a_reward_model_on_a_real_sglang(model: Path, tmp_path: Path) -> N
     words = ["w0003", "w0004 w0005", "w0006 w0007 w0008"]
     with reward_model_server(directory, tmp_path / "log") as url:
         settings = {"url": url, "tokenizer": str(directory)}
-        outcomes = await judged([sample(w, prompt=PROMPT) for w in words], model=settings, timeout_seconds=60)
+        outcomes = await judged(
+            [sample(w, prompt=PROMPT) for w in words], model=settings, timeout_seconds=60
+        )
     chats = [[*PROMPT, {"role": "assistant", "content": w}] for w in words]
     ids = [tokenizer.encode(tokenizer.apply_chat_template(c, tokenize=False)) for c in chats]
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Programs that nobody has read: what they may do, what they may not, and that trying costs nobody anything."""
+"""Programs that nobody has read: what they may do, what they may not, and that trying costs nobody
+anything."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def sandbox() -> Iterator[Sandbox]:
 
 def run(sandbox: Sandbox, source: str, **changes: Any) -> Ran:
     return sandbox.run(
-        source=source, **{"input": "3 4\n", "seconds": 5.0, "memory": 1 << 30, "cpu_seconds": 6, **changes}
+        source=source,
+        **{"input": "3 4\n", "seconds": 5.0, "memory": 1 << 30, "cpu_seconds": 6, **changes},
     )
 
 
@@ -36,16 +38,29 @@ def run(sandbox: Sandbox, source: str, **changes: Any) -> Ran:
         ("a, b = map(int, input().split()); print(a + b)", "7"),
         ("import sys; print(sum(map(int, sys.stdin.read().split())))", "7"),
         ("if __name__ == '__main__':\n print('main')", "main"),
-        ("print(sqrt(16), heappop([1]), Counter('aa')['a'], datetime.date(2020, 1, 1).year)", "4.0 1 2 2020"),
-        ("from dataclasses import dataclass\n@dataclass\nclass A:\n  x: int\nprint(A(1))", "A(x=1)"),
+        (
+            "print(sqrt(16), heappop([1]), Counter('aa')['a'], datetime.date(2020, 1, 1).year)",
+            "4.0 1 2 2020",
+        ),
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass A:\n  x: int\nprint(A(1))",
+            "A(x=1)",
+        ),
         ("def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(15000))", "15000"),
         ("open('own', 'w').write('x'); print(open('own').read())", "x"),
-        ("import threading\nt = threading.Thread(target=print, args=('t',)); t.start(); t.join()", "t"),
+        (
+            "import threading\nt = threading.Thread(target=print, args=('t',)); t.start(); "
+            "t.join()",
+            "t",
+        ),
         ("import asyncio\nasync def f(): return 5\nprint(asyncio.run(f()))", "5"),
         ("import numpy; print(numpy.arange(3).sum())", "3"),
         ("print('é−')", "é−"),
         ("import sys; print('before'); sys.exit()", "before"),
-        ("import os; print(sorted(os.environ))", "['LANG', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH']"),
+        (
+            "import os; print(sorted(os.environ))",
+            "['LANG', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH']",
+        ),
     ],
 )
 def test_a_program_may(sandbox: Sandbox, source: str, output: str) -> None:
@@ -58,14 +73,21 @@ def test_a_program_may(sandbox: Sandbox, source: str, output: str) -> None:
     [
         ("import socket; socket.socket()", "Operation not permitted"),
         ("import socket; socket.socket(socket.AF_UNIX)", "Operation not permitted"),
-        ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')", "Operation not permitted"),
+        (
+            "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
+            "Operation not permitted",
+        ),
         ("import os\nwhile True: os.fork()", "Operation not permitted"),
         ("import os; os.execv('/bin/sh', ['sh'])", "Operation not permitted"),
         ("import subprocess; subprocess.run(['true'])", "Operation not permitted"),
         ("import os; os.kill(os.getppid(), 9)", "Operation not permitted"),
         ("import os; os.kill(-1, 9)", "Operation not permitted"),
         ("import os; os.setsid()", "Operation not permitted"),
-        ("import resource; resource.prlimit(__import__('os').getppid(), resource.RLIMIT_CPU, (0, 0))", "not permitted"),
+        (
+            "import resource; resource.prlimit(__import__('os').getppid(), resource.RLIMIT_CPU, "
+            "(0, 0))",
+            "not permitted",
+        ),
         ("open('/tmp/sluice-escaped', 'w')", "Error: [Errno"),
         ("open('/etc/passwd').read()", "Permission denied"),
         ("import os; os.listdir('/')", "Permission denied"),
@@ -76,10 +98,14 @@ def test_a_program_may(sandbox: Sandbox, source: str, output: str) -> None:
         ("open('f', 'wb').write(bytes(32 << 20))", "File too large"),
         ("[open(f'f{i}', 'w') for i in range(100)]", "Too many open files"),
         (
-            "import threading, time\nfor _ in range(9999): threading.Thread(target=time.sleep, args=(9,)).start()",
+            "import threading, time\nfor _ in range(9999): threading.Thread(target=time.sleep, "
+            "args=(9,)).start()",
             "can't start new thread",
         ),
-        ("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "not allowed to raise maximum limit"),
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+            "not allowed to raise maximum limit",
+        ),
         ("import ctypes; ctypes.string_at(0)", ""),
         ("1 / 0", "ZeroDivisionError"),
         ("this is no program", "SyntaxError"),
@@ -94,7 +120,8 @@ def test_a_program_may_not(sandbox: Sandbox, source: str, error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["l.syscall(41, 2, 1, 0)", "l.syscall(57)", "l.syscall(435, 0, 0)", "l.syscall(425, 8, 0)"]
+    "call",
+    ["l.syscall(41, 2, 1, 0)", "l.syscall(57)", "l.syscall(435, 0, 0)", "l.syscall(425, 8, 0)"],
 )
 def test_raw_system_calls_are_denied_too(sandbox: Sandbox, call: str) -> None:
     ran = run(sandbox, f"import ctypes; l = ctypes.CDLL(None); print({call})")
@@ -103,7 +130,10 @@ def test_raw_system_calls_are_denied_too(sandbox: Sandbox, call: str) -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other machines have one table of calls")
 def test_calls_under_their_other_numbers_end_the_program(sandbox: Sandbox) -> None:
-    assert run(sandbox, "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 41, 2, 1, 0)").status == "error"
+    assert (
+        run(sandbox, "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 41, 2, 1, 0)").status
+        == "error"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +142,8 @@ def test_calls_under_their_other_numbers_end_the_program(sandbox: Sandbox) -> No
         ("while True: pass", "timeout"),
         ("import time; time.sleep(1000)", "timeout"),
         (
-            "import signal\nfor s in {1, 2, 3, 15, 24}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+            "import signal\nfor s in {1, 2, 3, 15, 24}: signal.signal(s, signal.SIG_IGN)\nwhile "
+            "True: pass",
             "timeout",
         ),
         ("import os; os.close(1); os.close(2); os.close(3)\nwhile True: pass", "timeout"),
@@ -126,14 +157,19 @@ def test_what_never_ends_is_ended(sandbox: Sandbox, source: str, status: str) ->
 
 
 def test_tests_leave_nothing_behind_and_see_nothing_of_one_another(sandbox: Sandbox) -> None:
-    first = run(sandbox, "import os, builtins; builtins.mark = 1; open('mark', 'w'); print(os.getcwd())")
+    first = run(
+        sandbox, "import os, builtins; builtins.mark = 1; open('mark', 'w'); print(os.getcwd())"
+    )
     again = run(sandbox, "import os, builtins; print(hasattr(builtins, 'mark'), os.listdir())")
     assert again.output == "False []\n"
     assert not Path(first.output.strip()).exists()
 
 
 def test_functions_are_called_and_their_prints_do_not_count(sandbox: Sandbox) -> None:
-    source = "class Solution:\n  def add(self, a: List[int], b):\n    print('noise'); return tuple(a + [b])"
+    source = (
+        "class Solution:\n  def add(self, a: List[int], b):\n    print('noise'); return tuple(a + "
+        "[b])"
+    )
     assert run(sandbox, source, call="add", arguments="[[1], 2]") == Ran("ok", "[1, 2]", "")
     assert run(sandbox, "def f(): return object()", call="f", arguments="[]").status == "error"
     assert run(sandbox, "def f(): return 1", call="g", arguments="[]").status == "error"
@@ -144,7 +180,10 @@ def test_leaving_early_passes_no_check(sandbox: Sandbox) -> None:
     assert run(sandbox, "def f(): return 1", check="assert f() == 2").status == "error"
     for exit_ in ("import os; os._exit(0)", "import sys; sys.exit(0)", "exit()"):
         assert run(sandbox, exit_, check="assert False").status == "error"
-    assert run(sandbox, "import os\nos.write(3, b'x' * 32); os._exit(0)", check="assert False").status == "error"
+    assert (
+        run(sandbox, "import os\nos.write(3, b'x' * 32); os._exit(0)", check="assert False").status
+        == "error"
+    )
 
 
 TESTS = {"inputs": ["1 2\n", "3 4\n", "5 6\n", "7 8\n"], "outputs": ["3\n", "7\n", "11\n", "15\n"]}
@@ -205,14 +244,16 @@ while frame:
 for o in [*gc.get_objects(), *(value for values in frames for value in values)]:
     inside = list(o.values()) if type(o) is dict else o if type(o) in (list, tuple) else ()
     for s in inside:
-        if type(s) is str and len(s) < 12 and any(s.startswith(w) and len(s) > len(w) for w in wanted):
+        if type(s) is not str or len(s) >= 12: continue
+        if any(s.startswith(w) and len(s) > len(w) for w in wanted):
             print(s.strip())
             raise SystemExit
 """
 
 
 async def test_expected_outputs_never_come_near_the_program() -> None:
-    """A program that looks through its memory finds what it was given (so it can look), and no expected output."""
+    """A program that looks through its memory finds what it was given (so it can look), and no
+    expected output."""
     label = {"inputs": ["GIRAFFE7", "x", "x"], "outputs": ["GIRAFFE7", "ZEBRA42", "ZEBRA43"]}
     (outcome,) = await judged(sample(LOOKS_AROUND, label), key="passed")
     assert outcome[1]["passed"] == pytest.approx(1 / 3)

@@ -1,4 +1,5 @@
-"""The process behind the sandbox: no program ends it, and where something else does, the next program is judged."""
+"""The process behind the sandbox: no program ends it, and where something else does, the next
+program is judged."""
 
 from __future__ import annotations
 
@@ -36,34 +37,45 @@ os.umask(0o777); os.mkdir('masked')
     "pipes": "import os\nfor i in range(100): os.mkfifo(str(i))",
     "links": """
 import os
-os.symlink('a', 'b'); os.symlink('b', 'a'); os.symlink('.', 'here'); os.symlink('/', 'root'); os.symlink('..', 'up')
+os.symlink('a', 'b'); os.symlink('b', 'a'); os.symlink('.', 'here')
+os.symlink('/', 'root'); os.symlink('..', 'up')
 os.mkdir('d'); os.symlink('../d', 'd/again'); open('one', 'w'); os.link('one', 'two')
 """,
-    "names": "import os\nfor n in (b'\\xff', b'a\\nb', b'-rf', b' ', b'x' * 255): os.mkdir(n); open(n + b'/' + n, 'w')",
+    "names": "import os\nfor n in (b'\\xff', b'a\\nb', b'-rf', b' ', b'x' * 255): os.mkdir(n); "
+    "open(n + b'/' + n, 'w')",
 }
 
 ALL_MESSES = """
 import json, os, sys
 from sluice.rewards.sandbox import Sandbox
-def run(source): return sandbox.run(source=source, input="1", seconds=20.0, memory=1 << 30, cpu_seconds=20)
+def run(source):
+    return sandbox.run(source=source, input="1", seconds=20.0, memory=1 << 30, cpu_seconds=20)
 sandbox, answer = Sandbox(), {}
 zygote = sandbox._zygote
 for name, source in json.loads(sys.argv[1]).items():
     status = run(source).status
     after = run("import os; print(int(input()) + 1, os.path.dirname(os.getcwd()))")
     total, home = after.output.split()
-    answer[name] = [status in ("ok", "limit"), after.status, total, os.listdir(home), sandbox._zygote is zygote]
+    same = sandbox._zygote is zygote
+    answer[name] = [status in ("ok", "limit"), after.status, total, os.listdir(home), same]
 sandbox.close()
 print(json.dumps([answer, os.path.exists(home)]))
 """
 
 
-@pytest.mark.parametrize("machine", ["account, RuntimeDefault", "root, RuntimeDefault", "account", "root"])
+@pytest.mark.parametrize(
+    "machine", ["account, RuntimeDefault", "root, RuntimeDefault", "account", "root"]
+)
 def test_no_program_ends_the_zygote_or_leaves_something_behind(machine: str) -> None:
     command = MACHINES[machine].command("-c", ALL_MESSES, json.dumps(MESSES))
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == [{name: [True, "ok", "2", [], True] for name in MESSES}, False]
+    assert json.loads(done.stdout) == [
+        {name: [True, "ok", "2", [], True] for name in MESSES},
+        False,
+    ]
 
 
 @pytest.fixture
@@ -90,7 +102,10 @@ def zygotes() -> list[psutil.Process]:
     running = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if client._BOOT in child.cmdline() and client._BOOT not in psutil.Process(child.ppid()).cmdline():
+            if (
+                client._BOOT in child.cmdline()
+                and client._BOOT not in psutil.Process(child.ppid()).cmdline()
+            ):
                 running.append(child)
     return running
 
@@ -132,13 +147,18 @@ def test_a_program_at_which_the_zygote_is_killed_is_judged_again(
     killer.start()
     assert run(sandbox, f"import os\nif os.getppid() == {zygote.pid}:\n{waits}print(1)") == RIGHT
     killer.join()
-    assert "the sandbox failed at a test (its process ended: signal SIGKILL), and is replaced" in caplog.text
+    assert (
+        "the sandbox failed at a test (its process ended: signal SIGKILL), and is replaced"
+        in caplog.text
+    )
 
 
 def test_a_program_at_which_the_zygote_is_killed_twice_fails_alone(sandbox: Sandbox) -> None:
     killer = Killer(2)
     killer.start()
-    with pytest.raises(RewardError, match=r"failed twice at one test \(its process ended: signal SIGKILL") as failure:
+    with pytest.raises(
+        RewardError, match=r"failed twice at one test \(its process ended: signal SIGKILL"
+    ) as failure:
         run(sandbox, WAITS)
     killer.join()
     assert failure.value.reason == "died"
@@ -176,7 +196,8 @@ import logging
 from sluice.rewards.sandbox import Sandbox
 logging.basicConfig(format="%(message)s")
 sandbox = Sandbox()
-def run(): return sandbox.run(source="print(1)", input="", seconds=20.0, memory=1 << 30, cpu_seconds=20).status
+limits = {"seconds": 20.0, "memory": 1 << 30, "cpu_seconds": 20}
+def run(): return sandbox.run(source="print(1)", input="", **limits).status
 print(sandbox.isolation, run())
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
 print(sandbox.isolation, run())
@@ -192,7 +213,9 @@ def test_a_layer_that_is_lost_later_is_missed_and_named() -> None:
     assert done.stdout == "namespaces+landlock+seccomp ok\nnamespaces+landlock+seccomp ok\n"
     failed, missing = done.stderr.splitlines()
     assert "a program could not be confined: [Errno 28] unshare: No space left on device" in failed
-    assert missing.startswith("code: the sandbox has no layer 'namespaces' here ([Errno 28] unshare: No space left")
+    assert missing.startswith(
+        "code: the sandbox has no layer 'namespaces' here ([Errno 28] unshare: No space left"
+    )
 
 
 async def test_the_judge_goes_on_after_a_killed_zygote(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,7 +225,10 @@ async def test_the_judge_goes_on_after_a_killed_zygote(caplog: pytest.LogCapture
     try:
         with caplog.at_level(logging.WARNING):
             await judge.check()
-        assert all(record.message.startswith("code: the sandbox has no layer '") for record in caplog.records)
+        assert all(
+            record.message.startswith("code: the sandbox has no layer '")
+            for record in caplog.records
+        )
         for _ in range(2):
             assert await judge([right]) == [(1.0, {"score": 1.0, "passed": 1.0})]
             (zygote,) = zygotes()

@@ -26,7 +26,9 @@ async def engine(sglang: Sglang) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, model: Path, rendezvous: Rendezvous) -> AsyncIterator[Callable[..., House]]:
+async def house(
+    tmp_path: Path, model: Path, rendezvous: Rendezvous
+) -> AsyncIterator[Callable[..., House]]:
     """Makes houses: a job (its changes as `rollout__batchSize=1`), its buffer, its rendezvous."""
     made: list[House] = []
 

@@ -1,4 +1,6 @@
-"""A worker as its pod runs it: in this process or in its own, with a real buffer and a real engine."""
+"""A worker as its pod runs it: in this process or in its own, with a real buffer and a real
+engine.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ from tests.integration.house import DEADLINE, Rendezvous, engine_member
 def job(directory: Path, model: Path, **changes: Any) -> RLJob:
     """Short responses, four groups of two a step."""
     base = {
-        "model__path": str(model), "rollout__sampling__maxResponseTokens": 12, "rollout__concurrency": 8,
+        "model__path": str(model),
+        "rollout__sampling__maxResponseTokens": 12,
+        "rollout__concurrency": 8,
         "reward__type": "contains",
-    }  # fmt: skip
+    }
     return make_job(directory, **{**base, **changes})
 
 
@@ -52,11 +56,15 @@ class House:
         return Client(await asyncio.to_thread(self.buffer.start))
 
     @asynccontextmanager
-    async def worker(self, engine: EngineClient, **changes: Any) -> AsyncIterator[tuple[Worker, Membership]]:
+    async def worker(
+        self, engine: EngineClient, **changes: Any
+    ) -> AsyncIterator[tuple[Worker, Membership]]:
         """A worker that is joined; who asks for it runs it. `changes` as the Worker's fields."""
         spec = self.job.spec
         encoder = PromptEncoder(spec, Path(spec.model.path))
-        membership = Membership(self.rendezvous.address, lambda: engine_member(address=engine.url[7:]))
+        membership = Membership(
+            self.rendezvous.address, lambda: engine_member(address=engine.url[7:])
+        )
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         slots = asyncio.Semaphore(spec.rollout.concurrency)
         health = EngineHealth(engine, spec.weight_sync.pause_seconds)
@@ -77,8 +85,11 @@ class House:
             await teacher.close()
 
     @asynccontextmanager
-    async def working(self, engine: EngineClient, **changes: Any) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:
-        """A worker at work on version 0, and what ends it (answers once it has given everything back)."""
+    async def working(
+        self, engine: EngineClient, **changes: Any
+    ) -> AsyncIterator[tuple[Worker, Callable[[], Any]]]:
+        """A worker at work on version 0, and what ends it (answers once it has given everything
+        back)."""
         async with self.worker(engine, **changes) as (worker, membership):
             stop = asyncio.Event()
             running = asyncio.create_task(worker.run(stop))
@@ -102,14 +113,23 @@ class Pod:
 
     def __init__(self, house: House, engine_url: str, **environment: str) -> None:
         job_file = house.directory / "rollout.json"
-        job_file.write_text(house.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True))
+        job_file.write_text(
+            house.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)
+        )
         variables = {
-            **os.environ, "SLUICE_JOB_FILE": str(job_file), "SLUICE_RENDEZVOUS": house.rendezvous.address,
-            "SLUICE_ENGINE_URL": engine_url, "OMP_NUM_THREADS": "1", **environment,
-        }  # fmt: skip
+            **os.environ,
+            "SLUICE_JOB_FILE": str(job_file),
+            "SLUICE_RENDEZVOUS": house.rendezvous.address,
+            "SLUICE_ENGINE_URL": engine_url,
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            with_us(sys.executable, "-m", "sluice_rollout"), env=variables, stderr=subprocess.PIPE, text=True
+            with_us(sys.executable, "-m", "sluice_rollout"),
+            env=variables,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -1,4 +1,5 @@
-"""An error is the group's at which it happened. An engine that is gone, or answers errors alone, ends the worker."""
+"""An error is the group's at which it happened. An engine that is gone, or answers errors alone,
+ends the worker."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def failed(reason: str) -> float:
 
 
 @asynccontextmanager
-async def running(one: House, engine: Client) -> AsyncIterator[tuple[Worker, Returns, asyncio.Task[None]]]:
+async def running(
+    one: House, engine: Client
+) -> AsyncIterator[tuple[Worker, Returns, asyncio.Task[None]]]:
     """A worker at work, what it gives back, and its run."""
     async with one.worker(engine) as (worker, membership):
         returns, stop = Returns(worker), asyncio.Event()
@@ -75,7 +78,9 @@ class Returns:
     ("fate", "times"),
     [
         pytest.param(Answer(500, "oops"), 2, id="500"),
-        pytest.param(Drop(after=True), 3, id="broken connection"),  # two samples, and one is sent anew
+        pytest.param(
+            Drop(after=True), 3, id="broken connection"
+        ),  # two samples, and one is sent anew
     ],
 )
 async def test_a_hiccup_of_the_engine_is_nobodys_failure(
@@ -84,7 +89,9 @@ async def test_a_hiccup_of_the_engine_is_nobodys_failure(
     one = house(**words(tmp_path))
     left = list(range(times))
     async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
-        proxy.rules.append(lambda asked: fate if of_row(asked, 2) and left and left.pop() >= 0 else None)
+        proxy.rules.append(
+            lambda asked: fate if of_row(asked, 2) and left and left.pop() >= 0 else None
+        )
         async with one.working(engine) as (_, end):
             assert (await client.take(1, wait=PATIENCE)).state == READY
             await end()
@@ -107,7 +114,9 @@ async def test_a_request_that_the_engine_cannot_answer_fails_its_group_alone(
             async with asyncio.timeout(PATIENCE):
                 while (await client.stats()).depth < 3 or len(returns.groups) < 2:
                     await asyncio.sleep(0.1)
-            assert returns.failures == {2: "EngineError: engine answered 500: illegal memory access"}
+            assert returns.failures == {
+                2: "EngineError: engine answered 500: illegal memory access"
+            }
             assert not work.done()
     assert failed("engine") - before >= 2
 
@@ -117,7 +126,9 @@ async def test_an_engine_that_answers_errors_alone_is_the_one_to_blame(
 ) -> None:
     one = house(rollout__concurrency=32, rollout__batchSize=16)
     async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
-        proxy.rules.append(lambda asked: Answer(500, "no kernel") if asked.path == "/generate" else None)
+        proxy.rules.append(
+            lambda asked: Answer(500, "no kernel") if asked.path == "/generate" else None
+        )
         async with running(one, engine) as (_, returns, work):
             with pytest.raises(WorkerError, match=r"8 groups.*engine answered 500: no kernel"):
                 await asyncio.wait_for(work, 60)
@@ -140,7 +151,10 @@ async def test_a_filter_that_raises_fails_its_group_alone(
             failures = returns.failures
             assert not work.done()
         assert set(failures) == {0}
-        line = f"rollout.dynamicFilter {tmp_path}/odd.py:odd raised ZeroDivisionError: division by zero (odd.py:2)"
+        line = (
+            f"rollout.dynamicFilter {tmp_path}/odd.py:odd raised ZeroDivisionError: division by "
+            "zero (odd.py:2)"
+        )
         assert failures[0] == line
         assert failed("filter") - before >= 1
         assert (await client.stats()).counters["leases_expired"] == 0
@@ -205,7 +219,9 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
             assert not work.done()
         text = "no answer after 5 s to a request for up to 12 tokens"
         assert failures == {2: f"RequestTimeoutError: engine {proxy.url}: {text}"}
-        assert failed("timeout") - before == len([group for group in returns.groups if group.failure])
+        assert failed("timeout") - before == len(
+            [group for group in returns.groups if group.failure]
+        )
         assert proxy.count("/abort_request") >= 1
 
 

@@ -1,4 +1,5 @@
-"""A generate function's conversation at the real engine: masks, log-probs and weight versions, against transformers."""
+"""A generate function's conversation at the real engine: masks, log-probs and weight versions,
+against transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | N
     for weights, start, end in versions or [(model, 0, 633)]:
         expected = log_probs(weights, sample.tokens.tolist(), 633, 0.8)
         trained = [i for i in range(start, end) if sample.loss_mask[i]]
-        assert distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained]) < tolerance()
+        assert (
+            distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained])
+            < tolerance()
+        )
 
 
 async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_context(
@@ -86,7 +90,9 @@ async def test_a_conversation_that_lives_through_an_update_knows_which_weights_m
 ) -> None:
     running = asyncio.create_task(player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
     await sglang.generated(60)
-    assert (await asyncio.to_thread(call, sglang.url + "/pause_generation", {"mode": "abort"}))[0] == 200
+    assert (await asyncio.to_thread(call, sglang.url + "/pause_generation", {"mode": "abort"}))[
+        0
+    ] == 200
     body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": True}
     status, answer = await asyncio.to_thread(call, sglang.url + "/update_weights_from_disk", body)
     assert status == 200, answer
@@ -119,33 +125,49 @@ async def test_conversations_travel_from_lease_to_batch(
         assert sample.loss_mask.tolist() == [1] * 5 + [0] * 2 + [1] * 4
         expected = log_probs(model, sample.tokens.tolist(), 11)
         trained = [*range(5), *range(7, 11)]
-        assert distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained]) < tolerance()
+        assert (
+            distance(sample.rollout_log_probs[trained].tolist(), [expected[i] for i in trained])
+            < tolerance()
+        )
         assert sample.response.endswith(sample.metadata["last"])
 
 
 async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_there(
     engine: Client, model: Path
 ) -> None:
-    """Session affinity is by construction: a worker has one engine. Its prefix cache has the earlier turns."""
-    sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60})
-    body = {"input_ids": sample.tokens.tolist(), "sampling_params": {"max_new_tokens": 1}, "extra_key": "0"}
+    """Session affinity is by construction: a worker has one engine. Its prefix cache has the
+    earlier turns."""
+    sample = await player(engine, model)(
+        Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60}
+    )
+    body = {
+        "input_ids": sample.tokens.tolist(),
+        "sampling_params": {"max_new_tokens": 1},
+        "extra_key": "0",
+    }
     _, answer = await asyncio.to_thread(call, engine.url + "/generate", body)
     assert answer["meta_info"]["cached_tokens"] >= len(sample.tokens) - 2
 
 
 @whole_group
 async def tree(episodes: list[Episode]) -> None:
-    """A common start, from which every sample goes on; the first keeps the longer of two branches."""
+    """A common start, from which every sample goes on; the first keeps the longer of
+    two branches.
+    """
     first, *others = episodes
     await first.generate(max_tokens=20)
     for other in others:
         other.adopt(first)
     branches = [first.branch(), first.branch()]
-    await together(*(one.generate(max_tokens=10 + 10 * i) for i, one in enumerate([*branches, *others])))
+    await together(
+        *(one.generate(max_tokens=10 + 10 * i) for i, one in enumerate([*branches, *others]))
+    )
     first.adopt(branches[1])
 
 
-async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(engine: Client, model: Path) -> None:
+async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(
+    engine: Client, model: Path
+) -> None:
     one = Player(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
     await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)

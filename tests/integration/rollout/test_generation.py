@@ -28,15 +28,24 @@ EXACT = 1e-4
 def generator(engine: Client, model: Path, version: int = 0) -> Generator:
     tokenizer = AutoTokenizer.from_pretrained(model)
     decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))  # noqa: E731
-    return Generator(engine, decode, asyncio.Semaphore(8), lambda: version, EngineHealth(engine, 60.0))
+    return Generator(
+        engine, decode, asyncio.Semaphore(8), lambda: version, EngineHealth(engine, 60.0)
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_log_probs_are_those_of_the_scaled_distribution(engine: Client, model: Path, temperature: float) -> None:
-    made = await engine.generate("one", PROMPT, {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature})
+async def test_log_probs_are_those_of_the_scaled_distribution(
+    engine: Client, model: Path, temperature: float
+) -> None:
+    made = await engine.generate(
+        "one", PROMPT, {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature}
+    )
     assert (made.finish, len(made.tokens), made.spans) == ("length", 40, [WeightSpan(0, 0, 40)])
     assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature)) < EXACT
-    assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature + 0.3)) > 100 * EXACT
+    assert (
+        distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature + 0.3))
+        > 100 * EXACT
+    )
 
 
 async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
@@ -50,12 +59,16 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
     differences = []
     for version in (1, 0):  # the second is what would be without
         made = await generator(engine, model, version=version)(prompt, Sample(0), dict(sampling))
-        differences.append(distance(made.rollout_log_probs, log_probs(other_model, made.tokens.tolist(), 10)))
+        differences.append(
+            distance(made.rollout_log_probs, log_probs(other_model, made.tokens.tolist(), 10))
+        )
     assert differences[0] < EXACT
     assert differences[1] > 100 * EXACT
 
 
-async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(engine: Client) -> None:
+async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(
+    engine: Client,
+) -> None:
     assert engine.frozen
 
 
@@ -63,8 +76,14 @@ async def test_an_end_token_is_a_stop(engine: Client) -> None:
     greedy = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
     tokens = (await engine.generate("one", PROMPT, greedy)).tokens
     end = tokens[2]
-    made = await engine.generate("two", PROMPT, {"max_new_tokens": 5, "temperature": 0, "stop_token_ids": [end]})
-    assert (made.finish, made.tokens, made.matched_stop) == ("stop", tokens[: tokens.index(end) + 1], None)
+    made = await engine.generate(
+        "two", PROMPT, {"max_new_tokens": 5, "temperature": 0, "stop_token_ids": [end]}
+    )
+    assert (made.finish, made.tokens, made.matched_stop) == (
+        "stop",
+        tokens[: tokens.index(end) + 1],
+        None,
+    )
 
 
 async def test_an_aborted_request_answers_what_it_has(engine: Client, sglang: Sglang) -> None:
@@ -77,7 +96,9 @@ async def test_an_aborted_request_answers_what_it_has(engine: Client, sglang: Sg
     assert len(made.log_probs) == len(made.tokens) == made.spans[-1].end
 
 
-async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Client, sglang: Sglang) -> None:
+async def test_a_request_that_nobody_waits_for_ends_at_the_engine(
+    engine: Client, sglang: Sglang
+) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
     await sglang.generated(50)
     running.cancel()
@@ -86,8 +107,11 @@ async def test_a_request_that_nobody_waits_for_ends_at_the_engine(engine: Client
     await sglang.idle(1.5)  # the engine itself looks every 4 s; the request would run for as long
 
 
-async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_work_on_it(sglang: Sglang) -> None:
-    """The connection ends towards us alone: the engine has not noticed when the same request comes again."""
+async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_work_on_it(
+    sglang: Sglang,
+) -> None:
+    """The connection ends towards us alone: the engine has not noticed when the same request comes
+    again."""
     port = int(sglang.url.rpartition(":")[2])
     async with Proxy("127.0.0.2", lambda *_: "worker") as proxy:
         await proxy.listen(port)
@@ -101,7 +125,9 @@ async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_
 
 
 async def test_a_prompt_beyond_the_context_is_refused(engine: Client, model: Path) -> None:
-    with pytest.raises(PromptRefusedError, match=f"longer than the model's context length \\({CONTEXT} tokens\\)"):
+    with pytest.raises(
+        PromptRefusedError, match=f"longer than the model's context length \\({CONTEXT} tokens\\)"
+    ):
         await engine.generate("one", [10] * (CONTEXT + 10), {"max_new_tokens": 1})
     sample = await generator(engine, model)([10] * (CONTEXT + 10), Sample(0), {"max_new_tokens": 1})
     assert sample.status is SampleStatus.FAILED
@@ -118,7 +144,9 @@ async def test_an_engine_that_is_not_there() -> None:
             await nobody.wait_ready(0.1)
 
 
-async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Client, model: Path) -> None:
+async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(
+    engine: Client, model: Path
+) -> None:
     generate = generator(engine, model)
     greedy = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
     words = (await generate(PROMPT, Sample(0), greedy)).response.split()
@@ -131,7 +159,9 @@ async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(engine: Clien
     assert sample.response_length == len(kept) + 1
 
 
-async def test_a_drained_sample_is_continued_as_one_sequence(engine: Client, model: Path, sglang: Sglang) -> None:
+async def test_a_drained_sample_is_continued_as_one_sequence(
+    engine: Client, model: Path, sglang: Sglang
+) -> None:
     params = {"max_new_tokens": 600, "ignore_eos": True, "temperature": 0.9}
     first = generator(engine, model)
     running = asyncio.create_task(first(PROMPT, Sample(0), params))
@@ -153,7 +183,11 @@ async def test_nothing_is_sent_while_draining(engine: Client, model: Path) -> No
     drained = generator(engine, model)
     drained.draining.set()
     sample = await drained(PROMPT, Sample(0), LONG)
-    assert (sample.status, sample.response_length, sample.prompt_length) == (SampleStatus.ABORTED, 0, len(PROMPT))
+    assert (sample.status, sample.response_length, sample.prompt_length) == (
+        SampleStatus.ABORTED,
+        0,
+        len(PROMPT),
+    )
 
 
 async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(model: Path) -> None:
@@ -181,7 +215,12 @@ def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Client, model: Path, other_model: Path, sglang: Sglang, update: Callable[[str], Any], mode: str
+    engine: Client,
+    model: Path,
+    other_model: Path,
+    sglang: Sglang,
+    update: Callable[[str], Any],
+    mode: str,
 ) -> None:
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))

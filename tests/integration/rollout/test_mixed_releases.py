@@ -19,7 +19,9 @@ from tests.integration.rollout.pods import House, Pod
 
 Make = Callable[..., House]
 Start = Callable[..., Pod]
-REFUSAL = f"the caller speaks protocol {PROTOCOL} (sluice {protocol.release()}), the server protocol 99"
+REFUSAL = (
+    f"the caller speaks protocol {PROTOCOL} (sluice {protocol.release()}), the server protocol 99"
+)
 
 
 @pytest.fixture
@@ -54,9 +56,13 @@ async def test_a_trainer_ends(house: Make, newer: Rendezvous, tmp_path: Path, ra
     job_file = tmp_path / "trainer.json"
     job_file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True))
     variables = {
-        **os.environ, "SLUICE_JOB_FILE": str(job_file), "SLUICE_RENDEZVOUS": newer.address, "OMP_NUM_THREADS": "1",
-        "SLUICE_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "SLUICE_RUN_DIR": str(tmp_path / "run"),
-    }  # fmt: skip
+        **os.environ,
+        "SLUICE_JOB_FILE": str(job_file),
+        "SLUICE_RENDEZVOUS": newer.address,
+        "OMP_NUM_THREADS": "1",
+        "SLUICE_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+        "SLUICE_RUN_DIR": str(tmp_path / "run"),
+    }
     command = [sys.executable, "-m", "sluice_trainer.launch"]
     trainer = await asyncio.to_thread(
         subprocess.run, command, env=variables, capture_output=True, text=True, timeout=120
@@ -64,4 +70,6 @@ async def test_a_trainer_ends(house: Make, newer: Rendezvous, tmp_path: Path, ra
     assert trainer.returncode == 2, trainer.stderr
     errors = [line for line in trainer.stderr.splitlines() if line.startswith("error: ")]
     assert errors
-    assert all(line.startswith(f"error: rendezvous at {newer.address}: {REFUSAL}") for line in errors), errors
+    assert all(
+        line.startswith(f"error: rendezvous at {newer.address}: {REFUSAL}") for line in errors
+    ), errors

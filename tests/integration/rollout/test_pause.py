@@ -121,7 +121,9 @@ def error_of(sample: Sample, weights: dict[int, Path]) -> float:
     """How far its log-probs are from those of the weights that its spans name."""
     expected: list[float] = []
     for span in sample.weight_versions:
-        everything = log_probs(weights[span.version], sample.tokens.tolist(), sample.response_length)
+        everything = log_probs(
+            weights[span.version], sample.tokens.tolist(), sample.response_length
+        )
         expected += everything[span.start : span.end]
     return distance(sample.rollout_log_probs.tolist(), expected)
 

@@ -94,18 +94,26 @@ async def test_a_reward_function_that_is_not_there_is_a_configuration_error(
 async def test_a_filter_that_is_not_there_is_a_configuration_error(house: Make, pod: Start) -> None:
     worker = pod(house(rollout__dynamicFilter="nowhere.odd"), NOBODY)
     assert await worker.end(60) == 2
-    assert worker.lines[-1].startswith("error: spec.rollout.dynamicFilter: nowhere.odd: cannot import nowhere")
+    assert worker.lines[-1].startswith(
+        "error: spec.rollout.dynamicFilter: nowhere.odd: cannot import nowhere"
+    )
 
 
-async def test_responses_longer_than_the_context_are_a_configuration_error(house: Make, pod: Start) -> None:
+async def test_responses_longer_than_the_context_are_a_configuration_error(
+    house: Make, pod: Start
+) -> None:
     worker = pod(house(rollout__sampling__maxResponseTokens=CONTEXT), NOBODY)
     assert await worker.end(60) == 2
-    line = f"error: spec.rollout.sampling.maxResponseTokens: {CONTEXT} tokens and a prompt do not fit"
+    line = (
+        f"error: spec.rollout.sampling.maxResponseTokens: {CONTEXT} tokens and a prompt do not fit"
+    )
     assert worker.lines[-1].startswith(line)
 
 
 async def test_sigterm_before_the_engine_is_there(house: Make, pod: Start, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\ndef judge(sample):\n    return 1.0\n")
+    (tmp_path / "mine.py").write_text(
+        f"open({str(tmp_path / 'loaded')!r}, 'w')\ndef judge(sample):\n    return 1.0\n"
+    )
     worker = pod(house(reward={"function": f"{tmp_path}/mine.py:judge"}), NOBODY)
     async with asyncio.timeout(60):
         while not (tmp_path / "loaded").exists():

@@ -23,12 +23,23 @@ Make = Callable[..., PromptEncoder]
 
 @pytest.fixture
 def encoder(model: Path) -> Make:
-    def make(directory: Path = model, spec: dict[str, Any] | None = None, **data: Any) -> PromptEncoder:
-        sources = [{"path": "/data/plain.jsonl"}, {"path": "/data/chat.jsonl", "applyChatTemplate": True}]
-        changes, spec = spec or {}, {
-            "model": {"path": str(directory)}, "data": {"prompts": sources} | data, "reward": {"type": "f1"},
-            "trainer": {"steps": 1}, "rollout": {"sampling": {"maxResponseTokens": 96}},
-        }  # fmt: skip
+    def make(
+        directory: Path = model, spec: dict[str, Any] | None = None, **data: Any
+    ) -> PromptEncoder:
+        sources = [
+            {"path": "/data/plain.jsonl"},
+            {"path": "/data/chat.jsonl", "applyChatTemplate": True},
+        ]
+        changes, spec = (
+            spec or {},
+            {
+                "model": {"path": str(directory)},
+                "data": {"prompts": sources} | data,
+                "reward": {"type": "f1"},
+                "trainer": {"steps": 1},
+                "rollout": {"sampling": {"maxResponseTokens": 96}},
+            },
+        )
         job = RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec | changes})
         return PromptEncoder(job.spec, directory)
 
@@ -58,13 +69,21 @@ def test_what_messages_say_about_losses_is_not_for_the_template(encoder: Make) -
     messages = [{"role": "user", "content": "w0002", "step_loss_mask": 0, "loss_mask": 0}]
     made = encoder()
     made.tokenizer.chat_template = "{{ messages[0].keys() | join(' ') }}"
-    assert made.tokenizer.decode(made.encode(Prompt(0, messages))) == "<unused> <unused>"  # role, content
+    assert (
+        made.tokenizer.decode(made.encode(Prompt(0, messages))) == "<unused> <unused>"
+    )  # role, content
     assert "loss_mask" in messages[0]
 
 
 def test_the_template_gets_the_variables_of_its_source(encoder: Make) -> None:
     made = encoder(
-        prompts=[{"path": "/data/chat.jsonl", "applyChatTemplate": True, "chatTemplateArgs": {"n": "w0003"}}]
+        prompts=[
+            {
+                "path": "/data/chat.jsonl",
+                "applyChatTemplate": True,
+                "chatTemplateArgs": {"n": "w0003"},
+            }
+        ]
     )
     made.tokenizer.chat_template = "{{ n }} {{ messages[0].content }}"
     assert made.encode(Prompt(0, "w0001", dataset="chat")) == [WORD + 3, WORD + 1]
@@ -73,7 +92,9 @@ def test_the_template_gets_the_variables_of_its_source(encoder: Make) -> None:
 def test_a_prompt_that_the_template_refuses_is_named(encoder: Make) -> None:
     made = encoder()
     made.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(PromptError, match="chat row 7: the chat template refuses the prompt: roles must alternate"):
+    with pytest.raises(
+        PromptError, match="chat row 7: the chat template refuses the prompt: roles must alternate"
+    ):
         made.encode(Prompt(0, "w0001", dataset="chat", row=7))
 
 
@@ -95,13 +116,17 @@ def test_special_tokens_are_left_out_of_the_text(encoder: Make) -> None:
     assert encoder().decode([WORD, 1, WORD + 1]).split() == ["w0000", "w0001"]
 
 
-def test_a_directory_without_a_tokenizer_is_a_configuration_error(encoder: Make, tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_a_configuration_error(
+    encoder: Make, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     with pytest.raises(ConfigurationError, match=f"spec.model.path: {tmp_path} has no tokenizer"):
         encoder(tmp_path)
 
 
-def test_a_directory_without_a_config_is_a_configuration_error(encoder: Make, model: Path, tmp_path: Path) -> None:
+def test_a_directory_without_a_config_is_a_configuration_error(
+    encoder: Make, model: Path, tmp_path: Path
+) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
     with pytest.raises(ConfigurationError, match=r"spec\.model\.path: .*config\.json"):
@@ -113,13 +138,20 @@ def test_a_directory_without_a_config_is_a_configuration_error(encoder: Make, mo
     [
         pytest.param(
             {"rollout": {"sampling": {"maxResponseTokens": CONTEXT}}},
-            rf"^spec\.rollout\.sampling\.maxResponseTokens: {CONTEXT} tokens and a prompt do not fit into the context "
+            rf"^spec\.rollout\.sampling\.maxResponseTokens: {CONTEXT} tokens and a prompt do not "
+            r"fit into the context "
             rf"of {CONTEXT} tokens \(config\.json of the model\): expected at most {CONTEXT - 1}$",
             id="the model's context",
         ),
         pytest.param(
-            {"rollout": {"sampling": {"maxResponseTokens": 96}, "engineArgs": {"context-length": 96}}},
-            r"maxResponseTokens: 96 tokens .* of 96 tokens \(rollout\.engineArgs\): expected at most 95",
+            {
+                "rollout": {
+                    "sampling": {"maxResponseTokens": 96},
+                    "engineArgs": {"context-length": 96},
+                }
+            },
+            r"maxResponseTokens: 96 tokens .* of 96 tokens \(rollout\.engineArgs\): expected at "
+            r"most 95",
             id="the engine's arguments",
         ),
         pytest.param(
@@ -147,7 +179,14 @@ def test_an_engine_with_another_context_is_kept_to(encoder: Make) -> None:
 
 
 def test_the_longer_responses_of_an_evaluation_leave_its_prompts_less_room(encoder: Make) -> None:
-    made = encoder(spec={"evaluation": {"datasets": [{"path": "e"}], "sampling": {"maxResponseTokens": CONTEXT - 2}}})
+    made = encoder(
+        spec={
+            "evaluation": {
+                "datasets": [{"path": "e"}],
+                "sampling": {"maxResponseTokens": CONTEXT - 2},
+            }
+        }
+    )
     prompt = Prompt(0, "w0001 w0002 w0003", dataset="e")
     assert len(made.encode(prompt)) == 3
     prompt.purpose = Purpose.EVALUATE

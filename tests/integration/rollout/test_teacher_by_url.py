@@ -34,8 +34,15 @@ def sample(last: int = 24) -> Sample:
     """Two turns of the model, what a tool said between them, and what it said at the end."""
     made = Sample(0)
     made.append_prompt(PROMPT)
-    for tokens, trainable in (([20, 21, 22], True), ([30, 31], False), ([23, last], True), ([32], False)):
-        made.append(tokens, [-1.0] * len(tokens), [WeightSpan(0, 0, len(tokens))], trainable=trainable)
+    for tokens, trainable in (
+        ([20, 21, 22], True),
+        ([30, 31], False),
+        ([23, last], True),
+        ([32], False),
+    ):
+        made.append(
+            tokens, [-1.0] * len(tokens), [WeightSpan(0, 0, len(tokens))], trainable=trainable
+        )
     made.status = SampleStatus.COMPLETED
     return made
 
@@ -78,7 +85,11 @@ async def test_a_job_without_a_reward_learns_from_its_teacher(
     house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
     """The teacher is the student here: they agree about every token."""
-    one = house(reward=None, rollout__samplesPerPrompt=1, algorithm__distillation={"teacher": {"url": sglang.url}})
+    one = house(
+        reward=None,
+        rollout__samplesPerPrompt=1,
+        algorithm__distillation={"teacher": {"url": sglang.url}},
+    )
     async with await one.start_buffer() as client, one.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
@@ -96,11 +107,15 @@ async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
         return call(sglang.url + "/generate", body)[1]
 
     async with serving(forward, path="/generate") as teacher:
-        one = house(evaluation={"everySteps": 1}, algorithm__distillation={"teacher": {"url": teacher.url}})
+        one = house(
+            evaluation={"everySteps": 1}, algorithm__distillation={"teacher": {"url": teacher.url}}
+        )
         async with await one.start_buffer() as client, one.working(engine) as (worker, _):
             assert (await client.take(1, wait=DEADLINE)).state == READY
             groups = [codec.group_from_message(g) for g in await client.shard(1)]
-            await asyncio.to_thread(until, lambda: worker.make.finished_samples == 8 + 3, 20.0, "the evaluation")
+            await asyncio.to_thread(
+                until, lambda: worker.make.finished_samples == 8 + 3, 20.0, "the evaluation"
+            )
     for group in groups:
         for made in group.samples:
             assert made.reward == float(group.prompt.label in made.response)
@@ -130,7 +145,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("answer", "reason"), BAD, ids=[reason for _, reason in BAD])
-async def test_an_answer_that_is_none_fails_the_sample(tokenizer: Any, answer: Any, reason: str) -> None:
+async def test_an_answer_that_is_none_fails_the_sample(
+    tokenizer: Any, answer: Any, reason: str
+) -> None:
     before = outcomes("invalid")
     async with serving(lambda _: answer, path="/generate") as server:
         made = await ask(server.url, tokenizer, sample())
@@ -143,7 +160,9 @@ async def test_an_answer_that_is_none_fails_the_sample(tokenizer: Any, answer: A
 
 async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
     scores = [*SCORES[:3], None, *SCORES[4:]]  # what nobody trains on may have none
-    async with serving(lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate") as server:
+    async with serving(
+        lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate"
+    ) as server:
         made = await ask(server.url, tokenizer, sample(), seconds=5)
     assert made.teacher_log_probs is not None
     assert made.teacher_log_probs.tolist() == [-1, -2, -3, 0, 0, -6, -7, 0]
@@ -219,18 +238,26 @@ async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
     house: Callable[..., House], tokenizer: Any
 ) -> None:
     def texts(body: Any) -> Any:
-        return {"text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]}
+        return {
+            "text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]
+        }
 
     def others(body: Any) -> Any:
         return {"text": [f"w{ids[0]:04d}" for ids in body["tokens"]]}
 
-    async with serving(texts, path="/detokenize") as right, serving(others, path="/detokenize") as wrong:
+    async with (
+        serving(texts, path="/detokenize") as right,
+        serving(others, path="/detokenize") as wrong,
+    ):
         named = [{"dataSource": "a", "url": right.url}, {"dataSource": "b", "url": wrong.url}]
-        spec = house(algorithm__distillation={"teacher": {"url": right.url}, "teachers": named}).job.spec
+        spec = house(
+            algorithm__distillation={"teacher": {"url": right.url}, "teachers": named}
+        ).job.spec
         teachers = teacher_of(spec, tokenizer)
         assert teachers is not None
         with pytest.raises(
-            ConfigurationError, match=r"spec.algorithm.distillation.teachers\[1\].url: the teacher's tok"
+            ConfigurationError,
+            match=r"spec.algorithm.distillation.teachers\[1\].url: the teacher's tok",
         ):
             await teachers.wait_ready(10)
         await teachers.close()
@@ -243,10 +270,14 @@ async def test_the_run_goes_on_while_a_teacher_fails(
         return call(sglang.url + "/generate", body)[1]
 
     async with serving(forward, 400, 400, 400, path="/generate") as teacher:
-        one = house(algorithm__distillation={"teacher": {"url": teacher.url}}, trainer__stepsPerBatch=2)
+        one = house(
+            algorithm__distillation={"teacher": {"url": teacher.url}}, trainer__stepsPerBatch=2
+        )
         async with await one.start_buffer() as client, one.working(engine):
             assert (await client.take(1, wait=DEADLINE)).state == READY
-            samples = [s for g in await client.shard(1) for s in codec.group_from_message(g).samples]
+            samples = [
+                s for g in await client.shard(1) for s in codec.group_from_message(g).samples
+            ]
     assert len(samples) == 8
     for made in samples:
         assert (made.teacher_log_probs is None) == (made.status is SampleStatus.FAILED)
@@ -254,7 +285,9 @@ async def test_the_run_goes_on_while_a_teacher_fails(
 
 async def test_it_waits_for_a_teacher_that_comes_late(tokenizer: Any) -> None:
     def texts(body: Any) -> Any:
-        return {"text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]}
+        return {
+            "text": [tokenizer.decode(ids, skip_special_tokens=False) for ids in body["tokens"]]
+        }
 
     async with serving(texts, 503, 503, path="/detokenize") as server:
         await wait(server.url, tokenizer)
@@ -264,7 +297,9 @@ async def test_it_waits_for_a_teacher_that_comes_late(tokenizer: Any) -> None:
 
 async def test_one_that_never_comes_ends_the_worker(tokenizer: Any) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(TeacherError, match=rf"teacher.url: {url} does not answer: .*; given up after 1 s"):
+    with pytest.raises(
+        TeacherError, match=rf"teacher.url: {url} does not answer: .*; given up after 1 s"
+    ):
         await wait(url, tokenizer, 1.0)
 
 
@@ -296,7 +331,10 @@ async def test_other_tokens_end_the_job_with_the_reason(
         started = pod(one, sglang.url)
         assert await started.end(60) == 2
     last = started.lines[-1]
-    assert "error: spec.algorithm.distillation.teacher.url: the teacher's tokens are not the student's" in last
+    assert (
+        "error: spec.algorithm.distillation.teacher.url: the teacher's tokens are not the student's"
+        in last
+    )
     assert "which is '<pad>' here and 'w0000' there" in last
 
 

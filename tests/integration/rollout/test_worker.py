@@ -95,7 +95,9 @@ async def test_a_returned_sample_goes_on_where_it_stopped(
         assert distance(after.rollout_log_probs.tolist(), expected) < 1e-4
 
 
-async def test_the_buffer_comes_back_on_another_port(house: Callable[..., House], engine: Client) -> None:
+async def test_the_buffer_comes_back_on_another_port(
+    house: Callable[..., House], engine: Client
+) -> None:
     one = house(**LONG)
     async with await one.start_buffer(), one.working(engine) as (worker, end):
         await leases(worker, 4)
@@ -120,7 +122,9 @@ async def test_work_goes_on_without_a_rendezvous(
         await rendezvous.start()
 
 
-async def test_without_a_buffer_a_drain_ends_all_the_same(house: Callable[..., House], engine: Client) -> None:
+async def test_without_a_buffer_a_drain_ends_all_the_same(
+    house: Callable[..., House], engine: Client
+) -> None:
     one = house(**LONG)
     async with await one.start_buffer(), one.working(engine, drain_seconds=2.0) as (worker, end):
         await leases(worker, 4)
@@ -138,7 +142,9 @@ async def test_short_leases_are_kept(house: Callable[..., House], engine: Client
         await end()
 
 
-async def test_a_group_that_the_buffer_gave_to_another_ends_here(house: Callable[..., House], engine: Client) -> None:
+async def test_a_group_that_the_buffer_gave_to_another_ends_here(
+    house: Callable[..., House], engine: Client
+) -> None:
     one = house(**LONG, buffer__leaseSeconds=1.5)
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         await leases(worker, 4)
@@ -155,13 +161,16 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
     house: Callable[..., House], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "def judge(samples):\n    assert len(samples) == 2\n    return [float(i) for i in range(len(samples))]\n"
+        "def judge(samples):\n    assert len(samples) == 2\n    return [float(i) for i in "
+        "range(len(samples))]\n"
     )
     reward = {"function": f"{tmp_path}/mine.py:judge", "group": True}
     one = house(reward=reward, rollout__sampling={"maxResponseTokens": 3000, "stop": ["w001"]})
     async with await one.start_buffer() as client:
         async with one.working(engine) as (worker, end):
-            async with asyncio.timeout(DEADLINE):  # one word in two hundred is a stop: some samples wait for others
+            async with asyncio.timeout(
+                DEADLINE
+            ):  # one word in two hundred is a stop: some samples wait for others
                 while not worker.make.finished_samples:
                     await asyncio.sleep(0.01)
             await end()
@@ -171,7 +180,11 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
 
 
 async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_is_over(
-    house: Callable[..., House], engine: Client, rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    house: Callable[..., House],
+    engine: Client,
+    rendezvous: Rendezvous,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_module, "HEARTBEAT_SECONDS", 1000.0)
     (tmp_path / "slow.py").write_text(
@@ -179,14 +192,21 @@ async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_
         "    late = episode.prompt.group_id == 1 and episode.version() == 0\n"
         "    await episode.generate(max_tokens=3000 if late else 5)\n"
     )
-    one = house(**LONG, rollout__batchSize=1, rollout__overSampling=2, rollout__function=f"{tmp_path}/slow.py:play",
-                buffer__leaseSeconds=9999)  # fmt: skip
+    one = house(
+        **LONG,
+        rollout__batchSize=1,
+        rollout__overSampling=2,
+        rollout__function=f"{tmp_path}/slow.py:play",
+        buffer__leaseSeconds=9999,
+    )
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         # The other group's work may still be waiting for the buffer's answer.
         [late] = [work.task for work in worker.work.values() if work.prompt.group_id == 1]
         await client.commit(1)
-        call(engine.url + "/update_weight_version", {"new_version": "1", "abort_all_requests": False})
+        call(
+            engine.url + "/update_weight_version", {"new_version": "1", "abort_all_requests": False}
+        )
         await rendezvous.serve(1)
         assert late
         await asyncio.wait([late], timeout=DEADLINE)
@@ -206,7 +226,9 @@ async def test_a_filter_of_the_users_own_drops_groups(
         assert [g.prompt.group_id % 2 for g in groups] == [1] * 4
 
 
-async def test_an_engine_that_dies_ends_the_worker_at_once(house: Callable[..., House], sglang: Sglang) -> None:
+async def test_an_engine_that_dies_ends_the_worker_at_once(
+    house: Callable[..., House], sglang: Sglang
+) -> None:
     one = house(**LONG)
     open_: list[asyncio.StreamWriter] = []
     proxy = await asyncio.start_server(_relay(sglang.port, open_), "127.0.0.1", 0)
@@ -253,7 +275,9 @@ class FullBuffer:
         self.opened.append(time.monotonic())
         async for chunk in chunks:
             if not self.cured:
-                raise grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), grpc.aio.Metadata(), "no room for group 3")
+                raise grpc.aio.AioRpcError(
+                    self.code, grpc.aio.Metadata(), grpc.aio.Metadata(), "no room for group 3"
+                )
             if chunk.last:
                 yield pb.SubmitResponse(key=chunk.key, outcome=pb.SubmitResponse.OUTCOME_STORED)
 
@@ -268,7 +292,9 @@ async def test_a_full_buffer_is_asked_ever_more_rarely_until_it_has_room() -> No
             await asyncio.sleep(0.05)
     full.cured = True
     pauses = [later - earlier for earlier, later in pairwise(full.opened)]
-    assert all(pause >= least for pause, least in zip(pauses, (0.2, 0.4, 0.8), strict=False)), pauses
+    assert all(pause >= least for pause, least in zip(pauses, (0.2, 0.4, 0.8), strict=False)), (
+        pauses
+    )
     assert (await asyncio.wait_for(sent, 10)).outcome == pb.SubmitResponse.OUTCOME_STORED
     running.cancel()
 

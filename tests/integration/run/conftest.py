@@ -10,15 +10,23 @@ import pytest
 
 from tests.integration.run.laptop import QUICKSTART, Laptop
 
-FAST = ("failurePolicy.rolloutBackoff.baseSeconds=1", "checkpoint.everySteps=5", "evaluation.everySteps=5")
+FAST = (
+    "failurePolicy.rolloutBackoff.baseSeconds=1",
+    "checkpoint.everySteps=5",
+    "evaluation.everySteps=5",
+)
 
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the quickstart with its data made."""
     directory = tmp_path_factory.mktemp("example") / "quickstart"
-    shutil.copytree(QUICKSTART, directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"))
-    subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60)
+    shutil.copytree(
+        QUICKSTART, directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__")
+    )
+    subprocess.run(
+        [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60
+    )
     return directory
 
 

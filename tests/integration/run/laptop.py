@@ -35,7 +35,14 @@ class Laptop:
     def __init__(self, example: Path, directory: Path, *overrides: str) -> None:
         self.directory = directory
         self.output = directory.with_suffix(".out")
-        self._command = [sys.executable, "-m", "sluice_cli", "run", str(example / "job.yaml"), "--plain"]
+        self._command = [
+            sys.executable,
+            "-m",
+            "sluice_cli",
+            "run",
+            str(example / "job.yaml"),
+            "--plain",
+        ]
         self._command += ["--run-dir", str(directory)]
         self._command += [part for override in overrides for part in ("--set", override)]
         self.process: subprocess.Popen[bytes] | None = None
@@ -57,7 +64,9 @@ class Laptop:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.stop()
-            raise AssertionError(f"no end after {seconds:.0f} s; the last lines were\n{self.text()[-2000:]}") from None
+            raise AssertionError(
+                f"no end after {seconds:.0f} s; the last lines were\n{self.text()[-2000:]}"
+            ) from None
 
     def stop(self) -> None:
         if self.process and self.process.poll() is None:
@@ -81,10 +90,15 @@ class Laptop:
         assert self.process is not None
         if role == "run":
             return self.process.pid
-        return self.until_process(lambda process: _runs(process, PROGRAMS[role]), f"process {role}", 60)
+        return self.until_process(
+            lambda process: _runs(process, PROGRAMS[role]), f"process {role}", 60
+        )
 
-    def until_process(self, is_it: Callable[[psutil.Process], bool], what: str, seconds: float) -> int:
-        """Pid of a process of this run, once it is there. One that ends while it is looked at is not it."""
+    def until_process(
+        self, is_it: Callable[[psutil.Process], bool], what: str, seconds: float
+    ) -> int:
+        """Pid of a process of this run, once it is there. One that ends while it is looked at is
+        not it."""
         assert self.process is not None
         host = psutil.Process(self.process.pid)
 
@@ -130,7 +144,9 @@ class Laptop:
 
 
 def _runs(process: psutil.Process, program: str) -> bool:
-    return any(program in word for word in process.cmdline()[1:3])  # python FILE, or python -m MODULE
+    return any(
+        program in word for word in process.cmdline()[1:3]
+    )  # python FILE, or python -m MODULE
 
 
 def processes_of(directory: Path) -> list[str]:
@@ -140,7 +156,11 @@ def processes_of(directory: Path) -> list[str]:
     for process in psutil.process_iter():
         try:
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if marker in environment and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            if (
+                marker in environment
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            ):
                 found.append(" ".join(process.cmdline())[:120])
         except (OSError, psutil.Error):
             continue

@@ -36,7 +36,8 @@ class Listeners:
 
 @contextmanager
 def watching(pid: int) -> Iterator[Listeners]:
-    """Looks, several times a second, at a process and all that it has started, until the block ends."""
+    """Looks, several times a second, at a process and all that it has started, until the block
+    ends."""
     listeners, ended, root = Listeners(), threading.Event(), psutil.Process(pid)
 
     def watch() -> None:

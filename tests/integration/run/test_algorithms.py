@@ -1,4 +1,5 @@
-"""Estimators on the real engines: with a critic and a killed trainer, and with greedy responses beside the samples."""
+"""Estimators on the real engines: with a critic and a killed trainer, and with greedy responses
+beside the samples."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ SMALL = ("rollout.batchSize=16", "checkpoint.everySteps=3", "evaluation=null")
 def check_sound(run: Laptop, steps: int) -> None:
     summary = run.summary()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["groups_trained"] == summary["groups_leased"] == steps * 16
     assert processes_of(run.directory) == []
 
@@ -46,7 +49,10 @@ def test_ppo_with_a_critic_survives_a_killed_trainer_to_the_bit(laptop: Make) ->
     assert max(abs(value) for value in values(list(records.values())[1:], "train/ppo_kl")) <= 1e-6
     assert run.replayed(), "the trainer was killed between two checkpoints"
     for step, again in run.replayed().items():
-        seen = {(r.get("train/loss"), r["critic/vf_loss"], r["critic/grad_norm"], r["rollout/values"]) for r in again}
+        seen = {
+            (r.get("train/loss"), r["critic/vf_loss"], r["critic/grad_norm"], r["rollout/values"])
+            for r in again
+        }
         assert len(seen) == 1, f"step {step} was replayed differently: {again}"
 
 
@@ -75,5 +81,9 @@ def test_own_functions_for_estimator_and_loss(laptop: Make, example: Path) -> No
     )
     assert run.run() == 0, run.text()[-3000:]
     check_sound(run, 2)
-    assert all(record["train/mine"] == record["train/entropy_loss"] for record in run.steps().values())
-    assert json.loads((run.directory / "job.json").read_text())["spec"]["algorithm"]["function"].startswith("/")
+    assert all(
+        record["train/mine"] == record["train/entropy_loss"] for record in run.steps().values()
+    )
+    assert json.loads((run.directory / "job.json").read_text())["spec"]["algorithm"][
+        "function"
+    ].startswith("/")

@@ -1,4 +1,5 @@
-"""Trainer and engine that take turns, on the real engines: the same results, and either may die in the other's turn."""
+"""Trainer and engine that take turns, on the real engines: the same results, and either may die in
+the other's turn."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def rests(run: Laptop, attempt: int) -> int:
     return log.read_text().count("POST /release_memory_occupation") if log.exists() else 0
 
 
-def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(laptop: Callable[..., Laptop]) -> None:
+def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
+    laptop: Callable[..., Laptop],
+) -> None:
     run = laptop(
         "trainer.colocate=true",
         "trainer.offload=all",
@@ -37,9 +40,13 @@ def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(laptop: 
     summary = run.summary()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
     assert summary["steps"] == 6
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["groups_trained"] == 6 * 16
-    assert not (run.directory / "logs/quickstart-rollout-0-3-0.engine.log").exists(), "one engine was killed, by us"
+    assert not (run.directory / "logs/quickstart-rollout-0-3-0.engine.log").exists(), (
+        "one engine was killed, by us"
+    )
     records = list(run.steps().values())
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
@@ -48,7 +55,9 @@ def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(laptop: 
     assert min(values(records, "train/grad_norm")) > 0
     assert values(records, "train/kl_loss")[-1] > 0, "the weights are no longer those of the start"
     for step, again in run.replayed().items():
-        assert len({r["train/loss"] for r in again}) == 1, f"step {step} was replayed differently: {again}"
+        assert len({r["train/loss"] for r in again}) == 1, (
+            f"step {step} was replayed differently: {again}"
+        )
     evaluated = {r["version"] for r in run_directory.records(run.directory / "evaluation.jsonl")}
     assert evaluated == {0, 5, 6}, "evaluations end before the engine rests"
     assert processes_of(run.directory) == []

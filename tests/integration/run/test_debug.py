@@ -1,4 +1,5 @@
-"""One half of the loop alone: training from dumped rollouts, and rollouts without training. And tools, end to end."""
+"""One half of the loop alone: training from dumped rollouts, and rollouts without training. And
+tools, end to end."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def sound(run: Laptop) -> dict[str, object]:
     return summary
 
 
-def test_dumped_rollouts_train_the_same_model_again_to_the_bit_and_engines_generate_without_a_trainer(
+def test_dumped_rollouts_train_the_same_model_again_and_engines_go_without_a_trainer(
     laptop: Make,
 ) -> None:
     first = laptop(*SMALL, "debug.dumpRollouts=true", name="first")
@@ -36,7 +37,9 @@ def test_dumped_rollouts_train_the_same_model_again_to_the_bit_and_engines_gener
     assert list(dumped) == [1, 2, 3, 4]
     assert {len(group.samples) for group in rollouts.read(dumped[4])} == {8}
 
-    again = laptop(*SMALL, f"debug.replay={first.directory}/rollouts", "rollout.replicas=0", name="again")
+    again = laptop(
+        *SMALL, f"debug.replay={first.directory}/rollouts", "rollout.replicas=0", name="again"
+    )
     assert again.run() == 0, again.text()[-3000:]
     sound(again)
     assert not list((again.directory / "logs").glob("*engine*"))
@@ -47,9 +50,13 @@ def test_dumped_rollouts_train_the_same_model_again_to_the_bit_and_engines_gener
 
     weights = first.directory / "checkpoints/hf"
     only = laptop(
-        *SMALL, f"model.path={weights}", "model.init=pretrained", "debug.rolloutOnly=true", "debug.dumpRollouts=true",
+        *SMALL,
+        f"model.path={weights}",
+        "model.init=pretrained",
+        "debug.rolloutOnly=true",
+        "debug.dumpRollouts=true",
         name="only",
-    )  # fmt: skip
+    )
     assert only.run() == 0, only.text()[-3000:]
     sound(only)
     assert "train/loss" not in only.steps()[1]
@@ -63,20 +70,34 @@ def test_dumped_rollouts_train_the_same_model_again_to_the_bit_and_engines_gener
 def tools(tmp_path: Path) -> Path:
     directory = tmp_path / "tools"
     shutil.copytree(
-        ROOT / "examples/tools", directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__")
+        ROOT / "examples/tools",
+        directory,
+        ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"),
     )
-    subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60
+    )
     return directory
 
 
 def test_a_model_plays_with_a_calculator(tools: Path, tmp_path: Path) -> None:
-    # With other seeds this model of random weights calls once in a hundred times, and then in some step not at all.
-    settings = ("data.seed=3", "trainer.steps=3", "evaluation.everySteps=3", "debug.dumpRollouts=true")
+    # With other seeds this model of random weights calls once in a hundred times, and then in some
+    # step not at all.
+    settings = (
+        "data.seed=3",
+        "trainer.steps=3",
+        "evaluation.everySteps=3",
+        "debug.dumpRollouts=true",
+    )
     run = Laptop(tools, tmp_path / "run", *settings)
     assert run.run() == 0, run.text()[-3000:]
     sound(run)
-    samples = [s for path in rollouts.steps(run.directory / "rollouts").values() for g in rollouts.read(path)
-               for s in g.samples]  # fmt: skip
+    samples = [
+        s
+        for path in rollouts.steps(run.directory / "rollouts").values()
+        for g in rollouts.read(path)
+        for s in g.samples
+    ]
     called = [s for s in samples if s.metadata.get("called")]
     assert len(samples) == 3 * 32 * 8
     assert called, "one word in twelve is a call"

@@ -1,4 +1,5 @@
-"""One bad thing harms only itself; what harms everything ends the job with its cause. Whole runs on real engines."""
+"""One bad thing harms only itself; what harms everything ends the job with its cause. Whole runs on
+real engines."""
 
 from __future__ import annotations
 
@@ -21,20 +22,29 @@ def reward(directory: Path, body: str) -> str:
     return f"reward={{function: '{path}:score'}}"
 
 
-def test_a_reward_that_raises_for_every_sample_fails_the_job_with_the_exception(laptop: Make, tmp_path: Path) -> None:
+def test_a_reward_that_raises_for_every_sample_fails_the_job_with_the_exception(
+    laptop: Make, tmp_path: Path
+) -> None:
     run = laptop(*SMALL, reward(tmp_path, "    return {}['answer']\n"), name="raises")
     assert run.run() == 1
     text = run.text()
     assert "32 groups in a row failed, and not one of their samples can be trained" in text
-    assert "KeyError: 'answer'" in text.rpartition("32 groups in a row failed")[2], "the cause, in the last words"
+    assert "KeyError: 'answer'" in text.rpartition("32 groups in a row failed")[2], (
+        "the cause, in the last words"
+    )
     assert run.summary()["groups_leased"] < 100, "nothing more was burnt"
     failures = list(run_directory.records(run.directory / run_directory.FAILURES))
     assert [one["serial"] for one in failures][:32] == list(range(1, 33))
     assert "KeyError: 'answer'" in failures[0]["reason"]
 
 
-def test_a_reward_that_raises_for_some_prompts_fails_those_alone(laptop: Make, tmp_path: Path) -> None:
-    body = "    if '7' in sample.prompt:\n        raise ValueError('seven')\n    return float('3' in sample.response)\n"
+def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
+    laptop: Make, tmp_path: Path
+) -> None:
+    body = (
+        "    if '7' in sample.prompt:\n        raise ValueError('seven')\n    return float('3' in "
+        "sample.response)\n"
+    )
     run = laptop(*SMALL, reward(tmp_path, body), name="some")
     assert run.run() == 0, run.text()[-3000:]
     summary = run.summary()
@@ -49,9 +59,14 @@ def test_a_reward_that_raises_for_some_prompts_fails_those_alone(laptop: Make, t
 
 def test_storage_for_two_steps_trains_six_with_early_checkpoints(laptop: Make) -> None:
     run = laptop(
-        *SMALL, "rollout.sampling.maxResponseTokens=16", "rollout.batchSize=64", "buffer.storage.size=1Mi",
-        "checkpoint.everySteps=100", "trainer.steps=6", name="narrow",
-    )  # fmt: skip
+        *SMALL,
+        "rollout.sampling.maxResponseTokens=16",
+        "rollout.batchSize=64",
+        "buffer.storage.size=1Mi",
+        "checkpoint.everySteps=100",
+        "trainer.steps=6",
+        name="narrow",
+    )
     assert run.run() == 0, run.text()[-3000:]
     log = "".join(path.read_text() for path in (run.directory / "logs").glob("*trainer*"))
     assert "is taken early: buffer.storage.size has no room" in log

@@ -1,4 +1,5 @@
-"""`kill -9` of any process at random moments: the run recovers by itself, loses nothing, trains nothing twice."""
+"""`kill -9` of any process at random moments: the run recovers by itself, loses nothing, trains
+nothing twice."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_every_process_may_be_killed(laptop: Callable[..., Laptop]) -> None:
     summary = run.summary()
     assert summary["state"] == "Succeeded"
     assert summary["steps"] == total
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["groups_trained"] == summary["groups_leased"] == total * 16
     assert summary["logprob_diff_max"] <= 1e-4
     for step, records in run.replayed().items():

@@ -17,7 +17,9 @@ SHORT = ("trainer.steps=2", "checkpoint.everySteps=1", "rollout.batchSize=8")
 
 
 def listeners_of(run: Laptop) -> Listeners:
-    """Sockets seen from the start of the run, over its weight updates and checkpoints, to its end."""
+    """Sockets seen from the start of the run, over its weight updates and checkpoints,
+    to its end.
+    """
     run.start()
     assert run.process is not None
     with watching(run.process.pid) as listeners:
@@ -47,7 +49,10 @@ def clusters_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clusters_environment")
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), id="one rank"), pytest.param(("trainer.processesPerNode=2",), id="two ranks")],
+    [
+        pytest.param((), id="one rank"),
+        pytest.param(("trainer.processesPerNode=2",), id="two ranks"),
+    ],
 )
 def test_every_process_of_a_run_listens_on_the_loopback_alone(
     laptop: Callable[..., Laptop], overrides: tuple[str, ...]

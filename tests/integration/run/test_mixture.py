@@ -13,10 +13,16 @@ from tests.integration.run.laptop import Laptop, values
 
 pytestmark = pytest.mark.timeout(600)
 MIXTURE = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 def test_experts_of_two_trainer_ranks_reach_the_engine_in_stacks(

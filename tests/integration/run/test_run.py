@@ -20,7 +20,9 @@ def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
     summary = run.summary()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
     assert summary["steps"] == steps
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert summary["groups_trained"] == summary["groups_leased"] == steps * groups
     assert processes_of(run.directory) == []
 
@@ -35,7 +37,14 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path) -> None:
     assert max(values(records, "train/pg_clipfrac")) == 0
     assert max(values(records, "rollout/policy_lag")) == 0
     assert min(values(records, "train/grad_norm")) > 0
-    expected = {"job.json", "metrics.jsonl", "evaluation.jsonl", "timeline.jsonl", "summary.json", "report.html"}
+    expected = {
+        "job.json",
+        "metrics.jsonl",
+        "evaluation.jsonl",
+        "timeline.jsonl",
+        "summary.json",
+        "report.html",
+    }
     assert expected <= {p.name for p in run.directory.iterdir()}
     assert list((run.directory / "tensorboard").glob("events*"))
     row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
@@ -94,7 +103,9 @@ def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
     lags = values(run.steps().values(), "rollout/policy_lag")
     assert 0 < max(lags) <= 2, "generation runs ahead of training, within maxStaleness"
     apart = "train/train_rollout_logprob_abs_diff"
-    same_weights = [step[f"{apart}_on_policy"] for step in run.steps().values() if f"{apart}_on_policy" in step]
+    same_weights = [
+        step[f"{apart}_on_policy"] for step in run.steps().values() if f"{apart}_on_policy" in step
+    ]
     assert max(values(run.steps().values(), apart)) > 1e-3, "samples are older than the policy"
     assert max(same_weights) < 1e-5, "each token was sampled by the weights that it says"
 
@@ -144,7 +155,9 @@ def test_bad_input_fails_at_once_with_one_message(
     elif change == "reward":
         overrides = ["reward.function=reward.py:nothing"]
     elif change == "import":
-        (broken / "reward.py").write_text("import no_such_package\n" + (broken / "reward.py").read_text())
+        (broken / "reward.py").write_text(
+            "import no_such_package\n" + (broken / "reward.py").read_text()
+        )
     elif change == "architecture":
         (broken / "model/config.json").write_text(json.dumps({"model_type": "mamba"}))
     elif change == "weights":

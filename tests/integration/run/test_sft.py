@@ -1,4 +1,6 @@
-"""`sluice run` of supervised fine-tuning: without an engine, through a killed trainer, to the bit."""
+"""`sluice run` of supervised fine-tuning: without an engine, through a killed trainer,
+to the bit.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
     directory = tmp_path / "sft"
-    shutil.copytree(ROOT / "examples/sft", directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"))
-    subprocess.run([sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60)
+    shutil.copytree(
+        ROOT / "examples/sft",
+        directory,
+        ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__"),
+    )
+    subprocess.run(
+        [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60
+    )
     return directory
 
 
-def test_conversations_are_learned_without_engines_through_a_killed_trainer(example: Path, tmp_path: Path) -> None:
+def test_conversations_are_learned_without_engines_through_a_killed_trainer(
+    example: Path, tmp_path: Path
+) -> None:
     run = Laptop(
         example,
         tmp_path / "run",
@@ -42,7 +52,9 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(exam
     assert run.wait(280) == 0, run.text()[-3000:]
     summary, records = run.summary(), run.steps()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
-    assert summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    assert (
+        summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
+    )
     assert list(records) == list(range(1, 21))
     assert processes_of(run.directory) == []
     assert not list((run.directory / "logs").glob("*rollout*")), "nothing is generated"
@@ -51,7 +63,9 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(exam
     assert losses[-1] < 0.5 * losses[0]
     assert run.replayed(), "the trainer was killed between two checkpoints"
     for step, again in run.replayed().items():
-        assert len({(r["train/loss"], r["train/grad_norm"]) for r in again}) == 1, f"step {step}: {again}"
+        assert len({(r["train/loss"], r["train/grad_norm"]) for r in again}) == 1, (
+            f"step {step}: {again}"
+        )
     trained_in_each_epoch(run.directory)
 
     assert summary["reward_first"] is None
@@ -75,7 +89,9 @@ def trained_in_each_epoch(directory: Path) -> None:
     from sluice.telemetry import rollouts
 
     order = [
-        group.prompt.row for path in rollouts.steps(directory / "rollouts").values() for group in rollouts.read(path)
+        group.prompt.row
+        for path in rollouts.steps(directory / "rollouts").values()
+        for group in rollouts.read(path)
     ]
     first, second = order[:500], order[500:]
     assert set(Counter(first).values()) == set(Counter(second).values()) == {1}

@@ -1,4 +1,5 @@
-"""Batches with rewards through an estimator and some training steps; alone, or as one rank of several.
+"""Batches with rewards through an estimator and some training steps; alone, or as one rank of
+several.
 
 As a program: one run after the other, for each of the options that the argument lists.
 """
@@ -28,9 +29,11 @@ FAILED = (2, 1)
 
 
 def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list[SampleGroup]]:
-    """Five groups of four samples with rewards, as the buffer deals them out, and all their samples.
+    """Five groups of four samples with rewards, as the buffer deals them out, and all their
+    samples.
 
-    A group's samples lie on all ranks; the first rank has more of them, and where there are four, the last has none.
+    A group's samples lie on all ranks; the first rank has more of them, and where there are four,
+    the last has none.
     """
     random = np.random.default_rng(seed)
     sequences, groups = [], []
@@ -69,7 +72,10 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
 def share(sequences: list[pb.Sequence], groups: list[SampleGroup], rank: int) -> list[SampleGroup]:
     """What the buffer gives to one data-parallel rank."""
     mine = {(s.group_id, s.index) for s in sequences if s.rank == rank}
-    found = [SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine]) for g in groups]
+    found = [
+        SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine])
+        for g in groups
+    ]
     return [group for group in found if group.samples]
 
 
@@ -97,8 +103,14 @@ def train(
     while policy.step < steps:
         sequences, groups = batch(policy.step, ranks=size, steps=spec.trainer.steps_per_batch)
         prepared = prepare(policy, sequences, share(sequences, groups, rank))
-        own = {f"{s.group_id}/{s.index}": np.asarray(s.advantage).tolist() for part in prepared.shard for s in part}
-        advantages.append({key: value for part in policy.ranks.gather(own) for key, value in part.items()})
+        own = {
+            f"{s.group_id}/{s.index}": np.asarray(s.advantage).tolist()
+            for part in prepared.shard
+            for s in part
+        }
+        advantages.append(
+            {key: value for part in policy.ranks.gather(own) for key, value in part.items()}
+        )
         history.append(prepared.metrics | policy.train(prepared.shard, prepared.totals))
         if checkpoints and policy.step == save_at:
             tiny.save(policy, Path(checkpoints), policy.step)

@@ -1,4 +1,5 @@
-"""Child process: save one checkpoint after another until it is killed. Prints "saved N" when one is durable."""
+"""Child process: save one checkpoint after another until it is killed. Prints "saved N" when one is
+durable."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ import tiny
 from sluice_trainer.megatron.policy import Policy
 
 model, checkpoints, beside = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["beside"]
-policy = Policy(tiny.spec(model, checkpoint={"keep": 2}), model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+policy = Policy(
+    tiny.spec(model, checkpoint={"keep": 2}),
+    model_dir=model,
+    timeout=timedelta(seconds=tiny.TIMEOUT),
+)
 policy.load_latest(checkpoints)
 while True:
     shard = tiny.batch(4, seed=policy.step)

@@ -1,4 +1,6 @@
-"""What a checkpoint promises: a resume is exact, a kill harms nothing, a full disk is said clearly."""
+"""What a checkpoint promises: a resume is exact, a kill harms nothing, a full disk is said
+clearly.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
 
 
 # A schedule, momentum and a reference policy: all of it must come back.
-TRAINER: dict[str, Any] = {"optimizer": {"lr": 1e-3, "schedule": "cosine", "weightDecay": 0.1}, "steps": 10}
+TRAINER: dict[str, Any] = {
+    "optimizer": {"lr": 1e-3, "schedule": "cosine", "weightDecay": 0.1},
+    "steps": 10,
+}
 ALGORITHM = {"kl": {"lossCoef": 0.05, "type": "k3"}}
 
 
@@ -99,11 +104,17 @@ TENSOR, INTERLEAVED = {"tensor": 2}, {"pipeline": 2, "virtualPipeline": 2}
     ],
 )
 def test_training_goes_on_under_another_layout(
-    models: dict[str, Path], tmp_path: Path, family: str, before: dict[str, int], after: dict[str, int]
+    models: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+    before: dict[str, int],
+    after: dict[str, int],
 ) -> None:
     def run(layout: dict[str, int], steps: int, **options: Any) -> dict[str, Any]:
         options |= {"trainer": {**TRAINER, "parallelism": layout, "processesPerNode": 2}}
-        return elsewhere(2, **{**job(models[family], steps=steps, checkpoints=str(tmp_path)), **options})
+        return elsewhere(
+            2, **{**job(models[family], steps=steps, checkpoints=str(tmp_path)), **options}
+        )
 
     through = train_steps.train(**job(models[family], steps=4))
     run(before, 2, save_at=2)
@@ -164,12 +175,16 @@ def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["now", "beside"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_path: Path, seed: int, how: str) -> None:
+def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
+    qwen3: Path, tmp_path: Path, seed: int, how: str
+) -> None:
     process = tiny.start("save_forever.py", qwen3, tmp_path, how)
     try:
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(2)]
-        time.sleep(random.Random(seed).uniform(0, 0.6))  # within the next step and save, or the one after
+        time.sleep(
+            random.Random(seed).uniform(0, 0.6)
+        )  # within the next step and save, or the one after
         process.kill()
         said += process.stdout.readlines()
     finally:
@@ -186,7 +201,9 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(qwen3: Path, tmp_pa
 
 
 @pytest.mark.parametrize("where", ["in a file", "at the rename"])
-@pytest.mark.parametrize("continued", ["while its successor writes", "after its successor has published"])
+@pytest.mark.parametrize(
+    "continued", ["while its successor writes", "after its successor has published"]
+)
 def test_an_older_attempt_that_wakes_up_publishes_nothing_and_harms_nothing(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, continued: str
 ) -> None:
@@ -286,7 +303,9 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
         raise OSError(28, "No space left on device")
 
     if where == "weights":
-        monkeypatch.setattr("megatron.core.dist_checkpointing.strategies.filesystem_async._write_item", full)
+        monkeypatch.setattr(
+            "megatron.core.dist_checkpointing.strategies.filesystem_async._write_item", full
+        )
     else:
         monkeypatch.setattr(filesystem.FileSystemWriter, "finish", full)
 
@@ -294,7 +313,9 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
         policy.begin_save(tmp_path, 2, beside=beside)
         policy.finish_save(tmp_path, wait=True)
 
-    with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left on the disk of"):
+    with pytest.raises(
+        CheckpointError, match=r"iter_0000002 could not be written: no space left on the disk of"
+    ):
         save()
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["iter_0000001"]
@@ -309,15 +330,21 @@ def test_a_damaged_checkpoint_is_named(qwen3: Path, tmp_path: Path) -> None:
     tiny.save(policy, tmp_path, 1)
     file = tmp_path / "iter_0000001" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read: .*__0_0.distcp has \d+ bytes"):
+    with pytest.raises(
+        CheckpointError, match=r"iter_0000001 could not be read: .*__0_0.distcp has \d+ bytes"
+    ):
         make(qwen3).load_latest(tmp_path)
 
 
-def test_export_is_a_hugging_face_checkpoint_of_the_current_weights(qwen3: Path, tmp_path: Path) -> None:
+def test_export_is_a_hugging_face_checkpoint_of_the_current_weights(
+    qwen3: Path, tmp_path: Path
+) -> None:
     policy = make(qwen3)
     train(policy)
     policy.export_hf(tmp_path / "hf")
     policy.export_hf(tmp_path / "hf")  # replaces the older one
     shard = tiny.batch(2, seed=0)
     exported = tiny.hf_model(tmp_path / "hf").requires_grad_(False)
-    assert torch.allclose(policy.log_probs(shard)[0], tiny.hf_log_probs(exported, shard[0])[0], atol=1e-5)
+    assert torch.allclose(
+        policy.log_probs(shard)[0], tiny.hf_log_probs(exported, shard[0])[0], atol=1e-5
+    )

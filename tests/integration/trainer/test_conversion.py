@@ -1,4 +1,6 @@
-"""`sluice convert`: weights go from Hugging Face's format to Megatron's and back without a change."""
+"""`sluice convert`: weights go from Hugging Face's format to Megatron's and back
+without a change.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def same(one: Path, other: Path) -> bool:
     ours, theirs = weights(one), weights(other)
     return ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
+        for name in ours
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2", "glm4", "qwen3-moe-mixed", "deepseek-v3"])
-def test_there_and_back_changes_nothing(models: dict[str, Path], tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    "family", ["qwen3-tied", "qwen2", "glm4", "qwen3-moe-mixed", "deepseek-v3"]
+)
+def test_there_and_back_changes_nothing(
+    models: dict[str, Path], tmp_path: Path, family: str
+) -> None:
     written = hf_to_dist(models[family], tmp_path / "dist")
     assert written.name == "iter_0000000"
     dist_to_hf(tmp_path / "dist", models[family], tmp_path / "hf", shard_bytes=100_000)
@@ -44,9 +51,14 @@ def test_there_and_back_changes_nothing(models: dict[str, Path], tmp_path: Path,
 
 
 def test_bf16_with_router_biases_in_fp32(models: dict[str, Path], tmp_path: Path) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(models["deepseek-v3"], dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        models["deepseek-v3"], dtype=torch.bfloat16
+    )
     model.save_pretrained(tmp_path / "bf16")
-    assert {str(t.dtype) for t in weights(tmp_path / "bf16").values()} == {"torch.bfloat16", "torch.float32"}
+    assert {str(t.dtype) for t in weights(tmp_path / "bf16").values()} == {
+        "torch.bfloat16",
+        "torch.float32",
+    }
     hf_to_dist(tmp_path / "bf16", tmp_path / "dist")
     dist_to_hf(tmp_path / "dist", tmp_path / "bf16", tmp_path / "hf")
     assert same(tmp_path / "bf16", tmp_path / "hf")
@@ -82,7 +94,10 @@ def test_what_is_no_checkpoint_is_said(models: dict[str, Path], tmp_path: Path) 
     hf_to_dist(models["qwen3"], tmp_path / "dist")
     with pytest.raises(ConversionError, match="is there already"):
         hf_to_dist(models["qwen3"], tmp_path / "dist")
-    with pytest.raises(ConversionError, match=r"does not hold the model .*config\.json describes: there is no tensor"):
+    with pytest.raises(
+        ConversionError,
+        match=r"does not hold the model .*config\.json describes: there is no tensor",
+    ):
         dist_to_hf(tmp_path / "dist", models["qwen3-moe"], tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 

@@ -1,4 +1,5 @@
-"""The critic of PPO: what transformers computes, its own weights and optimizer, and a resume that is exact."""
+"""The critic of PPO: what transformers computes, its own weights and optimizer, and a resume that
+is exact."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def with_goals(policy: Policy, seed: int) -> list[TrainSequence]:
     shard = tiny.batch(8, seed=seed)
     assert policy.critic is not None
     random = np.random.default_rng(seed)
-    goals = [torch.from_numpy(random.normal(size=s.response_length).astype(np.float32)) for s in shard]
+    goals = [
+        torch.from_numpy(random.normal(size=s.response_length).astype(np.float32)) for s in shard
+    ]
     values = policy.critic.values(shard)
     return [replace(s, values=v, returns=g) for s, v, g in zip(shard, values, goals, strict=True)]
 
@@ -42,7 +45,9 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
-def test_values_equal_those_of_a_reward_model_in_transformers(qwen3: Path, reward_model: Path) -> None:
+def test_values_equal_those_of_a_reward_model_in_transformers(
+    qwen3: Path, reward_model: Path
+) -> None:
     policy, plain = make(qwen3, modelPath=str(reward_model)), tiny.hf_reward_model(reward_model)
     assert policy.critic is not None
     shard = tiny.batch(9, seed=5)
@@ -51,10 +56,17 @@ def test_values_equal_those_of_a_reward_model_in_transformers(qwen3: Path, rewar
             assert torch.allclose(values, tiny.hf_values(plain, sequence), atol=1e-5)
 
 
-def test_three_steps_of_the_critic_equal_transformers_with_adamw(qwen3: Path, reward_model: Path) -> None:
+def test_three_steps_of_the_critic_equal_transformers_with_adamw(
+    qwen3: Path, reward_model: Path
+) -> None:
     """The value loss written down once more, over one sequence at a time."""
-    policy, plain = make(qwen3, modelPath=str(reward_model), clip=0.05), tiny.hf_reward_model(reward_model)
-    adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    policy, plain = (
+        make(qwen3, modelPath=str(reward_model), clip=0.05),
+        tiny.hf_reward_model(reward_model),
+    )
+    adam = torch.optim.AdamW(
+        plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
     for step in range(3):
         shard = with_goals(policy, step)
         metrics = policy.train([shard], [tiny.totals(shard)])
@@ -87,7 +99,10 @@ def test_the_critic_of_a_language_model_begins_with_zero_and_learns(qwen3: Path)
     losses = []
     for _ in range(20):
         values = policy.critic.values(shard)
-        goals = [replace(s, values=v, returns=torch.ones(len(v))) for s, v in zip(shard, values, strict=True)]
+        goals = [
+            replace(s, values=v, returns=torch.ones(len(v)))
+            for s, v in zip(shard, values, strict=True)
+        ]
         losses.append(policy.critic.train([goals], [tiny.totals(goals)])["critic/vf_loss"])
     assert losses[-1] < losses[0] / 4
 
@@ -127,11 +142,15 @@ SPREAD: dict[str, tuple[str, dict[str, int], int]] = {
 def test_a_critic_under_every_kind_of_layout_equals_one_rank(
     models: dict[str, Path], tmp_path: Path, layout: str
 ) -> None:
-    """Values, losses, gradient norms and what becomes of the policy; and its checkpoint goes on where there is one."""
+    """Values, losses, gradient norms and what becomes of the policy; and its checkpoint goes on
+    where there is one."""
     family, parallelism, world = SPREAD[layout]
     job = {"model": str(models[family]), "algorithm": PPO}
     through = estimate_steps.train(**job, steps=3)
-    spread = {"trainer": {"parallelism": parallelism, "processesPerNode": world}, "checkpoints": str(tmp_path)}
+    spread = {
+        "trainer": {"parallelism": parallelism, "processesPerNode": world},
+        "checkpoints": str(tmp_path),
+    }
     (found,) = elsewhere(world, {**job, **spread, "steps": 2, "save_at": 2})
     same(found, {name: through[name][:2] for name in ("history", "advantages")})
     resumed = estimate_steps.train(**job, steps=3, checkpoints=str(tmp_path))
@@ -140,7 +159,9 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
 
 
 @pytest.mark.parametrize("init", ["pretrained", "random"])
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_path: Path, init: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
+    qwen3: Path, tmp_path: Path, init: str
+) -> None:
     options = {"model": str(qwen3), "algorithm": PPO, "trainer": {"stepsPerBatch": 2}, "init": init}
     through = estimate_steps.train(**options, steps=5)
     estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
@@ -162,7 +183,9 @@ def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
     through = estimate_steps.train(**options, steps=5)
     rates = [(metrics.get("train/lr-pg_0"), metrics["critic/lr"]) for metrics in through["history"]]
     policy, critic = [None, None, 1e-3, 2e-3 / 3, 1e-3 / 3], [2e-3, 1.6e-3, 1.2e-3, 0.8e-3, 0.4e-3]
-    assert rates == [(p and pytest.approx(p), pytest.approx(c)) for p, c in zip(policy, critic, strict=True)]
+    assert rates == [
+        (p and pytest.approx(p), pytest.approx(c)) for p, c in zip(policy, critic, strict=True)
+    ]
     estimate_steps.train(**options, steps=save_at, save_at=save_at, checkpoints=str(tmp_path))
     (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
     later = {name: through[name][save_at:] for name in ("history", "advantages")}

@@ -1,4 +1,5 @@
-"""Every estimator, from rewards to weights: the same on one, two and four ranks, however the model is spread."""
+"""Every estimator, from rewards to weights: the same on one, two and four ranks, however the model
+is spread."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {**KL, "normalizeAdvantages": True},
     "dr_grpo": {"estimator": "dr_grpo"},
     "gspo": {"estimator": "gspo", "clip": {"low": 1e-3, "high": 2e-3}},
-    "cispo": {"estimator": "cispo", "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"}},
+    "cispo": {
+        "estimator": "cispo",
+        "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"},
+    },
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
     "opo": {"estimator": "opo", **KL},
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
@@ -69,13 +73,20 @@ def elsewhere(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def on_two_ranks(qwen3: Path) -> dict[str, dict[str, Any]]:
     trainer = {"stepsPerBatch": 2}
-    jobs = [{"model": str(qwen3), "algorithm": algorithm, "trainer": trainer} for algorithm in ALGORITHMS.values()]
+    jobs = [
+        {"model": str(qwen3), "algorithm": algorithm, "trainer": trainer}
+        for algorithm in ALGORITHMS.values()
+    ]
     return dict(zip(ALGORITHMS, elsewhere(2, *jobs), strict=True))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_ranks_equal_one(qwen3: Path, name: str, on_two_ranks: dict[str, dict[str, Any]]) -> None:
-    alone = estimate_steps.train(str(qwen3), algorithm=ALGORITHMS[name], trainer={"stepsPerBatch": 2})
+def test_two_ranks_equal_one(
+    qwen3: Path, name: str, on_two_ranks: dict[str, dict[str, Any]]
+) -> None:
+    alone = estimate_steps.train(
+        str(qwen3), algorithm=ALGORITHMS[name], trainer={"stepsPerBatch": 2}
+    )
     same(on_two_ranks[name], alone)
 
 
@@ -90,16 +101,29 @@ def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "world"),
-    [({"tensor": 2}, 2), ({"pipeline": 2}, 2), ({"context": 2}, 2), ({"tensor": 2, "context": 2}, 4)],
+    [
+        ({"tensor": 2}, 2),
+        ({"pipeline": 2}, 2),
+        ({"context": 2}, 2),
+        ({"tensor": 2, "context": 2}, 4),
+    ],
     ids=str,
 )
 def test_a_critic_spread_like_the_policy_equals_one_rank(
     models: dict[str, Path], layout: dict[str, int], world: int
 ) -> None:
-    """Tied embeddings: the critic's are not. Every sequence-wise sum of the loss is in it as well."""
-    algorithm = {**ALGORITHMS["ppo"], "loss": "gspo", "offPolicy": {"method": "tis", "level": "sequence"}}
+    """Tied embeddings: the critic's are not. Every sequence-wise sum of the loss is in
+    it as well.
+    """
+    algorithm = {
+        **ALGORITHMS["ppo"],
+        "loss": "gspo",
+        "offPolicy": {"method": "tis", "level": "sequence"},
+    }
     job = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}
-    (spread,) = elsewhere(world, {**job, "trainer": {"parallelism": layout, "processesPerNode": world}})
+    (spread,) = elsewhere(
+        world, {**job, "trainer": {"parallelism": layout, "processesPerNode": world}}
+    )
     same(spread, estimate_steps.train(**job))
 
 
@@ -108,7 +132,8 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
     job = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
     several = 2 if name == "kl_cov" else 1  # on policy it would do nothing
     alone, together = (
-        estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap, "stepsPerBatch": several}) for cap in (1, 10_000)
+        estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap, "stepsPerBatch": several})
+        for cap in (1, 10_000)
     )
     same(alone, together)
 
@@ -131,14 +156,23 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
     found = result["advantages"][0]
     _, groups = estimate_steps.batch(0, ranks=1, steps=1)
     masks = {f"{g.group_id}/{s.index}": s.loss_mask for g in groups for s in g.samples}
-    tokens = [value for key, row in found.items() for value, mask in zip(row, masks[key], strict=True) if mask]
+    tokens = [
+        value
+        for key, row in found.items()
+        for value, mask in zip(row, masks[key], strict=True)
+        if mask
+    ]
     mean = sum(tokens) / len(tokens)
     assert mean == pytest.approx(0, abs=1e-5)
-    assert sum((value - mean) ** 2 for value in tokens) / (len(tokens) - 1) == pytest.approx(1, abs=1e-4)
+    assert sum((value - mean) ** 2 for value in tokens) / (len(tokens) - 1) == pytest.approx(
+        1, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-def test_tokens_are_picked_and_the_same_under_every_layout(models: dict[str, Path], name: str) -> None:
+def test_tokens_are_picked_and_the_same_under_every_layout(
+    models: dict[str, Path], name: str
+) -> None:
     """Four ranks: two shares of the sequences, each on a model that is split."""
     job = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
     alone = estimate_steps.train(**job, trainer={"stepsPerBatch": 2})

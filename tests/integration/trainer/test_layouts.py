@@ -37,8 +37,11 @@ def alone(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return run
 
 
-def compare(model: Path, expected: Run, dump: Path, job: dict[str, Any], layout: dict[str, Any], world: int) -> None:
-    """Train on `world` ranks under a layout; losses, gradient norms and weights must be those of one rank."""
+def compare(
+    model: Path, expected: Run, dump: Path, job: dict[str, Any], layout: dict[str, Any], world: int
+) -> None:
+    """Train on `world` ranks under a layout; losses, gradient norms and weights must be those of
+    one rank."""
     options = {**job.get("trainer", {}), "parallelism": layout, "processesPerNode": world}
     request = {**job, "model": str(model), "trainer": options, "dump": str(dump)}
     results = tiny.run("train_steps.py", json.dumps(request), world=world)
@@ -59,7 +62,9 @@ DATA = {
 
 
 @pytest.mark.parametrize("case", DATA)
-def test_two_ranks_share_the_sequences(models: dict[str, Path], alone: Any, tmp_path: Path, case: str) -> None:
+def test_two_ranks_share_the_sequences(
+    models: dict[str, Path], alone: Any, tmp_path: Path, case: str
+) -> None:
     share, trainer = DATA[case]
     job = {"steps": STEPS, "algorithm": ALGORITHMS["grpo"], "trainer": trainer}
     compare(models["qwen3"], alone("qwen3", **job), tmp_path / "w", {**job, "share": share}, {}, 2)
@@ -95,7 +100,9 @@ FOUR: dict[str, dict[str, int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", FOUR)
-def test_four_ranks_share_the_model(models: dict[str, Path], alone: Any, tmp_path: Path, layout: str) -> None:
+def test_four_ranks_share_the_model(
+    models: dict[str, Path], alone: Any, tmp_path: Path, layout: str
+) -> None:
     job = {"steps": STEPS, "algorithm": ALGORITHMS["grpo"], "trainer": {}}
     compare(models["qwen3-tied"], alone("qwen3-tied", **job), tmp_path / "w", job, FOUR[layout], 4)
 
@@ -120,7 +127,9 @@ EXPERTS: dict[str, tuple[str, dict[str, int], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EXPERTS)
-def test_families_under_layouts(models: dict[str, Path], alone: Any, tmp_path: Path, case: str) -> None:
+def test_families_under_layouts(
+    models: dict[str, Path], alone: Any, tmp_path: Path, case: str
+) -> None:
     family, layout, world = EXPERTS[case]
     job = {"steps": STEPS, "algorithm": ALGORITHMS["grpo"], "trainer": {}}
     compare(models[family], alone(family, **job), tmp_path / "w", job, layout, world)

@@ -16,13 +16,17 @@ from sluice_trainer.megatron.policy import Policy
 
 pytestmark = [
     pytest.mark.usefixtures("process_group"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs not even two equal runs are equal to the bit"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="on GPUs not even two equal runs are equal to the bit"
+    ),
 ]
 PPO: dict[str, Any] = {"estimator": "ppo", "critic": {"lr": 1e-3}, "kl": {"lossCoef": 0.01}}
 
 
 def make(model: Path, algorithm: dict[str, Any] | None = None, **trainer: Any) -> Policy:
-    spec = tiny.spec(model, algorithm=algorithm or {}, trainer=trainer, rollout={"gpusPerReplica": 0})
+    spec = tiny.spec(
+        model, algorithm=algorithm or {}, trainer=trainer, rollout={"gpusPerReplica": 0}
+    )
     return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
@@ -30,7 +34,10 @@ def step(policy: Policy, seed: int) -> dict[str, float]:
     shard = tiny.batch(8, seed=seed)
     if policy.critic:
         values = policy.critic.values(shard)
-        shard = [replace(s, values=v, returns=torch.ones(len(v))) for s, v in zip(shard, values, strict=True)]
+        shard = [
+            replace(s, values=v, returns=torch.ones(len(v)))
+            for s, v in zip(shard, values, strict=True)
+        ]
     return policy.train([shard], [tiny.totals(shard)])
 
 
@@ -39,7 +46,9 @@ def weights(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def held(policy: Policy) -> int:
-    """Bytes behind the weights, gradients and optimizer states of everything that the policy has."""
+    """Bytes behind the weights, gradients and optimizer states of everything that the
+    policy has.
+    """
     away = policy._offload
     storages = [s for part in (*away._weights, *away._rest) for s, _ in part._away]
     return sum(storage.nbytes() for storage in storages)
@@ -85,7 +94,9 @@ def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> Non
         left += [buffer.grad_data for chunk in learner.chunks for buffer in chunk.buffers]
         for part in learner.optimizer.chained_optimizers:
             left += [p for group in part.optimizer.param_groups for p in group["params"]]
-            left += [v for state in part.optimizer.state.values() for v in state.values() if v.dim()]
+            left += [
+                v for state in part.optimizer.state.values() for v in state.values() if v.dim()
+            ]
     assert len(left) > 100
     assert sum(tensor.untyped_storage().nbytes() for tensor in left) == 0
 

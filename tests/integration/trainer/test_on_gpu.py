@@ -24,7 +24,9 @@ pytestmark = [
 
 
 def make(model: Path, precision: str, **changes: object) -> Policy:
-    spec = tiny.spec(model, trainer={"gpusPerNode": 1, "precision": precision, "maxTokensPerGpu": 150}, **changes)
+    spec = tiny.spec(
+        model, trainer={"gpusPerNode": 1, "precision": precision, "maxTokensPerGpu": 150}, **changes
+    )
     return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
@@ -45,14 +47,20 @@ def test_log_probs_equal_transformers_on_the_cpu(
 ) -> None:
     shard = tiny.batch(12, seed=1)
     reference = tiny.hf_model(models[family]).requires_grad_(False)
-    for sequence, values in zip(shard, make(models[family], precision).log_probs(shard), strict=True):
+    for sequence, values in zip(
+        shard, make(models[family], precision).log_probs(shard), strict=True
+    ):
         assert (values - tiny.hf_log_probs(reference, sequence)[0]).abs().max() < tolerance
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-3), ("bf16", 0.05)])
-def test_training_steps_equal_transformers_with_adamw(qwen3: Path, precision: str, tolerance: float) -> None:
+def test_training_steps_equal_transformers_with_adamw(
+    qwen3: Path, precision: str, tolerance: float
+) -> None:
     policy, plain = make(qwen3, precision), tiny.hf_model(qwen3)
-    adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    adam = torch.optim.AdamW(
+        plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
     for step in range(3):
         shard = tiny.batch(8, seed=step)
         metrics = policy.train([shard], [tiny.totals(shard)])
@@ -80,7 +88,10 @@ def test_a_critic_equals_transformers_and_learns(
         if step == 0:
             for sequence, found in zip(shard, values, strict=True):
                 assert (found - tiny.hf_values(plain, sequence)).abs().max() < tolerance
-        goals = [replace(s, values=v, returns=torch.ones(len(v))) for s, v in zip(shard, values, strict=True)]
+        goals = [
+            replace(s, values=v, returns=torch.ones(len(v)))
+            for s, v in zip(shard, values, strict=True)
+        ]
         losses.append(policy.train([goals], [tiny.totals(goals)])["critic/vf_loss"])
     assert losses[-1] < losses[0] / 2
 
@@ -96,12 +107,18 @@ def test_a_checkpoint_resumes(qwen3: Path, tmp_path: Path, precision: str) -> No
     saved, loaded = dict(policy.hf_tensors()), dict(resumed.hf_tensors())
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     expected = policy.train([shard], [tiny.totals(shard)])
-    assert resumed.train([shard], [tiny.totals(shard)]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert resumed.train([shard], [tiny.totals(shard)]) == pytest.approx(
+        expected, rel=1e-3, abs=1e-4
+    )
 
 
-@pytest.mark.parametrize("widths", [(4, 2, 64, 64), (4, 4, 192, 128)], ids=["grouped queries", "latent"])
+@pytest.mark.parametrize(
+    "widths", [(4, 2, 64, 64), (4, 4, 192, 128)], ids=["grouped queries", "latent"]
+)
 @pytest.mark.parametrize("context", [2, 4])
-def test_context_shares_attend_as_the_whole_row_does(context: int, widths: tuple[int, int, int, int]) -> None:
+def test_context_shares_attend_as_the_whole_row_does(
+    context: int, widths: tuple[int, int, int, int]
+) -> None:
     """FlashAttention over a share of the queries aligns them with the end of their keys."""
     heads, kv_heads, dim, value_dim = widths
     lengths = [100, 3, 250, 31, 128]
@@ -114,7 +131,9 @@ def test_context_shares_attend_as_the_whole_row_does(context: int, widths: tuple
 
     q, k, v = draw(row, heads, dim), draw(row, kv_heads, dim), draw(row, kv_heads, value_dim)
     whole = attention._on_gpu(q, k, v, layout.packing(lengths, q.device), 0.1)
-    dense = attention._dense(*(x.float() for x in (q, k, v)), layout.packing(lengths, q.device).dense, 0.1)
+    dense = attention._dense(
+        *(x.float() for x in (q, k, v)), layout.packing(lengths, q.device).dense, 0.1
+    )
     assert (whole.float() - dense).abs().max() < 0.05
     for rank in range(context):
         split = layout.Split(context=context, rank=rank)
@@ -123,13 +142,21 @@ def test_context_shares_attend_as_the_whole_row_does(context: int, widths: tuple
         assert (share.float() - whole[held].float()).abs().max() < 0.02
 
 
-def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's attention of padded sequences beside FlashAttention over the packed row, and dense float32."""
+def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuDNN's attention of padded sequences beside FlashAttention over the packed row, and dense
+    float32."""
     lengths = [700, 30, 512, 5, 1000]
     generator = torch.Generator("cuda").manual_seed(0)
-    drawn = [torch.randn(sum(lengths), heads, 64, generator=generator, device="cuda") for heads in (4, 2, 2)]
+    drawn = [
+        torch.randn(sum(lengths), heads, 64, generator=generator, device="cuda")
+        for heads in (4, 2, 2)
+    ]
 
-    def outcome(long: int, attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    def outcome(
+        long: int, attend: Callable[..., torch.Tensor], dtype: torch.dtype
+    ) -> list[torch.Tensor]:
         monkeypatch.setattr(layout, "LONG", long)
         q, k, v = (x.to(dtype, copy=True).requires_grad_() for x in drawn)
         packed = layout.packing(lengths, q.device)
@@ -139,7 +166,9 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monke
 
     exact = outcome(10**9, attention._dense, torch.float32)
     for long in (500, 10**9):
-        for found, expected in zip(outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True):
+        for found, expected in zip(
+            outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True
+        ):
             assert (found - expected).norm() / expected.norm() < 0.01
 
 
@@ -147,7 +176,8 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(monke
 def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     monkeypatch: pytest.MonkeyPatch, context: int
 ) -> None:
-    """cuDNN's attention of a rectangle and a square, joined, beside dense float32. Ranks' gradients add up."""
+    """cuDNN's attention of a rectangle and a square, joined, beside dense float32. Ranks' gradients
+    add up."""
     monkeypatch.setattr(layout, "LONG", 500)
     lengths = [5000, 40, 2000]
     lengths.append(-sum(lengths) % (2 * context) or 2 * context)
@@ -173,7 +203,9 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
 
 def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Path]) -> None:
     policy = make(models["qwen3-moe"], "bf16")
-    (experts,) = {type(layer.mlp.experts) for layer in policy._learner.chunks[0].module.decoder.layers}
+    (experts,) = {
+        type(layer.mlp.experts) for layer in policy._learner.chunks[0].module.decoder.layers
+    }
     assert experts is GroupedExperts
     layer = policy._learner.chunks[0].module.decoder.layers[0].mlp.experts
     counts = torch.tensor([7, 0, 20, 5])

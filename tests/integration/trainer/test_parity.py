@@ -1,4 +1,5 @@
-"""Megatron and transformers compute the same: logits, log-probs, gradients, weights after some steps."""
+"""Megatron and transformers compute the same: logits, log-probs, gradients, weights after some
+steps."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def megatron_model(directory: Path) -> tuple[list[torch.nn.Module], ModelShape]:
 def logits(model: list[torch.nn.Module], sequences: list[torch.Tensor]) -> torch.Tensor:
     packed = packing([len(s) for s in sequences], CPU)
     with megatron_device():
-        return model[0](torch.cat(sequences)[None], packed.positions[None], None, packed_seq_params=packed)[0]
+        return model[0](
+            torch.cat(sequences)[None], packed.positions[None], None, packed_seq_params=packed
+        )[0]
 
 
 def random_tokens(lengths: list[int]) -> list[torch.Tensor]:
@@ -60,7 +63,9 @@ def random_tokens(lengths: list[int]) -> list[torch.Tensor]:
 def test_logits_of_one_sequence_are_equal_to_the_bit(models: dict[str, Path], name: str) -> None:
     model, _ = megatron_model(models[name])
     (tokens,) = random_tokens([100])
-    assert torch.equal(logits(model, [tokens]), tiny.hf_model(models[name])(input_ids=tokens[None]).logits[0])
+    assert torch.equal(
+        logits(model, [tokens]), tiny.hf_model(models[name])(input_ids=tokens[None]).logits[0]
+    )
 
 
 @torch.no_grad()
@@ -92,14 +97,20 @@ def test_names_come_in_the_order_of_a_checkpoint(models: dict[str, Path], name: 
 @pytest.mark.parametrize("name", tiny.MIXTURES)
 def test_all_of_an_expert_comes_before_the_next(models: dict[str, Path], name: str) -> None:
     model, shape = megatron_model(models[name])
-    names = [name for name, _ in mapping.hf_tensors(model, shape) if "layers.1.mlp.experts." in name]
+    names = [
+        name for name, _ in mapping.hf_tensors(model, shape) if "layers.1.mlp.experts." in name
+    ]
     assert [name.split("experts.")[1] for name in names] == [
-        f"{expert}.{kind}_proj.weight" for expert in range(len(names) // 3) for kind in ("gate", "up", "down")
+        f"{expert}.{kind}_proj.weight"
+        for expert in range(len(names) // 3)
+        for kind in ("gate", "up", "down")
     ]
 
 
 @pytest.mark.parametrize("name", tiny.MIXTURES)
-def test_stacked_experts_are_the_experts_of_the_checkpoint(models: dict[str, Path], name: str) -> None:
+def test_stacked_experts_are_the_experts_of_the_checkpoint(
+    models: dict[str, Path], name: str
+) -> None:
     model, shape = megatron_model(models[name])
     single, stacked = (
         dict(mapping.hf_tensors(model, shape)),
@@ -108,7 +119,10 @@ def test_stacked_experts_are_the_experts_of_the_checkpoint(models: dict[str, Pat
     mixtures = {name.partition(".experts.")[0] for name in single if ".experts." in name}
     for layer in mixtures:
         for number, up in enumerate(stacked.pop(f"{layer}.experts.w13_weight")):
-            parts = [single.pop(f"{layer}.experts.{number}.{kind}_proj.weight") for kind in ("gate", "up")]
+            parts = [
+                single.pop(f"{layer}.experts.{number}.{kind}_proj.weight")
+                for kind in ("gate", "up")
+            ]
             assert torch.equal(up, torch.cat(parts))
         for number, down in enumerate(stacked.pop(f"{layer}.experts.w2_weight")):
             assert torch.equal(down, single.pop(f"{layer}.experts.{number}.down_proj.weight"))
@@ -117,7 +131,9 @@ def test_stacked_experts_are_the_experts_of_the_checkpoint(models: dict[str, Pat
     assert all(torch.equal(stacked[name], single[name]) for name in single)
 
 
-def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(qwen3: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(
+    qwen3: Path, tmp_path: Path
+) -> None:
     model, shape = megatron_model(qwen3)
     save_hf(mapping.hf_tensors(model, shape), tmp_path / "out", qwen3, shard_bytes=100_000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
@@ -129,15 +145,22 @@ def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(qwen3: 
 
 def test_exported_config_names_the_dtype_of_the_weights(qwen3: Path, tmp_path: Path) -> None:
     model, shape = megatron_model(qwen3)
-    save_hf(((n, t.bfloat16()) for n, t in mapping.hf_tensors(model, shape)), tmp_path / "out", qwen3)
+    save_hf(
+        ((n, t.bfloat16()) for n, t in mapping.hf_tensors(model, shape)), tmp_path / "out", qwen3
+    )
     assert tiny.hf_model(tmp_path / "out").dtype == torch.bfloat16
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(qwen3: Path, tmp_path: Path) -> None:
     model, shape = megatron_model(qwen3)
-    wrong = ((n, t[:, :3] if n.endswith("k_proj.weight") else t) for n, t in mapping.hf_tensors(model, shape))
+    wrong = (
+        (n, t[:, :3] if n.endswith("k_proj.weight") else t)
+        for n, t in mapping.hf_tensors(model, shape)
+    )
     save_hf(wrong, tmp_path / "out", qwen3)
-    with pytest.raises(CheckpointFilesError, match=r"k_proj\.weight has shape .*, but config\.json asks for"):
+    with pytest.raises(
+        CheckpointFilesError, match=r"k_proj\.weight has shape .*, but config\.json asks for"
+    ):
         load_hf(model, shape, tmp_path / "out")
 
 
@@ -160,7 +183,9 @@ def test_random_weights_depend_on_seed_and_name_only(models: dict[str, Path]) ->
     embedding = "model.embed_tokens.weight"
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first[embedding], other[embedding])
-    assert not torch.equal(first["model.layers.0.self_attn.q_proj.weight"][:32], first[embedding][:32])
+    assert not torch.equal(
+        first["model.layers.0.self_attn.q_proj.weight"][:32], first[embedding][:32]
+    )
     assert first[embedding].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["model.layers.0.self_attn.q_proj.bias"].abs().max() == 0
     assert first["model.norm.weight"].min() == 1
@@ -190,12 +215,15 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_three_steps_equal_transformers_with_adamw(qwen3: Path, algorithm: str) -> None:
-    """The loss written down once more, over one sequence at a time, without packing, Megatron or our functions."""
+    """The loss written down once more, over one sequence at a time, without packing, Megatron or
+    our functions."""
     options = ALGORITHMS[algorithm]
     spec = tiny.spec(qwen3, algorithm=options)
     policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     plain, frozen = tiny.hf_model(qwen3), tiny.hf_model(qwen3)
-    adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    adam = torch.optim.AdamW(
+        plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
     for step in range(3):
         shard = tiny.batch(8, seed=step)
         metrics = policy.train([shard], [tiny.totals(shard)])
@@ -237,12 +265,16 @@ def test_full_recompute_does_not_change_the_result(qwen3: Path) -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5, abs=1e-7)
 
 
-def test_chunked_logits_do_not_change_the_result(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_logits_do_not_change_the_result(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = tiny.batch(6, seed=0)
 
     def train() -> dict[str, float]:
         policy = Policy(
-            tiny.spec(qwen3, algorithm={"entropyCoef": 0.1}), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
+            tiny.spec(qwen3, algorithm={"entropyCoef": 0.1}),
+            model_dir=qwen3,
+            timeout=timedelta(seconds=tiny.TIMEOUT),
         )
         return policy.train([shard], [tiny.totals(shard)])
 
@@ -273,7 +305,9 @@ def test_a_rank_may_be_without_sequences(qwen3: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None:
     policy = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     before = [tensor.clone() for _, tensor in policy.hf_tensors()]
-    broken = TrainSequence(np.arange(4, dtype=np.int32), 2, np.ones(2, np.uint8), np.zeros(2, np.float32), float("nan"))
+    broken = TrainSequence(
+        np.arange(4, dtype=np.int32), 2, np.ones(2, np.uint8), np.zeros(2, np.float32), float("nan")
+    )
     with pytest.raises(FloatingPointError, match="the loss is nan"):
         policy.train([[broken]], [BatchTotals(1, 2)])
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, policy.hf_tensors(), strict=True))
@@ -303,7 +337,9 @@ def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
     assert after is not None
     assert all((kl > 0).all() for kl in after)
     assert [kl.shape[0] for kl in after] == [s.response_length for s in shard]
-    assert all(s.old_log_probs is None for s in same), "one optimizer step: the ratio must be exactly 1"
+    assert all(s.old_log_probs is None for s in same), (
+        "one optimizer step: the ratio must be exactly 1"
+    )
 
 
 def test_log_probs_of_the_kl_are_the_old_ones_of_several_optimizer_steps(qwen3: Path) -> None:
@@ -336,5 +372,7 @@ def test_bf16_trains_close_to_fp32(qwen3: Path) -> None:
 
 def test_weights_of_the_objective_use_the_whole_batch() -> None:
     """A micro-batch alone does not know how many sequences the step has."""
-    weights = token_weights(torch.ones(2), torch.tensor([0, 0]), BatchTotals(10, 99), "sequence_mean")
+    weights = token_weights(
+        torch.ones(2), torch.tensor([0, 0]), BatchTotals(10, 99), "sequence_mean"
+    )
     assert weights.sum().item() == pytest.approx(0.1)

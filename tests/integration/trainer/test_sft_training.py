@@ -31,12 +31,18 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
     for sample in (sample for group in groups for sample in group.samples):
         labels = np.full(len(sample.tokens), -100)
         labels[len(sample.tokens) - sample.response_length :] = np.where(
-            sample.loss_mask == 1, sample.tokens[len(sample.tokens) - sample.response_length :], -100
+            sample.loss_mask == 1,
+            sample.tokens[len(sample.tokens) - sample.response_length :],
+            -100,
         )
         with torch.no_grad():
-            logits = model(input_ids=torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[0, :-1]
+            logits = model(input_ids=torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[
+                0, :-1
+            ]
         wanted = torch.from_numpy(labels.astype(np.int64))[1:]
-        total += torch.nn.functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=-100).item()
+        total += torch.nn.functional.cross_entropy(
+            logits, wanted, reduction="sum", ignore_index=-100
+        ).item()
         count += int((wanted >= 0).sum())
     losses = []
     for _ in range(8):
@@ -47,5 +53,10 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
         assert metrics["train/ppl"] == pytest.approx(math.exp(losses[-1]))
     assert losses[0] == pytest.approx(total / count, rel=1e-5)
     assert losses[-1] < losses[0] - 0.2
-    rewarded = {"train/ppo_kl", "train/pg_loss", "train/train_rollout_logprob_abs_diff", "train/pg_clipfrac"}
+    rewarded = {
+        "train/ppo_kl",
+        "train/pg_loss",
+        "train/train_rollout_logprob_abs_diff",
+        "train/pg_clipfrac",
+    }
     assert not rewarded & metrics.keys(), "there is no policy gradient to tell of"

@@ -1,4 +1,5 @@
-"""What a loss knows of the whole optimizer step is what the log-probs of all of its tokens say, by transformers."""
+"""What a loss knows of the whole optimizer step is what the log-probs of all of its tokens say, by
+transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def make(model: Path, **algorithm: Any) -> Policy:
 
 
 def surveyed(policy: Policy, shard: list[TrainSequence]) -> list[MicroBatch]:
-    """The micro-batches of a batch's second optimizer step: the weights have moved on from those at its start."""
+    """The micro-batches of a batch's second optimizer step: the weights have moved on from those at
+    its start."""
     batches = policy._learner.micro_batches(shard, tiny.totals(shard))
     assert len(batches) > 2
     return policy._surveyed(1, batches, shard)
@@ -69,7 +71,9 @@ def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
         assert batch.loss is not None
         assert batch.loss.picked is not None
         for member, row in zip(batch.members, batch.split(batch.loss.picked), strict=True):
-            result |= {(shard[member].group_id, shard[member].index, int(place)) for place in row.nonzero()}
+            result |= {
+                (shard[member].group_id, shard[member].index, int(place)) for place in row.nonzero()
+            }
     return result
 
 
@@ -97,16 +101,27 @@ def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: 
     count = int(len(found) * 0.1)
     assert count < len(candidates) < len(found)
     policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 0.1, "lower": 0.1, "upper": 3.0})
-    assert picked(surveyed(policy, shard), shard) == set(sorted(candidates, key=lambda t: drawn[t])[:count])
+    assert picked(surveyed(policy, shard), shard) == set(
+        sorted(candidates, key=lambda t: drawn[t])[:count]
+    )
     policy._learner.optimizer_steps = 1
-    assert picked(surveyed(policy, shard), shard) != set(sorted(candidates, key=lambda t: drawn[t])[:count])
+    assert picked(surveyed(policy, shard), shard) != set(
+        sorted(candidates, key=lambda t: drawn[t])[:count]
+    )
 
 
 def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
     shard = moved_on(tiny.batch(12, seed=1), qwen3)
     third, second = sorted(covariance(tokens(qwen3, shard)).values())[-3:-1]
-    lower = (third + second) / 2  # on neither: Megatron's and transformers' log-probs differ in their last digits
-    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 1.0, "lower": lower, "upper": 99.0}, clip={"high": 99})
+    lower = (
+        third + second
+    ) / 2  # on neither: Megatron's and transformers' log-probs differ in their last digits
+    policy = make(
+        qwen3,
+        loss="clip_cov",
+        clipCov={"ratio": 1.0, "lower": lower, "upper": 99.0},
+        clip={"high": 99},
+    )
     assert 1 <= len(picked(surveyed(policy, shard), shard)) <= 2
 
 
@@ -127,9 +142,15 @@ def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str
         gaps = (s.old_log_probs.numpy() - s.rollout_log_probs)[trained].astype(float)
         if not len(gaps):
             continue
-        of_level = {"token": gaps, "sequence": [np.clip(gaps.sum(), -20, 20)], "geometric": [gaps.mean()]}[level]
+        of_level = {
+            "token": gaps,
+            "sequence": [np.clip(gaps.sum(), -20, 20)],
+            "geometric": [gaps.mean()],
+        }[level]
         weights += [min(np.exp(gap), 1.5) for gap in of_level]
-    policy = make(qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True})
+    policy = make(
+        qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True}
+    )
     (found,) = {batch.loss.mean_weight for batch in surveyed(policy, shard) if batch.loss}
     assert found == pytest.approx(np.mean(weights), rel=1e-4)
     assert abs(np.mean(weights) - 1) > 0.05

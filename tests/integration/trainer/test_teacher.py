@@ -1,4 +1,5 @@
-"""A teacher that the trainer scores with: what transformers computes, whatever its shape and however it is spread."""
+"""A teacher that the trainer scores with: what transformers computes, whatever its shape and
+however it is spread."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def teacher(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def wide_student(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four layers, so that they can be shared among stages; what it has learned is not what the teacher has."""
+    """Four layers, so that they can be shared among stages; what it has learned is not what the
+    teacher has."""
     directory = checkpoint(models["qwen3-tied"], tmp_path_factory.mktemp("wide") / "model")
     torch.manual_seed(8)
     tensors = load_file(directory / "model.safetensors")
@@ -90,7 +92,12 @@ def larger(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(student: Path, teacher: dict[str, Any], coef: float = 1.0, **distillation: Any) -> Policy:
     algorithm = {"distillation": {"coef": coef, "teacher": teacher, **distillation}}
     temperature = TEMPERATURE if "path" in teacher else 1.0
-    spec = tiny.spec(student, algorithm=algorithm, reward=None, rollout={"sampling": {"temperature": temperature}})
+    spec = tiny.spec(
+        student,
+        algorithm=algorithm,
+        reward=None,
+        rollout={"sampling": {"temperature": temperature}},
+    )
     return Policy(spec, model_dir=student, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
@@ -100,11 +107,18 @@ def scores(model: Plain, shard: list[TrainSequence], temperature: float) -> list
 
 
 def plain_steps(
-    student: Path, teacher: Path, batches: list[list[TrainSequence]], temperature: float, coef: float
+    student: Path,
+    teacher: Path,
+    batches: list[list[TrainSequence]],
+    temperature: float,
+    coef: float,
 ) -> list[float]:
-    """The same in transformers with AdamW, over one sequence at a time; the reverse KL before each step."""
+    """The same in transformers with AdamW, over one sequence at a time; the reverse KL before each
+    step."""
     model, taught = tiny.hf_model(student), tiny.hf_model(teacher)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    adam = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
     found = []
     for shard in batches:
         loss, divergence = torch.zeros(()), 0.0
@@ -140,7 +154,9 @@ def test_a_teacher_behind_a_url_gives_the_same(student: Path, teacher: Path) -> 
     expected = plain_steps(student, teacher, batches, 1.0, 1.0)
     for shard, divergence in zip(batches, expected, strict=True):
         given = [
-            replace(s, teacher_log_probs=torch.where(torch.from_numpy(s.loss_mask) > 0, v, torch.nan))
+            replace(
+                s, teacher_log_probs=torch.where(torch.from_numpy(s.loss_mask) > 0, v, torch.nan)
+            )
             for s, v in zip(shard, scores(plain, shard, 1.0), strict=True)
         ]
         metrics = policy.train([given], [tiny.totals(given)])
@@ -148,10 +164,16 @@ def test_a_teacher_behind_a_url_gives_the_same(student: Path, teacher: Path) -> 
 
 
 def test_the_teacher_stays_as_it_is(student: Path, teacher: Path) -> None:
-    policy, plain, shard = make(student, {"path": str(teacher)}), tiny.hf_model(teacher), tiny.batch(6, seed=9)
+    policy, plain, shard = (
+        make(student, {"path": str(teacher)}),
+        tiny.hf_model(teacher),
+        tiny.batch(6, seed=9),
+    )
     policy.train([shard], [tiny.totals(shard)])
     assert policy._teacher is not None
-    for ours, theirs in zip(policy._teacher.log_probs(shard), scores(plain, shard, TEMPERATURE), strict=True):
+    for ours, theirs in zip(
+        policy._teacher.log_probs(shard), scores(plain, shard, TEMPERATURE), strict=True
+    ):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
@@ -172,7 +194,9 @@ def test_a_teacher_spread_like_the_policy_equals_one_rank(
     algorithm = {"estimator": "rloo", "distillation": distillation}
     job = {"model": str(student), "algorithm": algorithm}
     steps = {"stepsPerBatch": 2}
-    (spread,) = elsewhere(world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}})
+    (spread,) = elsewhere(
+        world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}}
+    )
     alone = estimate_steps.train(**job, trainer=steps)
     same(spread, alone)
     assert abs(alone["history"][0]["train/opd_reverse_kl"]) > 0.1
@@ -193,11 +217,18 @@ def word_log_probs(model: Plain, sequence: TrainSequence, words: int) -> torch.T
 
 
 def plain_divergences(
-    student: Path, teacher: Path, batches: list[list[TrainSequence]], kind: dict[str, Any], coef: float
+    student: Path,
+    teacher: Path,
+    batches: list[list[TrainSequence]],
+    kind: dict[str, Any],
+    coef: float,
 ) -> list[float]:
-    """GRPO's loss and the divergence over all words, in transformers with AdamW; the divergence before each step."""
+    """GRPO's loss and the divergence over all words, in transformers with AdamW; the divergence
+    before each step."""
     model, taught = tiny.hf_model(student), tiny.hf_model(teacher)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0)
+    adam = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
     found = []
     for shard in batches:
         loss, total = torch.zeros(()), torch.zeros(())
@@ -211,7 +242,9 @@ def plain_divergences(
             mask = torch.from_numpy(sequence.loss_mask).float()
             share = mask / mask.sum().clamp(min=1) / len(shard)
             total = total + (distance * share).sum()
-            loss = loss - ((log_probs - log_probs.detach()).exp() * sequence.advantage * share).sum()
+            loss = (
+                loss - ((log_probs - log_probs.detach()).exp() * sequence.advantage * share).sum()
+            )
         loss = loss + coef * total
         adam.zero_grad()
         loss.backward()
@@ -238,7 +271,9 @@ def test_a_divergence_over_all_words_equals_transformers(
     assert abs(expected[0] - expected[-1]) > 1e-3
 
 
-def test_words_that_only_the_teacher_has_are_left_out(student: Path, teacher: Path, larger: Path) -> None:
+def test_words_that_only_the_teacher_has_are_left_out(
+    student: Path, teacher: Path, larger: Path
+) -> None:
     """Its first 131 words are those of the other teacher: as if there were no more."""
     shard = tiny.batch(8, seed=3)
     first, second = (
@@ -257,7 +292,9 @@ def test_words_that_only_the_teacher_has_are_left_out(student: Path, teacher: Pa
         ({"context": 2}, 2, "reverse_kl"),
         ({"pipeline": 2}, 2, "jsd"),
         ({"tensor": 2}, 4, "reverse_kl"),
-        pytest.param({"pipeline": 2, "virtualPipeline": 2}, 2, "forward_kl", marks=pytest.mark.slow),
+        pytest.param(
+            {"pipeline": 2, "virtualPipeline": 2}, 2, "forward_kl", marks=pytest.mark.slow
+        ),
         pytest.param({"tensor": 2, "pipeline": 2}, 4, "jsd", marks=pytest.mark.slow),
         pytest.param({"tensor": 2, "context": 2}, 4, "jsd", marks=pytest.mark.slow),
     ],
@@ -268,19 +305,27 @@ def test_a_divergence_over_words_of_several_ranks_equals_one_rank(
 ) -> None:
     """131 words are not shared evenly, and the teacher's 160 are cut elsewhere."""
     distillation = {"coef": 0.5, "teacher": {"path": str(larger)}, **KINDS[kind]}
-    job = {"model": str(wide_student), "algorithm": {"estimator": "rloo", "distillation": distillation}}
+    job = {
+        "model": str(wide_student),
+        "algorithm": {"estimator": "rloo", "distillation": distillation},
+    }
     steps = {"stepsPerBatch": 2}
-    (spread,) = elsewhere(world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}})
+    (spread,) = elsewhere(
+        world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}}
+    )
     alone = estimate_steps.train(**job, trainer=steps)
     same(spread, alone)
     assert alone["history"][0]["train/opd_loss"] > 0.05
 
 
-def test_another_tokenizer_is_refused(student: Path, models: dict[str, Path], tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused(
+    student: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
     other = checkpoint(models["qwen2"], tmp_path / "other", words=tiny.VOCAB + 1)
     with pytest.raises(
         ConfigurationError,
-        match=r"spec.algorithm.distillation.teacher.path: the tokenizer of .*/other is not that of the student, "
+        match=r"spec.algorithm.distillation.teacher.path: the tokenizer of .*/other is not that of "
+        r"the student, "
         r".*: 5 of 131 tokens differ, such as '131w126' is 126 here and unknown there",
     ):
         make(student, {"path": str(other)})
@@ -289,7 +334,11 @@ def test_another_tokenizer_is_refused(student: Path, models: dict[str, Path], tm
 def test_so_is_a_teacher_with_fewer_tokens(student: Path, teacher: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     shutil.copytree(teacher, small)
-    config = (small / "config.json").read_text().replace(f'"vocab_size": {tiny.VOCAB}', '"vocab_size": 100')
+    config = (
+        (small / "config.json")
+        .read_text()
+        .replace(f'"vocab_size": {tiny.VOCAB}', '"vocab_size": 100')
+    )
     (small / "config.json").write_text(config)
     with pytest.raises(ConfigurationError, match="has a vocab_size of 100, the student's is 131"):
         make(student, {"path": str(small)})

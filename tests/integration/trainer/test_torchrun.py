@@ -19,7 +19,8 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
-print(f"rank {rank} of {size}: {total.item()}\\n", end="", flush=True)  # one write: ranks share the pipe
+# One write: ranks share the pipe.
+print(f"rank {rank} of {size}: {total.item()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 
@@ -29,7 +30,15 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
     script.write_text(RANK)
 
     def pod(index: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "sluice_trainer.torchrun", "--nnodes", "2", "--nproc-per-node", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "sluice_trainer.torchrun",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "2",
+        ]
         command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         command += ["--rdzv-conf", f"rank={index}", str(script)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -38,7 +47,9 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
     pods = [pod(1), pod(0)]
     outputs = [each.communicate(timeout=200)[0] for each in pods]
     assert [each.returncode for each in pods] == [0, 0], outputs
-    ranks = sorted(line for output in outputs for line in output.splitlines() if line.startswith("rank "))
+    ranks = sorted(
+        line for output in outputs for line in output.splitlines() if line.startswith("rank ")
+    )
     assert ranks == [f"rank {rank} of 4: 10" for rank in range(4)]
 
 
@@ -61,12 +72,22 @@ except RuntimeError as error:
 """
 
 
-def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_reason(tmp_path: Path) -> None:
+def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_reason(
+    tmp_path: Path,
+) -> None:
     script, port = tmp_path / "rank.py", free_port()
     script.write_text(WAITING)
 
     def pod(index: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "sluice_trainer.torchrun", "--nnodes", "2", "--nproc-per-node", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "sluice_trainer.torchrun",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+        ]
         command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         command += ["--rdzv-conf", f"rank={index}", str(script)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -82,9 +103,25 @@ def run_one_rank(code: str, directory: Path) -> tuple[int, list[str]]:
     """Exit code and lines of a torchrun whose only rank runs `code`."""
     script = directory / "rank.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "sluice_trainer.torchrun", "--nnodes", "1", "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
+    command = [
+        sys.executable,
+        "-m",
+        "sluice_trainer.torchrun",
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        "1",
+    ]
+    command += [
+        "--rdzv-backend",
+        "sluice",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        str(script),
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
+    )
     return done.returncode, done.stdout.splitlines()
 
 
@@ -95,6 +132,8 @@ def test_the_last_line_says_which_rank_was_killed(tmp_path: Path) -> None:
 
 def test_the_last_words_of_a_rank_are_not_buried(tmp_path: Path) -> None:
     words = "error: the disk is full"
-    code, lines = run_one_rank(f"import sys; print({words!r}, file=sys.stderr); sys.exit(1)", tmp_path)
+    code, lines = run_one_rank(
+        f"import sys; print({words!r}, file=sys.stderr); sys.exit(1)", tmp_path
+    )
     assert code == 1
     assert [line for line in lines[-5:] if line.startswith("error: ")] == [words]

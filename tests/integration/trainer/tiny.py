@@ -26,7 +26,8 @@ from sluice_trainer.sequences import TrainSequence
 VOCAB = 131
 TIMEOUT = 150
 EPS = 1e-5
-"""Of Adam. With 1e-8 a gradient that is nothing but rounding moves its weight by the full learning rate."""
+"""Of Adam. With 1e-8 a gradient that is nothing but rounding moves its weight by the full learning
+rate."""
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -44,7 +45,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 _MLA_YARN = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
 _MIXTURE = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 _SIGMOID = {
@@ -69,10 +75,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"rope_parameters": _LLAMA3}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": _YARN}),
-    "qwen3-moe": ("Qwen3Moe", {"head_dim": 32, **_MIXTURE, "num_experts": 4, "norm_topk_prob": True}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"head_dim": 32, **_MIXTURE, "num_experts": 4, "norm_topk_prob": True},
+    ),
     "qwen3-moe-mixed": (
         "Qwen3Moe",
-        {"head_dim": 32, **_MIXTURE, "num_experts": 4, "norm_topk_prob": False, "mlp_only_layers": [0]},
+        {
+            "head_dim": 32,
+            **_MIXTURE,
+            "num_experts": 4,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [0],
+        },
     ),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "glm4-moe": (
@@ -86,8 +101,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": True,
         },
     ),
-    "deepseek-v3": ("DeepseekV3", {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": 32, "rope_parameters": _MLA_YARN}),
-    "moonlight": ("DeepseekV3", {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": None, "n_group": 1}),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": 32, "rope_parameters": _MLA_YARN},
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": None, "n_group": 1},
+    ),
 }
 REORDERED = ("qwen3-yarn", "qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
 """Families that Megatron computes in another order than transformers: equal but for rounding."""
@@ -120,7 +141,9 @@ def save_reward_model(directory: Path) -> Path:
     import transformers
 
     torch.manual_seed(1)
-    model = transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**_SHAPE, head_dim=32, num_labels=1))
+    model = transformers.Qwen3ForSequenceClassification(
+        transformers.Qwen3Config(**_SHAPE, head_dim=32, num_labels=1)
+    )
     for parameter in model.parameters():
         parameter.data.normal_(0.2 if parameter.dim() == 1 else 0.0, 0.1)
     model.save_pretrained(directory)
@@ -135,7 +158,9 @@ def hf_reward_model(directory: Path) -> Any:
 
 
 def hf_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
-    """By transformers: a reward model's head on the state before each response token. [response]."""
+    """By transformers: a reward model's head on the state before each response token.
+    [response].
+    """
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     hidden = model.model(input_ids=tokens[None]).last_hidden_state[0, :-1]
     values: torch.Tensor = model.score(hidden).squeeze(-1)[-sequence.response_length :]
@@ -145,12 +170,21 @@ def hf_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
 def hf_model(directory: Path) -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, attn_implementation="sdpa"
+    ).eval()
 
 
-def spec(directory: Path, /, *, algorithm: dict[str, Any] | None = None, **changes: Any) -> RLJobSpec:
+def spec(
+    directory: Path, /, *, algorithm: dict[str, Any] | None = None, **changes: Any
+) -> RLJobSpec:
     """A job for a CPU trainer. changes: groups of the spec; `trainer` is merged."""
-    trainer = {"gpusPerNode": 0, "steps": 20, "optimizer": {"lr": 1e-3, "eps": EPS}, "maxTokensPerGpu": 64}
+    trainer = {
+        "gpusPerNode": 0,
+        "steps": 20,
+        "optimizer": {"lr": 1e-3, "eps": EPS},
+        "maxTokensPerGpu": 64,
+    }
     manifest = {
         "model": {"path": str(directory)},
         "data": {"prompts": [{"path": "prompts.jsonl"}], "seed": 1},
@@ -192,24 +226,36 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     """A trainer process that runs `script` of this directory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 _FORKS = multiprocessing.get_context("forkserver")
-"""Importing torch and Megatron takes longer than what ranks do: they are forked from a process that has done it."""
-_FORKS.set_forkserver_preload(["sluice_trainer.megatron.policy", "sluice_trainer.preparation", "safetensors.torch"])
+"""Importing torch and Megatron takes longer than what ranks do: they are forked from a process that
+has done it."""
+_FORKS.set_forkserver_preload(
+    ["sluice_trainer.megatron.policy", "sluice_trainer.preparation", "safetensors.torch"]
+)
 
 
 def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
     """Run `script` on `world` ranks; returns what each printed last, as JSON."""
     env = {"OMP_NUM_THREADS": "1"}
     if world > 1:
-        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env |= {
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
     with TemporaryDirectory() as name, ExitStack() as cleanup:
         outputs = [Path(name, str(rank)) for rank in range(world)]
         words = [str(argument) for argument in arguments]
         ranks = [
-            _FORKS.Process(target=_rank, args=(script, words, env | {"RANK": str(rank)} if world > 1 else env, output))
+            _FORKS.Process(
+                target=_rank,
+                args=(script, words, env | {"RANK": str(rank)} if world > 1 else env, output),
+            )
             for rank, output in enumerate(outputs)
         ]
         for process in ranks:
@@ -230,12 +276,17 @@ def _rank(script: str, arguments: list[str], env: dict[str, str], output: Path) 
 def _result(process: Any, output: Path) -> Any:
     process.join(TIMEOUT)
     err = output.with_suffix(".err")
-    assert process.exitcode == 0, f"exit code {process.exitcode}\n{err.read_text()[-4000:] if err.exists() else ''}"
+    assert process.exitcode == 0, (
+        f"exit code {process.exitcode}\n{err.read_text()[-4000:] if err.exists() else ''}"
+    )
     return json.loads(output.read_text().splitlines()[-1])
 
 
-def hf_log_probs(model: Any, sequence: TrainSequence, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of the response tokens by transformers, one sequence at a time: each [response]."""
+def hf_log_probs(
+    model: Any, sequence: TrainSequence, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of the response tokens by transformers, one sequence at a time: each
+    [response]."""
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     logits = model(input_ids=tokens[None]).logits[0, :-1].float() / temperature
     log_p = torch.log_softmax(logits, -1)
@@ -250,11 +301,14 @@ def chunks(values: list[Any], count: int) -> Iterator[list[Any]]:
     return (values[i * size : (i + 1) * size] for i in range(count))
 
 
-def plain_loss(model: Any, shard: list[TrainSequence], totals: BatchTotals, frozen: Any = None) -> torch.Tensor:
-    """GRPO on policy, over one sequence at a time: the ratio is 1 in value and carries the gradient.
+def plain_loss(
+    model: Any, shard: list[TrainSequence], totals: BatchTotals, frozen: Any = None
+) -> torch.Tensor:
+    """GRPO on policy, over one sequence at a time: the ratio is 1 in value and carries the
+    gradient.
 
-    frozen: the reference policy; where given, all optional terms are on: token mean, tis up to 1.5, entropy 0.01,
-    low_var_kl 0.1.
+    frozen: the reference policy; where given, all optional terms are on: token mean, tis up to 1.5,
+    entropy 0.01, low_var_kl 0.1.
     """
     total = torch.zeros(())
     for sequence in shard:

@@ -1,4 +1,5 @@
-"""Train some steps and tell what came out; in this process, or as a child process on one rank of several."""
+"""Train some steps and tell what came out; in this process, or as a child process on one rank of
+several."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def train(
 ) -> dict[str, Any]:
     """Train up to step `steps`, from the latest checkpoint if there is one.
 
-    share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest. dump: a file for rank
-    0's weights. beside: go on with training while the checkpoint is written.
+    share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest.
+    dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written.
     """
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
     policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
@@ -51,7 +52,9 @@ def train(
         rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
         cuts = [len(part) * share // 100 if size > 1 else len(part) for part in parts]
         shares = zip(parts, cuts, strict=True)
-        mine = [part[:cut] if rank == 0 else part[cut:][rank - 1 :: size - 1] for part, cut in shares]
+        mine = [
+            part[:cut] if rank == 0 else part[cut:][rank - 1 :: size - 1] for part, cut in shares
+        ]
         history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
             policy.begin_save(Path(checkpoints), policy.step, beside=beside)

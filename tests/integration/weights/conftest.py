@@ -78,20 +78,34 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
 
 @pytest.fixture
 async def source(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Source]]:
-    """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as WeightSync's fields.
+    """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as
+    WeightSync's fields.
 
-    They are attempts of one trainer, which is another one in each test: engines that tests share remember attempts.
+    They are attempts of one trainer, which is another one in each test: engines that tests share
+    remember attempts.
     """
     made: list[Source] = []
     name = f"trainer-{next(_trainers)}"
 
     def make(
-        transport: Transport | None = None, /, attempt: int = 1, colocated: bool = False, **sync: object
+        transport: Transport | None = None,
+        /,
+        attempt: int = 1,
+        colocated: bool = False,
+        **sync: object,
     ) -> Source:
-        settings = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": TIMEOUT, **sync})
-        transport = transport or Collective(backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}")
+        settings = WeightSync.model_validate(
+            {"transport": backend(), "timeoutSeconds": TIMEOUT, **sync}
+        )
+        transport = transport or Collective(
+            backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}"
+        )
         caller = (name, attempt)
-        made.append(Source(rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated))
+        made.append(
+            Source(
+                rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated
+            )
+        )
         return made[-1]
 
     yield make

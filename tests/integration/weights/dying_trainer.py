@@ -1,7 +1,8 @@
-"""A trainer that ends in the middle of an update: `python -m tests.integration.weights.dying_trainer RENDEZVOUS MODEL`.
+"""A trainer that ends in the middle of an update: `python -m
+tests.integration.weights.dying_trainer RENDEZVOUS MODEL`.
 
-Sends the first bucket, tells the engine of the second and then, while the engine waits for its bytes, says so and never
-brings them.
+Sends the first bucket, tells the engine of the second and then, while the engine waits for its
+bytes, says so and never brings them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ async def main(rendezvous: str, weights: Path) -> None:
     (peer,) = source.current.peers.values()
     _, group, _ = transport._groups[peer.name]
     telling = asyncio.create_task(
-        peer.control.receive(group, second.names, second.dtypes, second.shapes, version=None, flush=False)
+        peer.control.receive(
+            group, second.names, second.dtypes, second.shapes, version=None, flush=False
+        )
     )
     await asyncio.sleep(1.0)  # the engine has the request, and waits in the collective
     print("half-way", flush=True)

@@ -1,6 +1,8 @@
-"""The weight-update interface of an SGLang server without a model: `python -m tests.integration.weights.fake_engine`.
+"""The weight-update interface of an SGLang server without a model: `python -m
+tests.integration.weights.fake_engine`.
 
-For the part of an engine that dies or misbehaves in an update. Prints its port; GET /received tells the bytes it got.
+For the part of an engine that dies or misbehaves in an update. Prints its port; GET /received tells
+the bytes it got.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from aiohttp import web
-from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
 
 groups: dict[str, Any] = {}
 one_by_one = asyncio.Lock()
@@ -23,9 +30,17 @@ state: dict[str, Any] = {"weight_version": "default", "bytes": 0, "sum": 0, "cal
 def join(body: dict[str, Any]) -> None:
     rank, size, name = body["rank_offset"], body["world_size"], body["group_name"]
     timeout = timedelta(seconds=60)
-    store = dist.TCPStore(body["master_address"], body["master_port"], size, is_master=False, timeout=timeout)
+    store = dist.TCPStore(
+        body["master_address"], body["master_port"], size, is_master=False, timeout=timeout
+    )
     group, _ = _new_process_group_helper(
-        size, rank, [], Backend(body["backend"]), PrefixStore(name, store), group_name=name, timeout=timeout
+        size,
+        rank,
+        [],
+        Backend(body["backend"]),
+        PrefixStore(name, store),
+        group_name=name,
+        timeout=timeout,
     )
     _world.pg_group_ranks[group] = {i: i for i in range(size)}
     groups[name] = group
@@ -33,9 +48,12 @@ def join(body: dict[str, Any]) -> None:
 
 def receive(body: dict[str, Any]) -> None:
     sizes = [
-        getattr(torch, d).itemsize * torch.Size(s).numel() for d, s in zip(body["dtypes"], body["shapes"], strict=True)
+        getattr(torch, d).itemsize * torch.Size(s).numel()
+        for d, s in zip(body["dtypes"], body["shapes"], strict=True)
     ]
-    data = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu")
+    data = torch.empty(
+        sum(sizes), dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu"
+    )
     dist.broadcast(data, src=0, group=groups[body["group_name"]])
     state["bytes"] += data.numel()
     state["sum"] += int(data.sum())
@@ -48,15 +66,21 @@ async def answer(request: web.Request) -> web.Response:
     if path == "/init_weights_update_group":
         await asyncio.to_thread(join, body)
     if path == "/update_weights_from_distributed":
-        async with one_by_one:  # as SGLang's scheduler takes requests; the next one comes while this is on its way
+        async with (
+            one_by_one
+        ):  # as SGLang's scheduler takes requests; the next one comes while this is on its way
             await asyncio.to_thread(receive, body)
     return web.json_response({"success": True})
 
 
 async def main() -> None:
     app = web.Application()
-    app.router.add_get("/openapi.json", lambda _: answer_json({"paths": {"/begin_weight_update": {}}}))
-    app.router.add_get("/model_info", lambda _: answer_json({"weight_version": state["weight_version"]}))
+    app.router.add_get(
+        "/openapi.json", lambda _: answer_json({"paths": {"/begin_weight_update": {}}})
+    )
+    app.router.add_get(
+        "/model_info", lambda _: answer_json({"weight_version": state["weight_version"]})
+    )
     app.router.add_get("/received", lambda _: answer_json(state))
     app.router.add_post("/{path}", answer)
     runner = web.AppRunner(app)

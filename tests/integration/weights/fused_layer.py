@@ -2,9 +2,10 @@
 
     python -m tests.integration.weights.fused_layer MODEL RANK RANKS EXPERT_RANKS PORT
 
-Loads the same weights stacked and expert by expert, in several layouts, and prints for each of them whether both came
-to the same, and whether the stack was copied at once. MODEL: a directory with a mixture's config. EXPERT_RANKS: among
-how many of the ranks the experts are divided. PORT: where the ranks meet.
+Loads the same weights stacked and expert by expert, in several layouts, and prints for each of them
+whether both came to the same, and whether the stack was copied at once. MODEL: a directory with a
+mixture's config. EXPERT_RANKS: among how many of the ranks the experts are divided. PORT: where the
+ranks meet.
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> No
     sys.path.append(str(PATH))
     load_plugins()
     args = ServerArgs(
-        model_path=model, device="cpu", dtype="float32", attention_backend="torch_native", skip_tokenizer_init=True,
-        tp_size=ranks, ep_size=expert_ranks,
-    )  # fmt: skip
+        model_path=model,
+        device="cpu",
+        dtype="float32",
+        attention_backend="torch_native",
+        skip_tokenizer_init=True,
+        tp_size=ranks,
+        ep_size=expert_ranks,
+    )
     args.resolve_once()
     place = one_batch.spawn_world_rank(args, tp_rank=rank, pp_rank=0)
-    one_batch.publish(args, role="scheduler", ranks=one_batch.SpawnRanks(world_rank=place, gpu_id=rank))
+    one_batch.publish(
+        args, role="scheduler", ranks=one_batch.SpawnRanks(world_rank=place, gpu_id=rank)
+    )
     one_batch.initialize_moe_config()
     bootstrap.init_parallel_runtime(server_args=args, device="cpu", dist_port=port)
 
@@ -45,7 +53,9 @@ def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> No
 def layer() -> Any:
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
-    made = FusedMoE(EXPERTS, HIDDEN, WIDTH, layer_id=0, top_k=2, prefix="model.layers.0.mlp.experts")
+    made = FusedMoE(
+        EXPERTS, HIDDEN, WIDTH, layer_id=0, top_k=2, prefix="model.layers.0.mlp.experts"
+    )
     for parameter in made.parameters():
         parameter.data.zero_()
     return made
@@ -58,7 +68,10 @@ def up_first(made: Any) -> None:
 
 def moved(made: Any) -> None:
     """Two experts have changed places, as SGLang's load balancer lets them."""
-    from sglang.srt.eplb.expert_location import ExpertLocationMetadata, set_global_expert_location_metadata
+    from sglang.srt.eplb.expert_location import (
+        ExpertLocationMetadata,
+        set_global_expert_location_metadata,
+    )
 
     experts = torch.arange(EXPERTS)
     experts[[0, 5]] = experts[[5, 0]]
@@ -80,7 +93,11 @@ def load_single(made: Any, kind: str, stack: torch.Tensor) -> None:
     """As a model's `load_weights` does with the tensors of a checkpoint."""
     parameter, name = getattr(made, kind), f"model.layers.0.mlp.experts.{kind}"
     for expert, tensor in enumerate(stack):
-        shards = {"w2": tensor} if kind == "w2_weight" else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
+        shards = (
+            {"w2": tensor}
+            if kind == "w2_weight"
+            else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
+        )
         for shard, one in shards.items():
             parameter.weight_loader(parameter, one, name, shard_id=shard, expert_id=expert)
 
@@ -102,7 +119,10 @@ def compare(change: Callable[[Any], None]) -> dict[str, bool]:
     copy = plugin._copy
     plugin._copy = lambda made, kind, *rest: (copies.append(kind), copy(made, kind, *rest))
     torch.manual_seed(1)
-    stacks = {"w13_weight": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), "w2_weight": torch.randn(EXPERTS, HIDDEN, WIDTH)}
+    stacks = {
+        "w13_weight": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN),
+        "w2_weight": torch.randn(EXPERTS, HIDDEN, WIDTH),
+    }
     found = []
     for load in (load_single, load_stack, load_parts):
         made = layer()

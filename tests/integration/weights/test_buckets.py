@@ -37,7 +37,9 @@ def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> 
 
 @settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
-def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given_: Tensors, limit: int) -> None:
+def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(
+    given_: Tensors, limit: int
+) -> None:
     made = list(buckets(given_, limit, Layout()))
     assert [bucket.last for bucket in made] == [False] * (len(made) - 1) + [True]
     for bucket in made:
@@ -47,8 +49,14 @@ def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(given
 
 
 def test_what_the_engine_is_told() -> None:
-    [bucket] = buckets([("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100, Layout())
-    assert (bucket.names, bucket.dtypes, bucket.shapes) == (("a", "b"), ("bfloat16", "float32"), ((2, 3), ()))
+    [bucket] = buckets(
+        [("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100, Layout()
+    )
+    assert (bucket.names, bucket.dtypes, bucket.shapes) == (
+        ("a", "b"),
+        ("bfloat16", "float32"),
+        ((2, 3), ()),
+    )
 
 
 def test_a_model_without_tensors_still_ends() -> None:
@@ -59,8 +67,12 @@ def test_a_model_without_tensors_still_ends() -> None:
 def test_what_sglang_joins_comes_in_one_bucket() -> None:
     """It drops DeepSeek's q_a_proj where a bucket ends before kv_a_proj_with_mqa."""
     names = ["q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
-    attention = [[f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)]
+    attention = [
+        [f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)
+    ]
     ends = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(2)]
-    given_ = [(name, torch.ones(10)) for layer in range(2) for name in [*attention[layer], ends[layer]]]
+    given_ = [
+        (name, torch.ones(10)) for layer in range(2) for name in [*attention[layer], ends[layer]]
+    ]
     found = [list(bucket.names) for bucket in buckets(given_, 100, Layout())]
     assert found == [attention[0], [ends[0]], attention[1], [ends[1]]]

@@ -78,7 +78,9 @@ async def test_the_second_update_uses_the_same_communicator(
 
 
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
-async def test_the_other_ways_to_pause(sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str) -> None:
+async def test_the_other_ways_to_pause(
+    sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str
+) -> None:
     await join("rollout-0", sglang.address)
     update = await publish(source(pauseMode=mode), 3, other_model)
     assert update.failed == {}
@@ -108,7 +110,9 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
 async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weights(
     sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path, mode: str
 ) -> None:
-    """They pass a process that a busy engine waits for; the word that the weights are new does not."""
+    """They pass a process that a busy engine waits for; the word that the weights are new does
+    not.
+    """
     await join("rollout-0", sglang.address)
     one = source(pauseMode=mode)
     await publish(one, 1, model)
@@ -137,7 +141,8 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
 async def test_nothing_old_is_found_or_left_after_an_update(
     sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str
 ) -> None:
-    """Its sender does not know of the update yet, and other requests have kept the cache from being emptied."""
+    """Its sender does not know of the update yet, and other requests have kept the cache from being
+    emptied."""
     await join("rollout-0", sglang.address)
     prompt, sampling = list(range(20, 60)), {"max_new_tokens": 12, "ignore_eos": True}
     async with Client(sglang.url) as engine:
@@ -146,7 +151,9 @@ async def test_nothing_old_is_found_or_left_after_an_update(
         lasting = {**sampling, "max_new_tokens": 2000}
         running = asyncio.create_task(engine.generate(f"lasting-{mode}", [70], lasting, cache="0"))
         await sglang.generated(40)
-        await asyncio.to_thread(until, lambda: sglang.metric("kv_evictable_tokens"), 20.0, "something in the cache")
+        await asyncio.to_thread(
+            until, lambda: sglang.metric("kv_evictable_tokens"), 20.0, "something in the cache"
+        )
         update = await publish(source(pauseMode=mode), 1, other_model)
         assert update.failed == {}
         empty = lambda: sglang.metric("kv_evictable_tokens") == 0  # noqa: E731
@@ -159,7 +166,12 @@ async def test_nothing_old_is_found_or_left_after_an_update(
 
 
 async def test_joiners_alone_get_the_weights_that_others_have(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    model: Path,
 ) -> None:
     await join("rollout-1", fake_engine.address)
     one = source()
@@ -175,21 +187,33 @@ async def test_joiners_alone_get_the_weights_that_others_have(
     assert all(entry.admitted for entry in (await rendezvous.ledger()).values())
 
 
-@pytest.mark.skipif(gpus() > 0, reason="SGLang 0.5.17, the release for GPUs, has no sessions to end")
+@pytest.mark.skipif(
+    gpus() > 0, reason="SGLang 0.5.17, the release for GPUs, has no sessions to end"
+)
 async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_communicator(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    other_model: Path,
 ) -> None:
     engine = await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
     one = source(timeoutSeconds=120)
     assert await begin(one, 1, joiners_only=False) == 2
     generation = (await rendezvous.ledger())["rollout-0"].generation
-    assert call(sglang.url + "/end_weight_update", {})[0] == 200  # so that it refuses the first bucket, with HTTP 400
+    assert (
+        call(sglang.url + "/end_weight_update", {})[0] == 200
+    )  # so that it refuses the first bucket, with HTTP 400
     started = time.monotonic()
     update = await send(one, other_model)
     assert time.monotonic() - started < SLACK  # refused at once, not waited for
     assert list(update.engines) == ["rollout-1"]
-    assert "must run between begin_weight_update() and end_weight_update()" in update.failed["rollout-0"]
+    assert (
+        "must run between begin_weight_update() and end_weight_update()"
+        in update.failed["rollout-0"]
+    )
     await eventually(engine.membership, lambda: engine.membership.latest.dropped)
     entry = (await rendezvous.ledger())["rollout-0"]
     assert not entry.admitted
@@ -220,7 +244,9 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
     async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 300, "ignore_eos": True}
-        running = asyncio.create_task(engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0"))
+        running = asyncio.create_task(
+            engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0")
+        )
         await sglang.generated(40)
         dead = source(attempt=1, pauseMode=mode)
         plan = await dead.plan(1, joiners_only=False)
@@ -248,7 +274,13 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
     sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
     await join("rollout-0", sglang.address)
-    arguments = [sys.executable, "-m", "tests.integration.weights.dying_trainer", rendezvous.address, str(model)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.integration.weights.dying_trainer",
+        rendezvous.address,
+        str(model),
+    ]
     variables = engine_environment() | {"CUDA_VISIBLE_DEVICES": "0"}  # the engine has the last one
     dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=variables, stdout=PIPE)
     assert dying.stdout
@@ -261,7 +293,12 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
 
 
 async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    other_model: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
@@ -279,7 +316,9 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
         f"transfer: not done after {TIMEOUT:g} s",
         f"transfer: /update_weights_from_distributed: no answer after {TIMEOUT:g} s",
     )
-    expected = sum(int(t.contiguous().view(-1).view(torch.uint8).sum()) for _, t in tensors(other_model))
+    expected = sum(
+        int(t.contiguous().view(-1).view(torch.uint8).sum()) for _, t in tensors(other_model)
+    )
     received = call(fake_engine.url + "/received")[1]
     assert (received["sum"], received["weight_version"]) == (expected, "1")
     ledger = await rendezvous.ledger()
@@ -290,7 +329,12 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
 
 
 async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make, other_model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    other_model: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
@@ -325,13 +369,18 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     assert await serves(sglang.url, other_model, 1)
 
 
-async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(fake_engine: FakeEngine) -> None:
-    """Our half of its communicator waits for it until the deadline; neither its successor nor others may wait too."""
+async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(
+    fake_engine: FakeEngine,
+) -> None:
+    """Our half of its communicator waits for it until the deadline; neither its successor nor
+    others may wait too."""
     transport = Collective(backend(), "127.0.0.1", 10 * SLACK, "trainer-0-1")
     async with http.session() as session:
 
         def peer(name: str, attempt: int, address: str) -> Peer:
-            return Peer(name, attempt, attempt, 1, Control(address, session, 10 * SLACK, "trainer-0/1"))
+            return Peer(
+                name, attempt, attempt, 1, Control(address, session, 10 * SLACK, "trainer-0/1")
+            )
 
         gone = peer("rollout-0", 1, f"127.0.0.1:{free_port()}")
         async with asyncio.timeout(SLACK):
@@ -362,13 +411,16 @@ async def test_an_engine_with_other_nccl_settings_is_left_in_time(
 async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
     fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make
 ) -> None:
-    """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat, must not."""
+    """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat,
+    must not."""
     await join("rollout-0", fake_engine.address)
     transport = Collective(backend(), "127.0.0.1", TIMEOUT, "trainer-0-1")
     one, groups = source(transport), set(_world.pg_names)
     assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
-    large = [("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))]  # more than the sockets between us hold
+    large = [
+        ("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))
+    ]  # more than the sockets between us hold
     [bucket] = buckets(large, 128 << 20, Layout())
     longest = asyncio.create_task(longest_gap())
     await one.send(bucket)
@@ -381,7 +433,8 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
 
 
 async def longest_gap() -> float:
-    """The longest time for which the event loop did not come back here; answers when it is cancelled."""
+    """The longest time for which the event loop did not come back here; answers when it is
+    cancelled."""
     longest, last = 0.0, time.monotonic()
     try:
         while True:
@@ -411,7 +464,13 @@ async def test_communicators_of_engines_that_were_scaled_away_are_released(
 
 
 async def test_a_directory_brings_the_weights_too(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path, tmp_path: Path
+    sglang: Sglang,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    model: Path,
+    other_model: Path,
+    tmp_path: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     one = source(Disk(tmp_path, model, 1), transport="disk")
@@ -429,11 +488,21 @@ async def send_all(source: Source, buckets: Iterable[Bucket]) -> None:
         await source.send(bucket)
 
 
-@pytest.mark.parametrize("wakes_up", ["while its successor sends", "after its successor has resumed"])
+@pytest.mark.parametrize(
+    "wakes_up", ["while its successor sends", "after its successor has resumed"]
+)
 async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_any_more(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path, wakes_up: str
+    sglang: Sglang,
+    rendezvous: Rendezvous,
+    join: Join,
+    source: Make,
+    model: Path,
+    other_model: Path,
+    wakes_up: str,
 ) -> None:
-    """It has a session and a communicator of its own, and an engine that listens to whoever calls."""
+    """It has a session and a communicator of its own, and an engine that listens to
+    whoever calls.
+    """
     await join("rollout-0", sglang.address)
     older, newer = source(attempt=1), source(attempt=2)
     stale = iter(buckets(on_device(model), BUCKET, Layout()))
@@ -462,14 +531,20 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
         pytest.param(lambda control: control.resume(), id="resume"),
         pytest.param(lambda control: control.begin(), id="begin"),
         pytest.param(lambda control: control.end(), id="end"),
-        pytest.param(lambda control: control.open([], version=1, flush=True), id="load from memory"),
-        pytest.param(lambda control: control.load_from_disk("/", 1, flush=True), id="load from disk"),
+        pytest.param(
+            lambda control: control.open([], version=1, flush=True), id="load from memory"
+        ),
+        pytest.param(
+            lambda control: control.load_from_disk("/", 1, flush=True), id="load from disk"
+        ),
         pytest.param(lambda control: control.name_version(1), id="name the version"),
         pytest.param(lambda control: control.rest(), id="rest"),
         pytest.param(lambda control: control.wake(), id="wake"),
     ],
 )
-async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(sglang: Sglang, call_of: Any) -> None:
+async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(
+    sglang: Sglang, call_of: Any
+) -> None:
     async with http.session() as session:
         newer = Control(sglang.address, session, SLACK, "trainer-fenced/2")
         older = Control(sglang.address, session, SLACK, "trainer-fenced/1", has_session=True)
@@ -478,7 +553,9 @@ async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(sglan
             await call_of(older)
 
 
-async def test_an_older_trainer_gets_no_plan(join: Join, sglang: Sglang, source: Make, other_model: Path) -> None:
+async def test_an_older_trainer_gets_no_plan(
+    join: Join, sglang: Sglang, source: Make, other_model: Path
+) -> None:
 
     await join("rollout-0", sglang.address)
     await publish(source(attempt=2), 1, other_model)

@@ -1,4 +1,6 @@
-"""All experts of a layer as one tensor: SGLang with our plugin loads it as it loads single experts."""
+"""All experts of a layer as one tensor: SGLang with our plugin loads it as it loads single
+experts.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ Make = Callable[..., Source]
 Join = Callable[..., Any]
 EXPERTS = 8
 SHAPE = {
-    "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
     "tie_word_embeddings": False,
     "head_dim": 64,  # smaller ones SGLang 0.5.17 does not rotate on GPUs
-}  # fmt: skip
+}
 one_gpu = pytest.mark.skipif(gpus() > 0, reason="the engine has one GPU")
 
 
@@ -57,12 +62,19 @@ def stacked(weights: Path) -> Tensors:
     """The checkpoint's tensors, experts as the trainer sends them."""
     singles = dict(on_device(weights))
     found = []
-    for layer in sorted({name.partition(".experts.")[0] for name in singles if ".experts." in name}):
+    for layer in sorted(
+        {name.partition(".experts.")[0] for name in singles if ".experts." in name}
+    ):
         gate, up, down = (
-            torch.stack([singles.pop(f"{layer}.experts.{i}.{kind}_proj.weight") for i in range(EXPERTS)])
+            torch.stack(
+                [singles.pop(f"{layer}.experts.{i}.{kind}_proj.weight") for i in range(EXPERTS)]
+            )
             for kind in ("gate", "up", "down")
         )
-        found += [(f"{layer}.experts.w13_weight", torch.cat([gate, up], 1)), (f"{layer}.experts.w2_weight", down)]
+        found += [
+            (f"{layer}.experts.w13_weight", torch.cat([gate, up], 1)),
+            (f"{layer}.experts.w2_weight", down),
+        ]
     assert found
     assert not [name for name in singles if ".experts." in name]
     return [*singles.items(), *found]
@@ -77,7 +89,9 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
     """The likeliest response to a prompt, and its log-probs."""
     async with Client(engine.url) as client:
         await client.wait_ready(30.0)
-        made = await client.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0})
+        made = await client.generate(
+            "x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+        )
     return list(made.tokens), list(made.log_probs)
 
 
@@ -87,7 +101,8 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
 async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
     mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path, ranks: int
 ) -> None:
-    """Ranks that divide the experts are tested with layers alone (below): on a CPU SGLang cannot generate with them."""
+    """Ranks that divide the experts are tested with layers alone (below): on a CPU SGLang cannot
+    generate with them."""
     with serving(mixture, tmp_path / "log", "--tp-size", str(ranks), **cores(ranks)) as engine:
         await join("rollout-0", engine.address, ranks)
         one = source(timeoutSeconds=60)
@@ -127,15 +142,20 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
 def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
     mixture: Path, ranks: int, expert_ranks: int
 ) -> None:
-    """A layer that holds its weights otherwise than a checkpoint does is filled by SGLang, expert by expert."""
+    """A layer that holds its weights otherwise than a checkpoint does is filled by SGLang, expert
+    by expert."""
     command = [sys.executable, "-m", "tests.integration.weights.fused_layer", str(mixture)]
     port, environment = free_port(), engine_environment() | cores(ranks)
     processes = [
         subprocess.Popen(
-            with_us(*command, rank, ranks, expert_ranks, port), cwd=ROOT, env=environment, stdout=PIPE, text=True
+            with_us(*command, rank, ranks, expert_ranks, port),
+            cwd=ROOT,
+            env=environment,
+            stdout=PIPE,
+            text=True,
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     for process in processes:
         output, _ = process.communicate(timeout=500)
         assert process.returncode == 0

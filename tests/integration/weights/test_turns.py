@@ -1,4 +1,5 @@
-"""Trainer and engine that share a machine: weights in shared memory, and an engine that rests in the trainer's turn."""
+"""Trainer and engine that share a machine: weights in shared memory, and an engine that rests in
+the trainer's turn."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import FakeEngine
 from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
 
-pytestmark = pytest.mark.skipif(gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one")
+pytestmark = pytest.mark.skipif(
+    gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one"
+)
 Make = Callable[..., Source]
 Join = Callable[..., Any]
 
@@ -27,7 +30,14 @@ Join = Callable[..., Any]
 @pytest.fixture
 def colocated(source: Make) -> Callable[..., Source]:
     def make(attempt: int = 1) -> Source:
-        return source(Ipc(), attempt=attempt, colocated=True, transport="ipc", pauseMode="abort", timeoutSeconds=20)
+        return source(
+            Ipc(),
+            attempt=attempt,
+            colocated=True,
+            transport="ipc",
+            pauseMode="abort",
+            timeoutSeconds=20,
+        )
 
     return make
 
@@ -38,7 +48,9 @@ def name_of_weights(engine: Sglang) -> str:
 
 async def rest(source: Source, rendezvous: Rendezvous) -> None:
     ledger = await rendezvous.ledger()
-    await source.rest(0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()])
+    await source.rest(
+        0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()]
+    )
 
 
 async def generate(engine: Client, tokens: int) -> Generation:
@@ -46,7 +58,12 @@ async def generate(engine: Client, tokens: int) -> Generation:
 
 
 async def test_weights_arrive_through_memory_that_both_open(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, model: Path, other_model: Path
+    sglang: Sglang,
+    rendezvous: Rendezvous,
+    join: Join,
+    colocated: Make,
+    model: Path,
+    other_model: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     one = colocated()
@@ -57,7 +74,12 @@ async def test_weights_arrive_through_memory_that_both_open(
 
 
 async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes_with_new_weights(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, model: Path, other_model: Path
+    sglang: Sglang,
+    rendezvous: Rendezvous,
+    join: Join,
+    colocated: Make,
+    model: Path,
+    other_model: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     one = colocated()
@@ -98,7 +120,12 @@ async def test_a_new_trainer_finds_engines_at_rest_or_half_awake_and_brings_them
 
 
 async def test_an_engine_that_dies_at_rest_concerns_nobody_else(
-    sglang: Sglang, fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join: Join,
+    colocated: Make,
+    other_model: Path,
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)

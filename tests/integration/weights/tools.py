@@ -34,7 +34,9 @@ async def begin(source: Source, version: int, *, joiners_only: bool) -> int:
     return len(source.current.peers)
 
 
-async def publish(source: Source, version: int, weights: Path | Tensors, *, joiners_only: bool = False) -> Outcome:
+async def publish(
+    source: Source, version: int, weights: Path | Tensors, *, joiners_only: bool = False
+) -> Outcome:
     """What the training loop does after a step."""
     await begin(source, version, joiners_only=joiners_only)
     return await send(source, weights)
@@ -56,7 +58,8 @@ async def send(source: Source, weights: Path | Tensors) -> Outcome:
 
 
 async def serves(url: str, weights: Path, version: int) -> bool:
-    """True where the engine computes with these weights, to rounding, and says that they have this version."""
+    """True where the engine computes with these weights, to rounding, and says that they have this
+    version."""
     async with Client(url) as engine:
         await engine.wait_ready(30.0)
         made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})

@@ -23,7 +23,11 @@ def job(algorithm: dict[str, Any], **groups: Any) -> RLJobSpec:
 
 def test_grpo_is_the_default() -> None:
     algorithm = Algorithm()
-    assert (algorithm.estimator, algorithm.policy_loss, algorithm.loss_aggregation) == ("grpo", "clip", "sequence_mean")
+    assert (algorithm.estimator, algorithm.policy_loss, algorithm.loss_aggregation) == (
+        "grpo",
+        "clip",
+        "sequence_mean",
+    )
     assert not algorithm.whitens
     assert algorithm.value_model is None
 
@@ -46,7 +50,11 @@ def test_what_an_estimator_brings_with_it(
     algorithm: dict[str, Any], loss: str, aggregation: str, whitens: bool
 ) -> None:
     found = Algorithm.model_validate(algorithm)
-    assert (found.policy_loss, found.loss_aggregation, found.whitens) == (loss, aggregation, whitens)
+    assert (found.policy_loss, found.loss_aggregation, found.whitens) == (
+        loss,
+        aggregation,
+        whitens,
+    )
 
 
 def test_ppo_has_a_critic_also_where_none_is_described() -> None:
@@ -58,7 +66,12 @@ def test_ppo_has_a_critic_also_where_none_is_described() -> None:
 
 def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> None:
     alone = job({"lossFunction": "sft"}, reward=None)
-    assert (alone.samples_per_prompt, alone.total_samples, alone.replicas, alone.judged) == (1, 32, 0, False)
+    assert (alone.samples_per_prompt, alone.total_samples, alone.replicas, alone.judged) == (
+        1,
+        32,
+        0,
+        False,
+    )
     assert alone.algorithm.loss_aggregation == "token_mean"
     evaluated = job({"lossFunction": "sft"}, evaluation={"datasets": [{"path": "e"}]})
     assert evaluated.replicas is None, "engines only evaluate"
@@ -66,9 +79,12 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
 
 
 @pytest.mark.parametrize(("model", "fields"), [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)])
-def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(model: type[Model], fields: dict[str, Any]) -> None:
+def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(
+    model: type[Model], fields: dict[str, Any]
+) -> None:
     defaults = {
-        i.alias: i.get_default(call_default_factory=True, validated_data={}) for i in model.model_fields.values()
+        i.alias: i.get_default(call_default_factory=True, validated_data={})
+        for i in model.model_fields.values()
     }
     assert {name: default for name, default in defaults.items() if name in fields} == fields
     assert RLJobSpec.model_fields["rollout"].default_factory().samples_per_prompt == 8  # type: ignore[misc,call-arg]

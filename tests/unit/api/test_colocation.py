@@ -1,4 +1,5 @@
-"""trainer.colocate: how many engines there are, and what leaves the GPUs in their turn. Its rules: algorithm_cases."""
+"""trainer.colocate: how many engines there are, and what leaves the GPUs in their turn. Its rules:
+algorithm_cases."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from tests.algorithm_cases import manifest
 
 
 def spec(trainer: dict[str, Any], **rollout: Any) -> RLJobSpec:
-    return RLJobSpec.model_validate(manifest({}, {"trainer": {"steps": 1, **trainer}, "rollout": rollout}))
+    return RLJobSpec.model_validate(
+        manifest({}, {"trainer": {"steps": 1, **trainer}, "rollout": rollout})
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ def test_the_generated_file_is_current() -> None:
 def test_every_node_is_structural() -> None:
     for path, node in nodes(SCHEMA):
         assert (
-            "type" in node or node.get("x-kubernetes-int-or-string") or "x-kubernetes-preserve-unknown-fields" in node
+            "type" in node
+            or node.get("x-kubernetes-int-or-string")
+            or "x-kubernetes-preserve-unknown-fields" in node
         ), path
         assert not {"$ref", "$defs", "anyOf", "oneOf", "title", "const"} & node.keys(), path
 
@@ -39,11 +41,16 @@ def test_every_node_is_structural() -> None:
 def test_kubectl_explain_has_a_word_on_every_field() -> None:
     ours = [(path, node) for path, node in nodes(SCHEMA) if path.startswith((".spec", ".status"))]
     elements = (".items", ".additionalProperties")  # their list or map is described
-    assert [path for path, node in ours if not path.endswith(elements) and not node.get("description")] == []
+    assert [
+        path for path, node in ours if not path.endswith(elements) and not node.get("description")
+    ] == []
 
 
 def test_replicas_have_no_default_because_an_autoscaler_owns_them() -> None:
-    assert "default" not in SCHEMA["properties"]["spec"]["properties"]["rollout"]["properties"]["replicas"]
+    assert (
+        "default"
+        not in SCHEMA["properties"]["spec"]["properties"]["rollout"]["properties"]["replicas"]
+    )
 
 
 def test_lists_are_bounded_so_that_cel_has_a_cost() -> None:
@@ -54,7 +61,9 @@ def test_lists_are_bounded_so_that_cel_has_a_cost() -> None:
 
 def test_columns_are_those_that_people_expect() -> None:
     columns = [
-        c["name"].upper() for c in CRD["spec"]["versions"][0]["additionalPrinterColumns"] if not c.get("priority")
+        c["name"].upper()
+        for c in CRD["spec"]["versions"][0]["additionalPrinterColumns"]
+        if not c.get("priority")
     ]
     assert columns == ["STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
 
@@ -88,5 +97,9 @@ def test_the_default_of_an_object_holds_those_of_its_fields() -> None:
     """Servers apply an object's rules to its default as it is written, before they fill it in."""
     for path, node in nodes(SCHEMA["properties"]["spec"]):
         if isinstance(node.get("default"), dict):
-            own = {name: child["default"] for name, child in node["properties"].items() if "default" in child}
+            own = {
+                name: child["default"]
+                for name, child in node["properties"].items()
+                if "default" in child
+            }
             assert node["default"] == own, path

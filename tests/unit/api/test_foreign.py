@@ -1,4 +1,6 @@
-"""Parts of a spec that are Kubernetes' own: their fields are checked before any cluster sees them."""
+"""Parts of a spec that are Kubernetes' own: their fields are checked before any
+cluster sees them.
+"""
 
 from __future__ import annotations
 
@@ -31,47 +33,117 @@ def container(**fields: Any) -> dict[str, Any]:
     return in_pod({"containers": [{"name": "trainer", **fields}]})
 
 
-@pytest.mark.parametrize(("spec", "field", "text"), [
-    (in_pod({"nodeSelctor": {"a": "b"}}), f"{POD}.spec.nodeSelctor",
-     "no such field of a pod's spec; did you mean nodeSelector?"),
-    ({"trainer": {"template": {"sepc": {}}}}, "spec.trainer.template.sepc",
-     "no such field of a pod template; did you mean spec?"),
-    ({"rollout": {"template": {"nodeSelector": {}}}}, "spec.rollout.template.nodeSelector",
-     "no such field of a pod template; known: metadata, spec"),
-    ({"buffer": {"template": {"metadata": {"label": {}}}}}, "spec.buffer.template.metadata.label",
-     "no such field of ObjectMeta; did you mean labels?"),
-    (container(resources={"limit": {}}), f"{POD}.spec.containers[0].resources.limit",
-     "no such field of ResourceRequirements; did you mean limits?"),
-    (container(env=[{"name": "A", "value": 1}]), f"{POD}.spec.containers[0].env[0].value",
-     "expected a text, found 1; put it in quotes"),
-    (container(command="python"), f"{POD}.spec.containers[0].command", "expected a list, found 'python'"),
-    (in_pod({"terminationGracePeriodSeconds": "30"}), f"{POD}.spec.terminationGracePeriodSeconds",
-     "expected a whole number, found '30'"),
-    (in_pod({"hostNetwork": 1}), f"{POD}.spec.hostNetwork", "expected true or false, found 1"),
-    (in_pod({"nodeSelector": {"gpu": True}}), f"{POD}.spec.nodeSelector.gpu",
-     "expected a text, found True; put it in quotes"),
-    (in_pod([]), f"{POD}.spec", "expected an object, found []"),
-    ({"model": {"volume": {"persistentVolumClaim": {}}}}, "spec.model.volume.persistentVolumClaim",
-     "no such field of a volume; did you mean persistentVolumeClaim?"),
-    ({"checkpoint": {"volume": {"nfs": {"server": "s", "paht": "/"}}}}, "spec.checkpoint.volume.nfs.paht",
-     "no such field of NFSVolumeSource; did you mean path?"),
-    ({"networkPolicy": {"metricsFrom": [{"podSelecter": {}}]}}, "spec.networkPolicy.metricsFrom[0].podSelecter",
-     "no such field of a network policy's peer; did you mean podSelector?"),
-], ids=lambda value: value if isinstance(value, str) and value.startswith("spec.") else "")  # fmt: skip
-def test_a_fault_is_named_with_what_may_be_meant(spec: dict[str, Any], field: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "field", "text"),
+    [
+        (
+            in_pod({"nodeSelctor": {"a": "b"}}),
+            f"{POD}.spec.nodeSelctor",
+            "no such field of a pod's spec; did you mean nodeSelector?",
+        ),
+        (
+            {"trainer": {"template": {"sepc": {}}}},
+            "spec.trainer.template.sepc",
+            "no such field of a pod template; did you mean spec?",
+        ),
+        (
+            {"rollout": {"template": {"nodeSelector": {}}}},
+            "spec.rollout.template.nodeSelector",
+            "no such field of a pod template; known: metadata, spec",
+        ),
+        (
+            {"buffer": {"template": {"metadata": {"label": {}}}}},
+            "spec.buffer.template.metadata.label",
+            "no such field of ObjectMeta; did you mean labels?",
+        ),
+        (
+            container(resources={"limit": {}}),
+            f"{POD}.spec.containers[0].resources.limit",
+            "no such field of ResourceRequirements; did you mean limits?",
+        ),
+        (
+            container(env=[{"name": "A", "value": 1}]),
+            f"{POD}.spec.containers[0].env[0].value",
+            "expected a text, found 1; put it in quotes",
+        ),
+        (
+            container(command="python"),
+            f"{POD}.spec.containers[0].command",
+            "expected a list, found 'python'",
+        ),
+        (
+            in_pod({"terminationGracePeriodSeconds": "30"}),
+            f"{POD}.spec.terminationGracePeriodSeconds",
+            "expected a whole number, found '30'",
+        ),
+        (in_pod({"hostNetwork": 1}), f"{POD}.spec.hostNetwork", "expected true or false, found 1"),
+        (
+            in_pod({"nodeSelector": {"gpu": True}}),
+            f"{POD}.spec.nodeSelector.gpu",
+            "expected a text, found True; put it in quotes",
+        ),
+        (in_pod([]), f"{POD}.spec", "expected an object, found []"),
+        (
+            {"model": {"volume": {"persistentVolumClaim": {}}}},
+            "spec.model.volume.persistentVolumClaim",
+            "no such field of a volume; did you mean persistentVolumeClaim?",
+        ),
+        (
+            {"checkpoint": {"volume": {"nfs": {"server": "s", "paht": "/"}}}},
+            "spec.checkpoint.volume.nfs.paht",
+            "no such field of NFSVolumeSource; did you mean path?",
+        ),
+        (
+            {"networkPolicy": {"metricsFrom": [{"podSelecter": {}}]}},
+            "spec.networkPolicy.metricsFrom[0].podSelecter",
+            "no such field of a network policy's peer; did you mean podSelector?",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("spec.") else "",
+)
+def test_a_fault_is_named_with_what_may_be_meant(
+    spec: dict[str, Any], field: str, text: str
+) -> None:
     assert found(spec) == {field: text}
 
 
-@pytest.mark.parametrize("spec", [
-    container(resources={"limits": {"cpu": 4, "memory": "1Gi", "nvidia.com/gpu": 1.5}}),
-    container(livenessProbe={"httpGet": {"port": "http"}}, ports=[{"containerPort": 80}]),
-    in_pod({"containers": [{"name": "sidecar", "$patch": "delete"}], "tolerations": None}),
-    in_pod({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-        {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}]}}}}),
-    in_pod({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": 10}}]}),
-    {"trainer": {"template": {"metadata": {"annotations": {"a": "b"}}}}},
-    {},
-], ids=["quantities", "ports", "what a merge removes", "affinity", "volume", "metadata", "nothing"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        container(resources={"limits": {"cpu": 4, "memory": "1Gi", "nvidia.com/gpu": 1.5}}),
+        container(livenessProbe={"httpGet": {"port": "http"}}, ports=[{"containerPort": 80}]),
+        in_pod({"containers": [{"name": "sidecar", "$patch": "delete"}], "tolerations": None}),
+        in_pod(
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchExpressions": [
+                                        {"key": "a", "operator": "In", "values": ["b"]}
+                                    ]
+                                }
+                            ]
+                        }
+                    }
+                }
+            }
+        ),
+        in_pod({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": 10}}]}),
+        {"trainer": {"template": {"metadata": {"annotations": {"a": "b"}}}}},
+        {},
+    ],
+    ids=[
+        "quantities",
+        "ports",
+        "what a merge removes",
+        "affinity",
+        "volume",
+        "metadata",
+        "nothing",
+    ],
+)
 def test_what_a_pod_may_have_is_no_fault(spec: dict[str, Any]) -> None:
     assert found(spec) == {}
 
@@ -98,7 +170,9 @@ def manifest_with(tmp_path: Path, trainer: dict[str, Any]) -> Path:
 
 
 def test_validate_finds_it_without_a_cluster_and_names_the_line(tmp_path: Path) -> None:
-    path = manifest_with(tmp_path, {"template": {"spec": {"nodeSelctor": {"a": "b"}, "hostNetwork": "yes"}}})
+    path = manifest_with(
+        tmp_path, {"template": {"spec": {"nodeSelctor": {"a": "b"}, "hostNetwork": "yes"}}}
+    )
     number = [line.strip() for line in path.read_text().splitlines()].index("nodeSelctor:") + 1
     with pytest.raises(ManifestError) as raised:
         validate_file(path, [])

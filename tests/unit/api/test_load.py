@@ -1,4 +1,5 @@
-"""Bad manifests get one message that names file, line and field; good ones load with their overrides."""
+"""Bad manifests get one message that names file, line and field; good ones load with their
+overrides."""
 
 from __future__ import annotations
 
@@ -44,9 +45,19 @@ def test_exponents_are_numbers_as_in_yaml_1_2(file: Path) -> None:
 
 
 def test_overrides_replace_create_and_append(file: Path) -> None:
-    overrides = ["trainer.steps=3", "spec.rollout.sampling.topP=0.5", "data.prompts[1].path=more.jsonl", "suspend=true"]
+    overrides = [
+        "trainer.steps=3",
+        "spec.rollout.sampling.topP=0.5",
+        "data.prompts[1].path=more.jsonl",
+        "suspend=true",
+    ]
     spec = load_job(file, overrides).spec
-    assert (spec.trainer.steps, spec.rollout.sampling.top_p, spec.data.prompts[1].path, spec.suspend) == (
+    assert (
+        spec.trainer.steps,
+        spec.rollout.sampling.top_p,
+        spec.data.prompts[1].path,
+        spec.suspend,
+    ) == (
         3,
         0.5,
         "more.jsonl",
@@ -65,31 +76,70 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
         ("trainer.stpes=1", ":15: spec.trainer.stpes: unknown field; did you mean steps?"),
         ("trainer.steps=many", ":16: spec.trainer.steps: expected a whole number, found 'many'"),
         ("trainer.steps=1.5", "spec.trainer.steps: expected a whole number, found 1.5"),
-        ("trainer.stepsPerBatch=5", "spec.trainer.stepsPerBatch: batchSize x samplesPerPrompt sequences (4 x 6 = 24)"),
+        (
+            "trainer.stepsPerBatch=5",
+            "spec.trainer.stepsPerBatch: batchSize x samplesPerPrompt sequences (4 x 6 = 24)",
+        ),
         ("trainer.epochs=1", "spec.trainer.steps: exactly one of steps and epochs must be set"),
         ("rollout.maxStaleness=1", "spec.rollout.maxStaleness: maxStaleness > 0 needs mode: async"),
-        ("rollout.mode=async", "spec.rollout.maxStaleness: mode: async needs maxStaleness of at least 1"),
-        ("reward.url=http://judge", ":10: spec.reward: exactly one of type, function, url and model must be set"),
+        (
+            "rollout.mode=async",
+            "spec.rollout.maxStaleness: mode: async needs maxStaleness of at least 1",
+        ),
+        (
+            "reward.url=http://judge",
+            ":10: spec.reward: exactly one of type, function, url and model must be set",
+        ),
         (
             "reward.model={url: http://judge}",
             ":10: spec.reward: exactly one of type, function, url and model must be set",
         ),
         ("reward.type=maths", "'random', found 'maths'; did you mean math?"),
         ("reward.type=", "spec.reward.type: expected 'boxed_exact_match'"),
-        ("reward={function: judge}", "spec.reward.function: expected a Python function as package.module.name or"),
-        ("rollout.dynamicFilter=nonzero", "dynamicFilter: expected nonzero_std, or a Python function as"),
+        (
+            "reward={function: judge}",
+            "spec.reward.function: expected a Python function as package.module.name or",
+        ),
+        (
+            "rollout.dynamicFilter=nonzero",
+            "dynamicFilter: expected nonzero_std, or a Python function as",
+        ),
         ("reward=math", ":10: spec.reward: expected an object, found 'math'"),
         ("rollout.sampling.stop=x", "spec.rollout.sampling.stop: expected a list, found 'x'"),
-        ("algorithm.kl={coef: 0.1, lossCoef: 0.1}", "spec.algorithm.kl.lossCoef: coef (in the reward) and lossCoef"),
+        (
+            "algorithm.kl={coef: 0.1, lossCoef: 0.1}",
+            "spec.algorithm.kl.lossCoef: coef (in the reward) and lossCoef",
+        ),
         ("trainer.parallelism.tensor=3", "spec.trainer.parallelism: nodes x processes a node (1)"),
-        ("trainer.parallelism.expert=2", "parallelism.expert: nodes x processes a node / pipeline (1) must"),
-        ("trainer.parallelism.virtualPipeline=2", "parallelism.virtualPipeline: virtualPipeline needs pipeline of at"),
-        ("trainer.parallelism.virtualPipeline=1", "parallelism.virtualPipeline: expected at least 2, found 1"),
-        ("rollout.sampling.temperature=0", "spec.rollout.sampling.temperature: expected more than 0"),
+        (
+            "trainer.parallelism.expert=2",
+            "parallelism.expert: nodes x processes a node / pipeline (1) must",
+        ),
+        (
+            "trainer.parallelism.virtualPipeline=2",
+            "parallelism.virtualPipeline: virtualPipeline needs pipeline of at",
+        ),
+        (
+            "trainer.parallelism.virtualPipeline=1",
+            "parallelism.virtualPipeline: expected at least 2, found 1",
+        ),
+        (
+            "rollout.sampling.temperature=0",
+            "spec.rollout.sampling.temperature: expected more than 0",
+        ),
         ("metadata.name=Tiny", ":4: metadata.name: expected small letters, digits and '-'; "),
-        ("buffer.storage.size=20Gigs", "spec.buffer.storage.size: '20Gigs' is not a quantity such as 500m, 2, 512Mi"),
-        ("buffer.storage.size=[1]", "spec.buffer.storage.size: expected a text or expected a whole number"),
-        ("trainer.steps.more=1", "--set trainer.steps.more=1: spec.trainer.steps is 10, which has no fields"),
+        (
+            "buffer.storage.size=20Gigs",
+            "spec.buffer.storage.size: '20Gigs' is not a quantity such as 500m, 2, 512Mi",
+        ),
+        (
+            "buffer.storage.size=[1]",
+            "spec.buffer.storage.size: expected a text or expected a whole number",
+        ),
+        (
+            "trainer.steps.more=1",
+            "--set trainer.steps.more=1: spec.trainer.steps is 10, which has no fields",
+        ),
         ("trainer.steps.more.still=1", "spec.trainer.steps is 10, which has no fields"),
         ("kind=Job", "expected apiVersion sluice.dev/v1alpha1, kind RLJob; found"),
         ("data.prompts[5].path=x", "'5' is not an index into a list of 1"),
@@ -156,6 +206,8 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
         load_job(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize(("text", "value"), [("512Mi", 2**29), ("1.5G", 1.5e9), ("500m", 0.5), ("2", 2), ("1e3", 1000)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("512Mi", 2**29), ("1.5G", 1.5e9), ("500m", 0.5), ("2", 2), ("1e3", 1000)]
+)
 def test_quantities(text: str, value: float) -> None:
     assert quantity_value(text) == pytest.approx(value)

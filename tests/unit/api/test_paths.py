@@ -78,7 +78,9 @@ UNMARKED = {
     "spec.evaluation.datasets[].name": "a name in metrics",
 }
 """Texts whose descriptions speak of files, although they name none."""
-FILE_WORDS = re.compile(r"\b(path|file|files|directory|directories|checkpoint|tokenizer|function|\.py)\b", re.I)
+FILE_WORDS = re.compile(
+    r"\b(path|file|files|directory|directories|checkpoint|tokenizer|function|\.py)\b", re.I
+)
 
 
 def test_every_path_of_a_spec_is_known_by_field_and_kind() -> None:
@@ -93,7 +95,9 @@ def test_the_spec_above_sets_every_field_that_is_marked() -> None:
 def test_a_path_is_replaced_and_nothing_else() -> None:
     before = json.dumps(EVERY_PATH)
     after = rewritten(RLJobSpec, EVERY_PATH, lambda path: f"/here/{path.value}")
-    assert [path.value for path in marked(RLJobSpec, after)] == [f"/here/{value}" for _, _, value in ALL]
+    assert [path.value for path in marked(RLJobSpec, after)] == [
+        f"/here/{value}" for _, _, value in ALL
+    ]
     assert rewritten(RLJobSpec, after, lambda path: path.value.removeprefix("/here/")) == EVERY_PATH
     assert json.dumps(EVERY_PATH) == before
 
@@ -125,14 +129,24 @@ class _Outer(Model):
 def test_lists_of_paths_and_nested_lists_are_walked() -> None:
     spec = {"inner": [{"several": ["a", "b"]}, {}], "own": "x.py:f"}
     found = [(path.field, path.value) for path in marked(_Outer, spec)]
-    assert found == [("spec.inner[0].several[0]", "a"), ("spec.inner[0].several[1]", "b"), ("spec.own", "x.py:f")]
+    assert found == [
+        ("spec.inner[0].several[0]", "a"),
+        ("spec.inner[0].several[1]", "b"),
+        ("spec.own", "x.py:f"),
+    ]
 
 
 def test_a_text_that_is_described_as_a_path_is_marked() -> None:
-    """A new field that names a file must have a type of sluice.api.paths, or a reason in UNMARKED."""
+    """A new field that names a file must have a type of sluice.api.paths, or a reason
+    in UNMARKED.
+    """
     spec = schema_of(RLJobSpec)
     known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
-    speaking = {field for field, text in _texts(spec, "spec") if FILE_WORDS.search(f"{_words(field)} {text}")}
+    speaking = {
+        field
+        for field, text in _texts(spec, "spec")
+        if FILE_WORDS.search(f"{_words(field)} {text}")
+    }
     assert speaking - known == set(UNMARKED)
 
 
@@ -142,8 +156,13 @@ def _words(field: str) -> str:
 
 
 def _texts(schema: dict[str, Any], at: str) -> Iterator[tuple[str, str]]:
-    """(field, description) of all texts that may be anything: neither one of a few words nor an address."""
-    if schema.get("type") == "string" and "enum" not in schema and not schema.get("pattern", "").startswith("^http"):
+    """(field, description) of all texts that may be anything: neither one of a few words nor an
+    address."""
+    if (
+        schema.get("type") == "string"
+        and "enum" not in schema
+        and not schema.get("pattern", "").startswith("^http")
+    ):
         yield at, schema.get("description", "")
     if "items" in schema:
         yield from _texts(schema["items"], f"{at}[]")
@@ -155,4 +174,8 @@ def test_no_other_module_lists_the_fields_by_hand() -> None:
     root = Path(__file__).parents[3]
     rooms = [root / "cli", root / "operator"]
     texts = {path: path.read_text() for room in rooms for path in room.rglob("*.py")}
-    assert [path for path, text in texts.items() if re.search(r'"(referencePath|modelPath|replay)"', text)] == []
+    assert [
+        path
+        for path, text in texts.items()
+        if re.search(r'"(referencePath|modelPath|replay)"', text)
+    ] == []

@@ -1,4 +1,6 @@
-"""Files that stand for more than they say are refused at their place; what a job may need is not."""
+"""Files that stand for more than they say are refused at their place; what a job may
+need is not.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,32 @@ from sluice_cli.importing.draft import ImportFailedError
 from sluice_cli.importing.hydra import from_yaml, value_of
 from sluice_cli.main import app
 
-LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+LAUGHS = "a0: &a0 [lol, lol]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
 MERGES = "a0: &a0 {k0: 1}\n" + "".join(
     f"a{n}: &a{n} {{k{n}: 1, <<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10)
 )
 QUADRATIC = f"a: &a [{', '.join('0' * 3000)}]\nb: [{', '.join(['*a'] * 3000)}]\n"
 SELF = "a: 1\nb: &b\n  - c: *b\n"
 BOMBS = [
-    pytest.param(LAUGHS, r":5:\d+: up to here, with what its aliases stand for, more than 20,000 values", id="laughs"),
-    pytest.param(MERGES, r":5:\d+: up to here, with what its aliases stand for, more than 20,000 values", id="merges"),
-    pytest.param(QUADRATIC, r":2:\d+: up to here, with what its aliases stand for, more than", id="quadratic"),
+    pytest.param(
+        LAUGHS,
+        r":5:\d+: up to here, with what its aliases stand for, more than 20,000 values",
+        id="laughs",
+    ),
+    pytest.param(
+        MERGES,
+        r":5:\d+: up to here, with what its aliases stand for, more than 20,000 values",
+        id="merges",
+    ),
+    pytest.param(
+        QUADRATIC, r":2:\d+: up to here, with what its aliases stand for, more than", id="quadratic"
+    ),
     pytest.param(SELF, r":3:8: \*b stands inside of what it stands for", id="itself"),
-    pytest.param("a:\n  " + "[" * 100_000, r":2:52: nested more than 50 levels deep", id="brackets"),
+    pytest.param(
+        "a:\n  " + "[" * 100_000, r":2:52: nested more than 50 levels deep", id="brackets"
+    ),
     pytest.param("a: " + "{a: " * 100_000, r":1:\d+: nested more than 50 levels deep", id="braces"),
     pytest.param("- " * 100_000, r":1:101: nested more than 50 levels deep", id="dashes"),
 ]
@@ -56,7 +72,9 @@ def test_so_does_an_import(text: str, message: str) -> None:
 def test_values_of_a_command_line_are_looked_at_too(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("apiVersion: sluice.dev/v1alpha1\nkind: RLJob\nspec: {}\n")
-    with pytest.raises(ManifestError, match=r"^--set trainer.steps:1:51: nested more than 50 levels deep"):
+    with pytest.raises(
+        ManifestError, match=r"^--set trainer.steps:1:51: nested more than 50 levels deep"
+    ):
         load_job(path, ["trainer.steps=" + "[" * 100_000])
     with pytest.raises(ImportFailedError, match="nested more than 50 levels deep"):
         value_of("[" * 100_000)
@@ -67,7 +85,9 @@ def test_values_of_a_command_line_are_looked_at_too(tmp_path: Path) -> None:
 def test_so_are_rows(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train.{suffix}"
     path.write_text("[" * 100_000)
-    with pytest.raises(ConfigurationError, match=f"^{path}:1(:2)?: not valid JSON: nested too deeply$"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{path}:1(:2)?: not valid JSON: nested too deeply$"
+    ):
         list(read_file(path))
 
 
@@ -85,17 +105,24 @@ def test_values_that_python_has_not_are_told(value: str, message: str) -> None:
 def test_a_number_of_a_row_that_python_has_not_is_told(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train.{suffix}"
     path.write_text('[{"a": ' + "9" * 5000 + "}]")
-    with pytest.raises(ConfigurationError, match=f"^{path}:1(:2)?: not valid JSON: Exceeds the limit"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{path}:1(:2)?: not valid JSON: Exceeds the limit"
+    ):
         list(read_file(path))
 
 
 def test_a_file_that_is_no_manifest_is_not_read_to_its_end() -> None:
-    with pytest.raises(ManifestError, match=f"^/dev/zero: more than {MAX_BYTES >> 10} KiB; expected an RLJob"):
+    with pytest.raises(
+        ManifestError, match=f"^/dev/zero: more than {MAX_BYTES >> 10} KiB; expected an RLJob"
+    ):
         load_job(Path("/dev/zero"))
 
 
 def test_what_is_in_proportion_is_read() -> None:
-    text = "kind: RLJob\nbase: &base {image: x}\nspec: [*base, *base, {<<: *base, name: y}]\n---\nspec: &base [1]\n"
+    text = (
+        "kind: RLJob\nbase: &base {image: x}\nspec: [*base, *base, {<<: *base, name: "
+        "y}]\n---\nspec: &base [1]\n"
+    )
     first, second = parse_documents(text, "job.yaml")
     assert first["spec"] == [{"image": "x"}, {"image": "x"}, {"image": "x", "name": "y"}]
     assert second["spec"] == [1]

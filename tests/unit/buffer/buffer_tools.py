@@ -1,4 +1,5 @@
-"""What the buffer's tests and benchmark share: jobs, prompt files, groups, a buffer in this process or in its own."""
+"""What the buffer's tests and benchmark share: jobs, prompt files, groups, a buffer in this process
+or in its own."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ from sluice_buffer.transitions.submits import Answer
 
 
 def write_prompts(path: Path, rows: int) -> Path:
-    path.write_text("".join(json.dumps({"prompt": f"{i} + 1 = ", "label": str(i + 1)}) + "\n" for i in range(rows)))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"{i} + 1 = ", "label": str(i + 1)}) + "\n" for i in range(rows)
+        )
+    )
     return path
 
 
@@ -61,7 +66,9 @@ def make_job(directory: Path, rows: int = 20, **changes: Any) -> RLJob:
     }
     deep(spec, copy.deepcopy({key.replace("__", "."): value for key, value in changes.items()}))
     if isinstance(spec.get("evaluation"), dict) and "datasets" not in spec["evaluation"]:
-        spec["evaluation"]["datasets"] = [{"path": str(write_prompts(directory / "held-out.jsonl", 3))}]
+        spec["evaluation"]["datasets"] = [
+            {"path": str(write_prompts(directory / "held-out.jsonl", 3))}
+        ]
     return RLJob.model_validate({"metadata": {"name": "job"}, "spec": spec})
 
 
@@ -77,9 +84,14 @@ def make_sample(
 ) -> common.Sample:
     seed = np.arange(prompt + response, dtype="<i4") + index
     sample = common.Sample(
-        index=index, tokens=seed.tobytes(), response_length=response, response="x" * response, status=status,
-        loss_mask=bytes([1]) * response, rollout_log_probs=np.full(response, -0.5, dtype="<f4").tobytes(),
-    )  # fmt: skip
+        index=index,
+        tokens=seed.tobytes(),
+        response_length=response,
+        response="x" * response,
+        status=status,
+        loss_mask=bytes([1]) * response,
+        rollout_log_probs=np.full(response, -0.5, dtype="<f4").tobytes(),
+    )
     if response:
         sample.weight_versions.append(common.WeightSpan(version=version, start=0, end=response))
     if reward is not None:
@@ -121,7 +133,9 @@ class House:
         from sluice.api import quantity_value
 
         self.directory.mkdir(exist_ok=True)
-        storage = Storage(self.directory, int(quantity_value(str(self.job.spec.buffer.storage.size))))
+        storage = Storage(
+            self.directory, int(quantity_value(str(self.job.spec.buffer.storage.size)))
+        )
         try:
             buffer = Buffer(
                 self.job, prompts_of(self.job, self.directory), storage,
@@ -137,7 +151,8 @@ class House:
         self.buffer.close()
 
     def restart(self, *, flushed: bool = True) -> None:
-        """Open the database again, as after a crash; without `flushed`, what was not written is gone."""
+        """Open the database again, as after a crash; without `flushed`, what was not written is
+        gone."""
         if flushed:
             self.sync()
         self.close()
@@ -156,10 +171,15 @@ class House:
     def call(self, worker: str, attempt: int = 1) -> Call:
         """The call of a worker that knows all of its leases."""
         keys = self.buffer.memory.leases_of[worker]
-        return Call(Worker(worker, attempt), held=frozenset(self.buffer.leases.lease_id(key) for key in keys))
+        return Call(
+            Worker(worker, attempt),
+            held=frozenset(self.buffer.leases.lease_id(key) for key in keys),
+        )
 
     def _arrived(self, key: Key) -> pb.LeasedGroup:
-        return pb.LeasedGroup.FromString(assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0)))
+        return pb.LeasedGroup.FromString(
+            assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0))
+        )
 
     def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> Answer:
         return self.submit_group(make_group(leased.prompt, **kwargs))
@@ -215,7 +235,9 @@ def shard_group(buffer: Buffer, group_id: int, indices: Iterable[int]) -> common
     """Samples of a group as a trainer's rank gets them."""
     facts = unpack_facts(buffer.memory.groups[group_id].summary)
     wanted = [(index, facts[index].status == common.SAMPLE_STATUS_FAILED) for index in indices]
-    return common.SampleGroup.FromString(assembled(shard_chunks(buffer.storage, group_id, wanted, 0)))
+    return common.SampleGroup.FromString(
+        assembled(shard_chunks(buffer.storage, group_id, wanted, 0))
+    )
 
 
 class Server:
@@ -228,22 +250,33 @@ class Server:
         self.address = "127.0.0.1:1"
 
     def start(self, seconds: float = 20.0) -> str:
-        """Start and wait until it serves; its address. The exit code and log are in the error where it does not."""
+        """Start and wait until it serves; its address. The exit code and log are in the error where
+        it does not."""
         job_file = self.directory / "job.json"
-        job_file.write_text(self.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True))
+        job_file.write_text(
+            self.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)
+        )
         environment = {
-            **os.environ, "SLUICE_JOB_FILE": str(job_file), "SLUICE_STORAGE": str(self.directory / "storage"),
-            "SLUICE_BIND": "127.0.0.1", **self.environment,
-        }  # fmt: skip
+            **os.environ,
+            "SLUICE_JOB_FILE": str(job_file),
+            "SLUICE_STORAGE": str(self.directory / "storage"),
+            "SLUICE_BIND": "127.0.0.1",
+            **self.environment,
+        }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_buffer"], env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "sluice_buffer"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         ready = threading.Event()
         self.lines, self._serving = [], False
         self._reader = threading.Thread(target=self._read, args=(self.process, ready), daemon=True)
         self._reader.start()
         if not ready.wait(seconds) or not self._serving:
-            raise RuntimeError(f"no buffer after {seconds} s (exit {self.process.poll()}):\n" + "".join(self.lines))
+            raise RuntimeError(
+                f"no buffer after {seconds} s (exit {self.process.poll()}):\n" + "".join(self.lines)
+            )
         return self.address
 
     def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
@@ -294,16 +327,28 @@ class Client:
         return await getattr(self.stub, name)(request, timeout=wait + 10.0, metadata=self.metadata)
 
     async def lease(
-        self, worker: str = "rollout-0", count: int = 1, version: int = 0, attempt: int = 1, wait: float = 0.0
+        self,
+        worker: str = "rollout-0",
+        count: int = 1,
+        version: int = 0,
+        attempt: int = 1,
+        wait: float = 0.0,
     ) -> Leases:
-        """Lease as a worker does that holds all that this client has leased for it, whether finished or not."""
+        """Lease as a worker does that holds all that this client has leased for it, whether
+        finished or not."""
         held = self.held.setdefault((worker, attempt), {})
         request = pb.LeasePromptsRequest(
-            worker=pb.Caller(name=worker, attempt=attempt), max_groups=count, version=version, wait_seconds=wait,
-            request=next(self._calls), held=[pb.Lease(lease_id=name, lease_attempt=n) for name, n in held.items()],
-        )  # fmt: skip
+            worker=pb.Caller(name=worker, attempt=attempt),
+            max_groups=count,
+            version=version,
+            wait_seconds=wait,
+            request=next(self._calls),
+            held=[pb.Lease(lease_id=name, lease_attempt=n) for name, n in held.items()],
+        )
         assembler, leases = codec.Assembler(), Leases([], exhausted=False)
-        async for answer in self.stub.LeasePrompts(request, timeout=wait + 30.0, metadata=self.metadata):
+        async for answer in self.stub.LeasePrompts(
+            request, timeout=wait + 30.0, metadata=self.metadata
+        ):
             leases.exhausted = answer.exhausted
             data = assembler.add(answer.group) if answer.HasField("group") else None
             if data is not None:
@@ -320,20 +365,36 @@ class Client:
 
     async def submit(self, groups: Iterable[common.SampleGroup]) -> dict[int, pb.SubmitResponse]:
         """The answer of each group, by its position."""
-        return {a.key: a async for a in self.stub.Submit(_chunks(groups), timeout=120.0, metadata=self.metadata)}
+        return {
+            a.key: a
+            async for a in self.stub.Submit(_chunks(groups), timeout=120.0, metadata=self.metadata)
+        }
 
     async def give_back(self, groups: Iterable[common.SampleGroup]) -> dict[int, pb.ReturnResponse]:
-        return {a.key: a async for a in self.stub.Return(_chunks(groups), timeout=120.0, metadata=self.metadata)}
+        return {
+            a.key: a
+            async for a in self.stub.Return(_chunks(groups), timeout=120.0, metadata=self.metadata)
+        }
 
-    async def take(self, step: int, ranks: int = 1, attempt: int = 1, wait: float = 0.0) -> pb.TakeBatchResponse:
+    async def take(
+        self, step: int, ranks: int = 1, attempt: int = 1, wait: float = 0.0
+    ) -> pb.TakeBatchResponse:
         request = pb.TakeBatchRequest(
-            trainer=pb.Caller(name="trainer-0", attempt=attempt), step=step, data_parallel_size=ranks, wait_seconds=wait
+            trainer=pb.Caller(name="trainer-0", attempt=attempt),
+            step=step,
+            data_parallel_size=ranks,
+            wait_seconds=wait,
         )
         return await self._call("TakeBatch", request, wait)
 
-    async def shard(self, step: int, rank: int = 0, ranks: int = 1, attempt: int = 1) -> list[common.SampleGroup]:
+    async def shard(
+        self, step: int, rank: int = 0, ranks: int = 1, attempt: int = 1
+    ) -> list[common.SampleGroup]:
         request = pb.GetShardRequest(
-            trainer=pb.Caller(name="trainer-0", attempt=attempt), step=step, rank=rank, data_parallel_size=ranks
+            trainer=pb.Caller(name="trainer-0", attempt=attempt),
+            step=step,
+            rank=rank,
+            data_parallel_size=ranks,
         )
         return await _groups(self.stub.GetShard(request, timeout=60.0, metadata=self.metadata))
 
@@ -346,7 +407,10 @@ class Client:
 
     async def commit(self, step: int, attempt: int = 1, **metrics: float) -> None:
         trainer = pb.Caller(name="trainer-0", attempt=attempt)
-        await self._call("CommitStep", pb.CommitStepRequest(trainer=trainer, step=step, version=step, metrics=metrics))
+        await self._call(
+            "CommitStep",
+            pb.CommitStepRequest(trainer=trainer, step=step, version=step, metrics=metrics),
+        )
 
     async def checkpoint(self, step: int, attempt: int = 1) -> int:
         trainer = pb.Caller(name="trainer-0", attempt=attempt)
@@ -360,7 +424,9 @@ class Client:
     async def evaluations(
         self, after: int = -1, wait_for: int | None = None, wait: float = 0.0
     ) -> pb.GetEvaluationsResponse:
-        request = pb.GetEvaluationsRequest(after_version=after, wait_for_version=wait_for, wait_seconds=wait)
+        request = pb.GetEvaluationsRequest(
+            after_version=after, wait_for_version=wait_for, wait_seconds=wait
+        )
         return await self._call("GetEvaluations", request, wait)
 
     async def stats(self) -> pb.BufferStats:

@@ -1,4 +1,5 @@
-"""Batches of given answers: the buffer makes their samples, and everything that holds of samples holds of these."""
+"""Batches of given answers: the buffer makes their samples, and everything that holds of samples
+holds of these."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ Make = Callable[..., House]
 
 def rows(path: Path, count: int = 12, **changed: Any) -> str:
     """Conversations `<i>` -> `<i+1>`; changed: other rows, by `row<i>`."""
-    made = [changed.get(f"row{i}", {"messages": [user(str(i)), assistant(str(i + 1))]}) for i in range(count)]
+    made = [
+        changed.get(f"row{i}", {"messages": [user(str(i)), assistant(str(i + 1))]})
+        for i in range(count)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in made))
     return str(path)
 
@@ -84,9 +88,16 @@ def test_epochs_take_every_row_once_and_end(sft: Make) -> None:
 
 def test_several_data_sets_have_their_weights(sft: Make, tmp_path: Path) -> None:
     small = rows(tmp_path / "small.jsonl", 2)
-    data = {"prompts": [{"path": rows(tmp_path / "large.jsonl", 8)}, {"path": small, "weight": 4}], "seed": 1}
+    data = {
+        "prompts": [{"path": rows(tmp_path / "large.jsonl", 8)}, {"path": small, "weight": 4}],
+        "seed": 1,
+    }
     one = sft(data=data, trainer={"epochs": 1})
-    found = [group.prompt.dataset for step in range(1, 5) for group in (one.step(step), samples(one, step))[1]]
+    found = [
+        group.prompt.dataset
+        for step in range(1, 5)
+        for group in (one.step(step), samples(one, step))[1]
+    ]
     assert Counter(found) == {"large": 8, "small": 8}
 
 
@@ -139,17 +150,27 @@ def test_max_prompt_tokens_counts_the_answers_too(sft: Make, tmp_path: Path) -> 
 
 def test_rows_of_which_none_can_be_trained_end_the_job(sft: Make, tmp_path: Path) -> None:
     """Without a bound a job of a number of steps would look for one for ever."""
-    masked = {f"row{i}": {"messages": [user("?"), assistant("unsure", loss_mask=0)]} for i in range(12)}
+    masked = {
+        f"row{i}": {"messages": [user("?"), assistant("unsure", loss_mask=0)]} for i in range(12)
+    }
     one = sft(rows(tmp_path / "masked.jsonl", **masked))
     with pytest.raises(
-        ConfigurationError, match=r"no row of a whole epoch can be trained; the last: .*row 11: no token"
+        ConfigurationError,
+        match=r"no row of a whole epoch can be trained; the last: .*row 11: no token",
     ):
         one.buffer.take(1, 1)
 
 
-def test_rows_that_the_template_refuses_are_told_of_before_anything_is_trained(sft: Make, tmp_path: Path) -> None:
-    wrong = {f"row{i}": {"messages": [assistant("first"), user("?"), assistant("second")]} for i in range(12)}
-    with pytest.raises(ConfigurationError, match=r"spec.data.prompts\[0\]: .*wrong.jsonl: row 0: messages\[0\]"):
+def test_rows_that_the_template_refuses_are_told_of_before_anything_is_trained(
+    sft: Make, tmp_path: Path
+) -> None:
+    wrong = {
+        f"row{i}": {"messages": [assistant("first"), user("?"), assistant("second")]}
+        for i in range(12)
+    }
+    with pytest.raises(
+        ConfigurationError, match=r"spec.data.prompts\[0\]: .*wrong.jsonl: row 0: messages\[0\]"
+    ):
         sft(rows(tmp_path / "wrong.jsonl", **wrong))
 
 
@@ -166,7 +187,12 @@ def test_a_model_without_a_tokenizer_is_told_of(sft: Make, tmp_path: Path) -> No
 def test_workers_get_evaluations_alone(sft: Make, tmp_path: Path) -> None:
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text('{"prompt": "3", "label": "4"}\n')
-    one = sft(evaluation={"everySteps": 1, "datasets": [{"path": str(held_out), "reward": {"type": "exact_match"}}]})
+    one = sft(
+        evaluation={
+            "everySteps": 1,
+            "datasets": [{"path": str(held_out), "reward": {"type": "exact_match"}}],
+        }
+    )
     (leased,) = one.lease(count=50)
     assert leased.prompt.purpose == pb.PURPOSE_EVALUATE
     assert "evaluation of version 0" in str(one.buffer.take(1, 1))
@@ -176,7 +202,9 @@ def test_workers_get_evaluations_alone(sft: Make, tmp_path: Path) -> None:
     one.check()
 
 
-def test_a_full_storage_waits_for_the_next_checkpoint(sft: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_storage_waits_for_the_next_checkpoint(
+    sft: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = sft()
     one.step(1)
     room = one.buffer.room

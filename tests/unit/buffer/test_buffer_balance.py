@@ -11,11 +11,15 @@ ranks = st.integers(1, 9)
 
 
 @given(lengths, ranks)
-def test_every_sequence_has_one_rank_and_loads_differ_by_at_most_the_longest(lengths: list[int], ranks: int) -> None:
+def test_every_sequence_has_one_rank_and_loads_differ_by_at_most_the_longest(
+    lengths: list[int], ranks: int
+) -> None:
     chosen = balance(lengths, ranks)
     assert len(chosen) == len(lengths)
     assert all(0 <= rank < ranks for rank in chosen)
-    loads = [sum(n for n, rank in zip(lengths, chosen, strict=True) if rank == r) for r in range(ranks)]
+    loads = [
+        sum(n for n, rank in zip(lengths, chosen, strict=True) if rank == r) for r in range(ranks)
+    ]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
@@ -36,7 +40,9 @@ def test_optimizer_steps_do_not_depend_on_the_number_of_ranks(
 ) -> None:
     lengths = [17 * i % 11 + 1 for i in range(steps * part)]
     one, many = assign(lengths, steps, 1), assign(lengths, steps, ranks)
-    assert [step for step, _ in one] == [step for step, _ in many] == sorted(step for step, _ in one)
+    assert (
+        [step for step, _ in one] == [step for step, _ in many] == sorted(step for step, _ in one)
+    )
     assert many == assign(lengths, steps, ranks)
 
 

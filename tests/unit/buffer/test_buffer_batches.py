@@ -39,7 +39,9 @@ def test_what_a_batch_waits_for_is_said(house: Make) -> None:
 
 def test_only_the_next_step_can_be_taken(house: Make) -> None:
     one = house()
-    with pytest.raises(PreconditionError, match="step 2 cannot be taken: the last committed step is 0"):
+    with pytest.raises(
+        PreconditionError, match="step 2 cannot be taken: the last committed step is 0"
+    ):
         one.buffer.take(2, 1)
     with pytest.raises(InvalidCallError):
         one.buffer.take(0, 1)
@@ -93,9 +95,14 @@ def test_a_rewind_cannot_go_behind_a_checkpoint_or_ahead(house: Make) -> None:
         one.fill(4, version=step - 1)
         one.step(step)
     one.buffer.commit_checkpoint(1, 1)
-    with pytest.raises(PreconditionError, match="cannot rewind to step 0: the samples of steps up to 1 were forgotten"):
+    with pytest.raises(
+        PreconditionError,
+        match="cannot rewind to step 0: the samples of steps up to 1 were forgotten",
+    ):
         one.buffer.rewind(0, 1)
-    with pytest.raises(PreconditionError, match="cannot rewind to step 3: the last committed step is 2"):
+    with pytest.raises(
+        PreconditionError, match="cannot rewind to step 3: the last committed step is 2"
+    ):
         one.buffer.rewind(3, 1)
     assert one.buffer.rewind(1, 1) == 1
 
@@ -111,7 +118,9 @@ def test_a_checkpoint_forgets_samples_but_not_the_fact(house: Make) -> None:
     assert one.buffer.memory.stored == 0
     assert list(one.buffer.storage.scan("samples")) == []
     assert one.counters["groups_trained"] == 4
-    with pytest.raises(PreconditionError, match="step 1: its samples were forgotten when checkpoint 1 was made"):
+    with pytest.raises(
+        PreconditionError, match="step 1: its samples were forgotten when checkpoint 1 was made"
+    ):
         one.buffer.take(1, 1)
     with pytest.raises(PreconditionError, match="checkpoint 2: the last committed step is 1"):
         one.buffer.commit_checkpoint(2, 1)
@@ -154,7 +163,9 @@ def test_partial_rollouts_do_not_wait_and_are_counted(house: Make) -> None:
     one.fill(4, version=2)
     assert 0 in one.step(3)
     assert one.counters["stale_groups"] == 1
-    assert one.buffer.stats().policy_lag == pytest.approx((2 + 2 + 1 + 1 + 1 + 1 + 1 + 1) / 8, abs=0.5)
+    assert one.buffer.stats().policy_lag == pytest.approx(
+        (2 + 2 + 1 + 1 + 1 + 1 + 1 + 1) / 8, abs=0.5
+    )
 
 
 def test_over_sampling_in_mode_sync_generates_the_surplus_again(house: Make) -> None:
@@ -217,4 +228,6 @@ def test_a_shard_has_this_ranks_samples_and_harmless_failed_ones(house: Make) ->
     assert [(s.index, s.reward, len(s.tokens)) for s in shard.samples] == [(1, 0.0, 16)]
     whole = shard_group(one.buffer, 0, [0, 1])
     assert whole.samples[0] == group.samples[0]
-    assert sum(len(s.tokens) // 4 for s in whole.samples) == sum(s.length or 4 for s in one.buffer.sequences(1, 1))
+    assert sum(len(s.tokens) // 4 for s in whole.samples) == sum(
+        s.length or 4 for s in one.buffer.sequences(1, 1)
+    )

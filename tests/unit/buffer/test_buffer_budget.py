@@ -14,7 +14,11 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(
     ("memory", "budget"),
-    [pytest.param(2048, 1329, id="default"), pytest.param(256, 64, id="tiny"), pytest.param(8192, 6055, id="large")],
+    [
+        pytest.param(2048, 1329, id="default"),
+        pytest.param(256, 64, id="tiny"),
+        pytest.param(8192, 6055, id="large"),
+    ],
 )
 def test_what_a_pod_may_have_under_way(memory: int, budget: int) -> None:
     assert budget_bytes(memory * MIB) // MIB == budget

@@ -21,12 +21,16 @@ DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
     lambda g, s: setattr(s, "loss_mask", bytes(s.response_length)),
     lambda g, s: setattr(s, "rollout_log_probs", s.rollout_log_probs[4:]),
     lambda g, s: setattr(s, "rollout_log_probs", NAN * s.response_length),
-    lambda g, s: s.MergeFrom(pb.Sample(loss_mask=bytes(s.response_length), rollout_log_probs=NAN * s.response_length)),
+    lambda g, s: s.MergeFrom(
+        pb.Sample(loss_mask=bytes(s.response_length), rollout_log_probs=NAN * s.response_length)
+    ),
     lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs),
     lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs + s.rollout_log_probs[:4]),
     lambda g, s: setattr(s, "teacher_log_probs", s.rollout_log_probs[:3]),
     lambda g, s: setattr(s, "teacher_log_probs", NAN * s.response_length),
-    lambda g, s: s.MergeFrom(pb.Sample(loss_mask=bytes(s.response_length), teacher_log_probs=NAN * s.response_length)),
+    lambda g, s: s.MergeFrom(
+        pb.Sample(loss_mask=bytes(s.response_length), teacher_log_probs=NAN * s.response_length)
+    ),
     lambda g, s: setattr(s, "tokens", b"\xff" * len(s.tokens)),
     lambda g, s: setattr(s, "index", 7),
     lambda g, s: s.ClearField("reward"),
@@ -35,16 +39,28 @@ DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
     lambda g, s: g.samples.pop(),
     lambda g, s: setattr(s, "response_length", s.response_length - 1),
     lambda g, s: setattr(s, "response_length", 30),
-    *[lambda g, s, text=text: setattr(s, "metadata_json", text) for text in ("{", "[1]", '{"a": 1}', "null")],
+    *[
+        lambda g, s, text=text: setattr(s, "metadata_json", text)
+        for text in ("{", "[1]", '{"a": 1}', "null")
+    ],
     lambda g, s: None,
 ]
-STATUSES = [pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED, pb.SAMPLE_STATUS_FAILED, pb.SAMPLE_STATUS_PENDING]
+STATUSES = [
+    pb.SAMPLE_STATUS_COMPLETED,
+    pb.SAMPLE_STATUS_TRUNCATED,
+    pb.SAMPLE_STATUS_FAILED,
+    pb.SAMPLE_STATUS_PENDING,
+]
 
 
 @st.composite
 def groups(draw: st.DrawFn) -> pb.SampleGroup:
     """Groups of two samples, most with one thing broken."""
-    group = make_group(pb.Prompt(group_id=1), response=draw(st.integers(0, 5)), status=draw(st.sampled_from(STATUSES)))
+    group = make_group(
+        pb.Prompt(group_id=1),
+        response=draw(st.integers(0, 5)),
+        status=draw(st.sampled_from(STATUSES)),
+    )
     sample = group.samples[draw(st.integers(0, 1))]
     draw(st.sampled_from(DAMAGE))(group, sample)
     return group
@@ -76,7 +92,9 @@ def test_agrees_with_the_invariants(group: pb.SampleGroup) -> None:
 def test_a_refusal_names_the_field() -> None:
     group = make_group(pb.Prompt(group_id=1))
     group.samples[1].loss_mask = b"\1"
-    with pytest.raises(SampleError, match=r"samples\[1\].lossMask: 1 entries for 6 response tokens"):
+    with pytest.raises(
+        SampleError, match=r"samples\[1\].lossMask: 1 entries for 6 response tokens"
+    ):
         check_finished(group, 2, 0)
 
 
@@ -85,10 +103,14 @@ def test_a_teachers_log_probs_are_one_for_each_response_token() -> None:
     group.samples[0].teacher_log_probs = group.samples[0].rollout_log_probs
     check_finished(group, 2, 0)
     group.samples[1].teacher_log_probs = group.samples[0].rollout_log_probs[4:]
-    with pytest.raises(SampleError, match=r"samples\[1\].teacherLogProbs: 5 entries for 6 response tokens"):
+    with pytest.raises(
+        SampleError, match=r"samples\[1\].teacherLogProbs: 5 entries for 6 response tokens"
+    ):
         check_finished(group, 2, 0)
     group.samples[1].teacher_log_probs = NAN * 6
-    with pytest.raises(SampleError, match=r"samples\[1\].teacherLogProbs: a trainable token has no finite log-prob"):
+    with pytest.raises(
+        SampleError, match=r"samples\[1\].teacherLogProbs: a trainable token has no finite log-prob"
+    ):
         check_finished(group, 2, 0)
 
 

@@ -32,7 +32,10 @@ def test_evaluation_comes_first_and_holds_a_sync_batch_back(house: Make) -> None
     ]
     for group in leased[3:]:
         one.submit(group)
-    assert one.buffer.take(1, 1) == "evaluation of version 0: 0 of 3 groups finished, leased by rollout-0"
+    assert (
+        one.buffer.take(1, 1)
+        == "evaluation of version 0: 0 of 3 groups finished, leased by rollout-0"
+    )
     for group in leased[:3]:
         one.submit(group)
     assert one.buffer.take(1, 1) is None
@@ -121,7 +124,9 @@ def test_async_training_goes_on_while_a_round_is_open(house: Make) -> None:
 
 
 def test_an_engine_with_older_weights_gets_no_evaluation(house: Make) -> None:
-    one = house(evaluation=dict(EVERY_2, beforeTrain=False), rollout__mode="async", rollout__maxStaleness=1)
+    one = house(
+        evaluation=dict(EVERY_2, beforeTrain=False), rollout__mode="async", rollout__maxStaleness=1
+    )
     for step in (1, 2):
         one.fill(4, version=step - 1)
         one.step(step)
@@ -151,4 +156,6 @@ def test_examples_are_kept_for_the_newest_rounds_only(house: Make) -> None:
     one.buffer.commit_checkpoint(4, 1)
     one.restart()
     assert [e.examples for e in evaluations(one.buffer, -1)] == [0, 0, 3, 3, 3]
-    assert one.buffer.memory.stored == sum(1 for _ in one.buffer.storage.scan("examples")) * (4096 + 256)
+    assert one.buffer.memory.stored == sum(1 for _ in one.buffer.storage.scan("examples")) * (
+        4096 + 256
+    )

@@ -22,7 +22,9 @@ def ids(leased: list[object]) -> list[int]:
 
 
 def test_only_the_group_that_ends_its_workers_fails(house: Make) -> None:
-    """Group 2 ends every worker that has it. All others must come through, whoever was beside it."""
+    """Group 2 ends every worker that has it. All others must come through, whoever
+    was beside it.
+    """
     one = house(rollout__batchSize=8, trainer__steps=1)
     attempt, finished = 1, set()
     while len(finished) < 7:
@@ -53,7 +55,9 @@ def test_suspects_are_handed_out_one_at_a_time_beside_others(house: Make) -> Non
     assert ids(one.lease("rollout-1", count=2)) == [1, 6], "another worker may have the next"
     assert ids(one.lease(count=1, attempt=attempt)) == [7]
     one.restart()
-    assert ids(one.lease("rollout-2", count=1)) == [2], "who is under suspicion is known after a restart"
+    assert ids(one.lease("rollout-2", count=1)) == [2], (
+        "who is under suspicion is known after a restart"
+    )
 
 
 def test_a_suspect_of_an_evaluation_is_alone_as_well(house: Make) -> None:
@@ -104,11 +108,18 @@ def test_one_usable_sample_between_them_is_enough_to_go_on(house: Make) -> None:
 
 def test_a_failure_is_not_blamed_on_the_filter(house: Make) -> None:
     one = house(rollout__dynamicFilter="nonzero_std")
-    answer = one.submit(one.lease()[0], status=FAILED, reward=None, error="reward raised ValueError")
-    assert (answer.outcome, answer.message) == (Outcome.FILTERED, "failed: reward raised ValueError")
+    answer = one.submit(
+        one.lease()[0], status=FAILED, reward=None, error="reward raised ValueError"
+    )
+    assert (answer.outcome, answer.message) == (
+        Outcome.FILTERED,
+        "failed: reward raised ValueError",
+    )
     assert one.counters["groups_failed"] == 1
     text = generate_latest(registry(one.buffer.stats)).decode()
-    assert 'sluice_buffer_groups_failed_by_reason_total{reason="reward_raised_ValueError"} 1.0' in text
+    assert (
+        'sluice_buffer_groups_failed_by_reason_total{reason="reward_raised_ValueError"} 1.0' in text
+    )
 
 
 def test_no_prompt_of_an_epoch_fits(house: Make) -> None:
@@ -122,7 +133,8 @@ def test_no_prompt_of_an_epoch_fits(house: Make) -> None:
         message.samples[0].metadata_json = '{"filtered": "prompt_too_long"}'
         one.submit_group(message)
     assert (
-        one.buffer.dead_end() == "no prompt of a whole epoch fits (6); the last: the prompt has 9 tokens, at most 8 fit"
+        one.buffer.dead_end()
+        == "no prompt of a whole epoch fits (6); the last: the prompt has 9 tokens, at most 8 fit"
     )
 
 
@@ -134,10 +146,13 @@ def test_no_prompt_of_an_epoch_fits(house: Make) -> None:
         pytest.param("math row 12: a.py:f raised E: 3 of 4", "math row 12: a.py:f raised E: 3 of 4",
                      "a_py_f_raised_E_of", id="of a row"),
         pytest.param("12345", "12345", "unnamed", id="no words"),
-        pytest.param("reward /a/b.py:f: KeyError: 'x' (b.py:2)", "reward /a/b.py:f: KeyError: 'x' (b.py:2)",
+        pytest.param("reward /a/b.py:f: KeyError: 'x' (b.py:2)", "reward /a/b.py:f: KeyError: 'x' "
+                                                                 "(b.py:2)",
                      "reward_KeyError_x_b_py", id="with a path"),
     ],
 )  # fmt: skip
-def test_a_reason_has_a_line_for_people_and_a_name_for_counters(text: str, line: str, name: str) -> None:
+def test_a_reason_has_a_line_for_people_and_a_name_for_counters(
+    text: str, line: str, name: str
+) -> None:
     assert first_line(text) == line
     assert reason_name(line) == name

@@ -31,7 +31,9 @@ def test_more_steps_are_no_other_job(house: Make) -> None:
         ({"rows": 21}, r"made with another prompt files \(spec.data.prompts\)"),
     ],
 )
-def test_other_data_settings_are_refused(house: Make, changes: dict[str, int], message: str) -> None:
+def test_other_data_settings_are_refused(
+    house: Make, changes: dict[str, int], message: str
+) -> None:
     one = house()
     with pytest.raises(ConfigurationError, match=message):
         reopened(one, make_job(one.directory.parent, **changes))
@@ -46,7 +48,9 @@ def test_a_changed_row_is_refused(house: Make) -> None:
 
 
 def test_prompts_that_do_not_fill_a_batch_are_refused(house: Make) -> None:
-    with pytest.raises(ConfigurationError, match="3 prompts an epoch do not fill one batch of 4 groups"):
+    with pytest.raises(
+        ConfigurationError, match="3 prompts an epoch do not fill one batch of 4 groups"
+    ):
         house(rows=3, trainer={"epochs": 1})
 
 

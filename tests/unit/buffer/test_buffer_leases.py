@@ -19,7 +19,9 @@ ABORTED = pb.SAMPLE_STATUS_ABORTED
 
 
 def beat(house: House, ids: list[str], worker: str = "rollout-0", attempt: int = 1) -> list[str]:
-    return house.buffer.heartbeat(Worker(worker, attempt), [(one, parse_lease_id(one)) for one in ids])
+    return house.buffer.heartbeat(
+        Worker(worker, attempt), [(one, parse_lease_id(one)) for one in ids]
+    )
 
 
 def test_leases_stop_at_the_staleness_budget(house: Make) -> None:
@@ -136,14 +138,21 @@ def test_a_group_that_meets_an_error_each_time_is_failed_with_its_reason(house: 
     for attempt in range(MAX_FAILURES):
         leased = one.lease()[0]
         assert leased.prompt.group_id == 0
-        one.give_back(leased, failure=f"EngineError: engine answered 500: attempt {attempt}\nTraceback ...")
+        one.give_back(
+            leased, failure=f"EngineError: engine answered 500: attempt {attempt}\nTraceback ..."
+        )
     assert one.lease()[0].prompt.group_id == 1
     assert one.counters["groups_failed"] == 1
     assert one.buffer.stats().failed == {"EngineError_engine_answered_attempt": 1}
     assert one.submit(leased).outcome is Outcome.FILTERED
     one.restart()
     (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
-    assert (failure.serial, failure.group_id, failure.dataset, failure.row) == (1, 0, "prompts", leased.prompt.row)
+    assert (failure.serial, failure.group_id, failure.dataset, failure.row) == (
+        1,
+        0,
+        "prompts",
+        leased.prompt.row,
+    )
     assert failure.reason == f"EngineError: engine answered 500: attempt {MAX_FAILURES - 1}"
     assert (failure.leases, failure.version) == (MAX_FAILURES, -1)
     one.check()
@@ -160,7 +169,9 @@ def test_a_drain_never_fails_a_group(house: Make) -> None:
 def test_a_return_with_progress_never_fails_a_group(house: Make) -> None:
     one = house()
     for length in range(1, 2 * MAX_FAILURES):
-        one.give_back(one.lease()[0], [make_sample(0, status=ABORTED, reward=None, response=length)])
+        one.give_back(
+            one.lease()[0], [make_sample(0, status=ABORTED, reward=None, response=length)]
+        )
     assert one.counters["groups_failed"] == 0
 
 
@@ -211,7 +222,10 @@ def test_a_workers_own_filter_is_counted_by_reason(house: Make) -> None:
 def test_a_group_of_failed_samples_is_dropped_and_not_tried_again(house: Make) -> None:
     one = house()
     answer = one.submit(one.lease()[0], status=pb.SAMPLE_STATUS_FAILED)
-    assert (answer.outcome, answer.message) == (Outcome.FILTERED, "failed: reward raised ValueError")
+    assert (answer.outcome, answer.message) == (
+        Outcome.FILTERED,
+        "failed: reward raised ValueError",
+    )
     assert one.counters["groups_failed"] == 1
     assert one.lease()[0].prompt.group_id == 1
 
@@ -222,7 +236,10 @@ def test_a_group_with_a_failed_sample_stays_whole(house: Make) -> None:
     group.samples[0].CopyFrom(make_sample(0, status=pb.SAMPLE_STATUS_FAILED, reward=None))
     assert one.submit_group(group).outcome is Outcome.STORED
     one.step(1)
-    assert [(s.reward, s.trainable_tokens) for s in one.buffer.sequences(1, 1)] == [(0.0, 0), (1.0, 6)]
+    assert [(s.reward, s.trainable_tokens) for s in one.buffer.sequences(1, 1)] == [
+        (0.0, 0),
+        (1.0, 6),
+    ]
 
 
 def test_a_full_storage_stops_leases_and_submits_and_recovers(house: Make) -> None:

@@ -1,8 +1,9 @@
-"""Whatever happens in whatever order: no group is lost, none is trained twice, a batch never changes.
+"""Whatever happens in whatever order: no group is lost, none is trained twice, a batch never
+changes.
 
-Hypothesis drives a real buffer on a real database through leases, submits, returns, expiries, commits, checkpoints,
-rewinds, restarts, and crashes that lose what was not written. After every step the memory must equal what a new process
-would read from the disk.
+Hypothesis drives a real buffer on a real database through leases, submits, returns, expiries,
+commits, checkpoints, rewinds, restarts, and crashes that lose what was not written. After every
+step the memory must equal what a new process would read from the disk.
 """
 
 import copy
@@ -66,7 +67,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.leased += self.house.lease(worker, count, version, self.attempts[worker])
 
     @precondition(lambda self: self.leased)
-    @rule(data=st.data(), reward=st.booleans(), status=st.sampled_from([2, 2, 2, 3, 5]), size=st.sampled_from([6, 200]))
+    @rule(
+        data=st.data(),
+        reward=st.booleans(),
+        status=st.sampled_from([2, 2, 2, 3, 5]),
+        size=st.sampled_from([6, 200]),
+    )
     def submit(self, data: st.DataObject, reward: bool, status: int, size: int) -> None:
         one = data.draw(st.sampled_from(self.leased))
         kwargs = {"reward": 1.0} if reward else {}
@@ -79,7 +85,11 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(0, 30))
     def give_back(self, data: st.DataObject, tokens: int) -> None:
         one = data.draw(st.sampled_from(self.leased))
-        samples = [make_sample(0, response=tokens, status=pb.SAMPLE_STATUS_ABORTED, reward=None)] if tokens else []
+        samples = (
+            [make_sample(0, response=tokens, status=pb.SAMPLE_STATUS_ABORTED, reward=None)]
+            if tokens
+            else []
+        )
         self.house.give_back(one, samples)
 
     @rule(worker=WORKERS)
@@ -97,7 +107,10 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(commit=st.booleans())
     def train(self, commit: bool) -> None:
         step = self.version + 1
-        if step > self.house.buffer.policy.total_steps or self.house.buffer.take(step, self.trainer) is not None:
+        if (
+            step > self.house.buffer.policy.total_steps
+            or self.house.buffer.take(step, self.trainer) is not None
+        ):
             self.house.sync()
             return
         self.house.sync()
@@ -105,7 +118,9 @@ class BufferMachine(RuleBasedStateMachine):
         assert self.batches.setdefault(step, batch) == batch, "a fixed batch has changed"
         for group_id in {s.group_id for s in batch}:
             found = shard_group(self.house.buffer, group_id, [0, 1])
-            assert found.samples[0].tokens == self.stored[group_id], "not the samples that were acknowledged"
+            assert found.samples[0].tokens == self.stored[group_id], (
+                "not the samples that were acknowledged"
+            )
         if commit:
             self.house.buffer.commit(step, step, self.trainer, {})
             self.house.sync()
@@ -179,21 +194,29 @@ def packed(groups: dict[int, Group]) -> dict[int, bytes]:
 
 def view(memory: Memory) -> dict[str, object]:
     """What a restart must preserve."""
-    return copy.deepcopy({
-        "groups": packed(memory.groups),
-        "over": bytes(memory.over).rstrip(b"\0"),
-        "counts": memory.counts,
-        "in_work": memory.in_work,
-        "finished": memory.finished,
-        "leases": set(memory.deadlines),
-        "batches": memory.batches,
-        "forgotten": memory.forgotten,
-        "rounds": {v: (packed(r.groups), r.unfinished, r.serial) for v, r in memory.rounds.items()},
-        "results": memory.results,
-        "stored": memory.stored,
-        "waiting": {i for i in memory.waiting if i in memory.groups and memory.groups[i].state == GroupState.WAITING},
-        "progress": memory.progress,
-    })  # fmt: skip
+    return copy.deepcopy(
+        {
+            "groups": packed(memory.groups),
+            "over": bytes(memory.over).rstrip(b"\0"),
+            "counts": memory.counts,
+            "in_work": memory.in_work,
+            "finished": memory.finished,
+            "leases": set(memory.deadlines),
+            "batches": memory.batches,
+            "forgotten": memory.forgotten,
+            "rounds": {
+                v: (packed(r.groups), r.unfinished, r.serial) for v, r in memory.rounds.items()
+            },
+            "results": memory.results,
+            "stored": memory.stored,
+            "waiting": {
+                i
+                for i in memory.waiting
+                if i in memory.groups and memory.groups[i].state == GroupState.WAITING
+            },
+            "progress": memory.progress,
+        }
+    )
 
 
 TestBufferMachine = BufferMachine.TestCase

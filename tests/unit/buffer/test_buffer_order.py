@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from sluice_buffer.rules.order import Order, permute
 
-GOLDEN = [(0, 1, 0), (0, 1, 2), (0, 1, 1), (0, 0, 1), (0, 0, 2), (0, 0, 4), (0, 0, 3), (0, 0, 0), (1, 0, 2), (1, 0, 0)]
+GOLDEN = [
+    (0, 1, 0),
+    (0, 1, 2),
+    (0, 1, 1),
+    (0, 0, 1),
+    (0, 0, 2),
+    (0, 0, 4),
+    (0, 0, 3),
+    (0, 0, 0),
+    (1, 0, 2),
+    (1, 0, 0),
+]
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
@@ -29,17 +40,23 @@ def test_the_order_is_fixed_for_all_time() -> None:
 
 
 @given(sizes, st.booleans(), st.integers(0, 1000), st.integers(0, 5))
-def test_with_weight_1_an_epoch_has_every_row_once(sizes: list[int], shuffle: bool, seed: int, epoch: int) -> None:
+def test_with_weight_1_an_epoch_has_every_row_once(
+    sizes: list[int], shuffle: bool, seed: int, epoch: int
+) -> None:
     order = Order(sizes, [1.0] * len(sizes), shuffle, seed)
     start = epoch * order.epoch_size
     places = [order.place(i) for i in range(start, start + order.epoch_size)]
     assert {p.epoch for p in places} == {epoch}
-    assert sorted((p.source, p.row) for p in places) == [(s, r) for s, n in enumerate(sizes) for r in range(n)]
+    assert sorted((p.source, p.row) for p in places) == [
+        (s, r) for s, n in enumerate(sizes) for r in range(n)
+    ]
 
 
 @settings(max_examples=50)
 @given(sizes, st.sampled_from([0.3, 0.5, 1.0, 2.0, 2.5]), st.booleans())
-def test_no_row_comes_again_before_all_of_its_source_came(sizes: list[int], weight: float, shuffle: bool) -> None:
+def test_no_row_comes_again_before_all_of_its_source_came(
+    sizes: list[int], weight: float, shuffle: bool
+) -> None:
     order = Order(sizes, [weight] + [1.0] * (len(sizes) - 1), shuffle, 7)
     drawn = [p for p in map(order.place, range(4 * order.epoch_size)) if p.source == 0]
     assert len(drawn) == 4 * order.shares[0]

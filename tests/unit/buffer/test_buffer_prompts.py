@@ -24,7 +24,9 @@ VERL = {
 
 
 def lines(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return str(path)
 
 
@@ -40,24 +42,42 @@ def test_a_verl_row_is_told_by_its_columns() -> None:
     row = parse_row(VERL, source())
     assert row.prompt == VERL["prompt"]
     assert row.label == "2"
-    assert row.metadata == {"data_source": "openai/gsm8k", "ability": "math", "split": "train", "index": 3}
+    assert row.metadata == {
+        "data_source": "openai/gsm8k",
+        "ability": "math",
+        "split": "train",
+        "index": 3,
+    }
 
 
 def test_what_verl_keeps_for_tools_goes_into_the_metadata() -> None:
     tools = {"calculator": {"create_kwargs": {"answer": "2"}}}
-    row = parse_row(VERL | {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": tools}}, source())
+    row = parse_row(
+        VERL | {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": tools}}, source()
+    )
     assert row.metadata["tools_kwargs"] == tools
 
 
 def test_a_call_of_a_tool_needs_no_content() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    messages = [{"role": "user", "content": "x", "step_loss_mask": 0}, call, {"role": "tool", "content": "1"}]
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+    }
+    messages = [
+        {"role": "user", "content": "x", "step_loss_mask": 0},
+        call,
+        {"role": "tool", "content": "1"},
+    ]
     assert parse_row({"prompt": messages}, source()).prompt == messages
 
 
 def test_a_slime_row_is_told_by_its_columns() -> None:
     tools = [{"type": "function"}]
-    row = parse_row({"input": "hi", "label": 3, "metadata": {"rm_type": "f1"}, "tools": json.dumps(tools)}, source())
+    row = parse_row(
+        {"input": "hi", "label": 3, "metadata": {"rm_type": "f1"}, "tools": json.dumps(tools)},
+        source(),
+    )
     assert (row.prompt, row.label, row.metadata, row.tools) == ("hi", 3, {"rm_type": "f1"}, tools)
 
 
@@ -71,9 +91,17 @@ def test_columns_can_be_named() -> None:
     ("row", "keys", "message"),
     [
         ({"text": "x"}, {}, "no column 'prompt' or 'input'; the row has 'text'"),
-        ({"prompt": 3}, {}, "prompt: expected a text or a list of chat messages with role and content, found 3"),
+        (
+            {"prompt": 3},
+            {},
+            "prompt: expected a text or a list of chat messages with role and content, found 3",
+        ),
         ({"prompt": []}, {}, "prompt: expected a text or a list"),
-        ({"prompt": [{"content": "x"}]}, {}, r"prompt\[0\]: expected a chat message with role and content"),
+        (
+            {"prompt": [{"content": "x"}]},
+            {},
+            r"prompt\[0\]: expected a chat message with role and content",
+        ),
         ({"prompt": [{"role": "user"}]}, {}, r"prompt\[0\]: content: expected a text, found null"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
@@ -81,15 +109,36 @@ def test_columns_can_be_named() -> None:
             r"prompt\[0\]: content: .* sluice reads no pictures",
         ),
         (
-            {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "step_loss_mask": 2}]},
+            {
+                "prompt": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "y", "step_loss_mask": 2},
+                ]
+            },
             {},
             r"prompt\[1\]: step_loss_mask: expected 0 or 1, found 2",
         ),
-        ({"prompt": "<image> x", "images": [{"path": "a.png"}]}, {}, "images: the prompt has pictures"),
-        ({"question": "x", "id": 1}, {}, r"the row has 'question', 'id'; did you mean promptKey: question\?"),
+        (
+            {"prompt": "<image> x", "images": [{"path": "a.png"}]},
+            {},
+            "images: the prompt has pictures",
+        ),
+        (
+            {"question": "x", "id": 1},
+            {},
+            r"the row has 'question', 'id'; did you mean promptKey: question\?",
+        ),
         ({"prompts": "x"}, {}, r"did you mean promptKey: prompts\?"),
-        ({"prompt": "x", "solution": "1"}, {"labelKey": "answer"}, r"did you mean labelKey: solution\?"),
-        ({"prompt": "x", "tools": ["search"]}, {}, r'tools\[0\]: expected the definition of a tool.*"search"'),
+        (
+            {"prompt": "x", "solution": "1"},
+            {"labelKey": "answer"},
+            r"did you mean labelKey: solution\?",
+        ),
+        (
+            {"prompt": "x", "tools": ["search"]},
+            {},
+            r'tools\[0\]: expected the definition of a tool.*"search"',
+        ),
         ({"prompt": ""}, {}, "prompt: the prompt is empty"),
         ({"prompt": "x"}, {"labelKey": "answer"}, "no column 'answer'; the row has 'prompt'"),
         ({"prompt": "x", "metadata": [1]}, {}, r"metadata: expected an object, found \[1\]"),
@@ -97,7 +146,9 @@ def test_columns_can_be_named() -> None:
         ({"prompt": "x", "tools": {}}, {}, "tools: expected a list, found {}"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(row: dict[str, Any], keys: dict[str, str], message: str) -> None:
+def test_what_is_wrong_with_a_row_is_said(
+    row: dict[str, Any], keys: dict[str, str], message: str
+) -> None:
     with pytest.raises(RowError, match=message):
         parse_row(row, source(**keys))
 
@@ -105,13 +156,18 @@ def test_what_is_wrong_with_a_row_is_said(row: dict[str, Any], keys: dict[str, s
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"prompt": "x"}, "", "{broken"], "rows.jsonl:3:2: not valid JSON: Expecting property name"),
+        (
+            [{"prompt": "x"}, "", "{broken"],
+            "rows.jsonl:3:2: not valid JSON: Expecting property name",
+        ),
         ([{"prompt": "x"}, {"text": "y"}], "rows.jsonl:2: no column 'prompt' or 'input'"),
         (["[1]"], "rows.jsonl:1: a row must be an object, found list"),
         ([""], "rows.jsonl: no rows"),
     ],
 )
-def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, rows: list[Any], message: str) -> None:
+def test_a_broken_file_is_refused_with_its_line(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         prompts(tmp_path, {"path": lines(tmp_path / "rows.jsonl", rows)})
 
@@ -133,7 +189,11 @@ def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": str(i)} for i in range(10)])
     made = prompts(tmp_path, {"path": f"{path}@[-3:-1]"}, shuffle=False)
     found = [made.message(Key(TRAINING, i)) for i in range(3)]
-    assert [(p.row, p.prompt_json, p.epoch) for p in found] == [(7, '"7"', 0), (8, '"8"', 0), (7, '"7"', 1)]
+    assert [(p.row, p.prompt_json, p.epoch) for p in found] == [
+        (7, '"7"', 0),
+        (8, '"8"', 0),
+        (7, '"7"', 1),
+    ]
 
 
 def test_a_slice_without_rows_is_an_error(tmp_path: Path) -> None:
@@ -164,7 +224,11 @@ def test_a_changed_file_changes_the_fingerprint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("missing.jsonl", "no such prompt file"), ("rows.csv", "expected a file that ends with"), ("empty", "no .jsonl")],
+    [
+        ("missing.jsonl", "no such prompt file"),
+        ("rows.csv", "expected a file that ends with"),
+        ("empty", "no .jsonl"),
+    ],
 )
 def test_what_cannot_be_opened_is_said(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text("x")
@@ -175,26 +239,39 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path, name: str, message: str) 
 
 def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
-    with pytest.raises(ConfigurationError, match=r"spec.data.prompts: 2 sources are called 'rows'; give each a `name`"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"spec.data.prompts: 2 sources are called 'rows'; give each a `name`",
+    ):
         prompts(tmp_path, {"path": path}, {"path": path})
 
 
-def test_a_source_named_alike_for_training_and_evaluation_must_be_rendered_alike(tmp_path: Path) -> None:
+def test_a_source_named_alike_for_training_and_evaluation_must_be_rendered_alike(
+    tmp_path: Path,
+) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": "x"}])
     data = Data.model_validate({"prompts": [{"path": path}]})
-    evaluation = Evaluation.model_validate({"datasets": [{"path": path, "applyChatTemplate": True}]})
-    with pytest.raises(ConfigurationError, match="'rows' is a source of prompts and of evaluation with different"):
+    evaluation = Evaluation.model_validate(
+        {"datasets": [{"path": path, "applyChatTemplate": True}]}
+    )
+    with pytest.raises(
+        ConfigurationError, match="'rows' is a source of prompts and of evaluation with different"
+    ):
         Prompts(data, evaluation, tmp_path)
 
 
 def test_a_source_comes_as_often_as_it_weighs(tmp_path: Path) -> None:
     often = lines(tmp_path / "often.jsonl", [{"prompt": f"often {i}"} for i in range(4)])
     seldom = lines(tmp_path / "seldom.jsonl", [{"prompt": f"seldom {i}"} for i in range(10)])
-    made = prompts(tmp_path, {"path": often, "weight": 2}, {"path": f"{seldom}@[0:6]", "weight": 0.5})
+    made = prompts(
+        tmp_path, {"path": often, "weight": 2}, {"path": f"{seldom}@[0:6]", "weight": 0.5}
+    )
     found = [made.message(Key(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
     assert [p.epoch for p in found] == [0] * 11 + [1] * 11
     rows = Counter((p.dataset, p.row) for p in found)
-    assert rows == {("often", row): 4 for row in range(4)} | {("seldom", row): 1 for row in range(6)}
+    assert rows == {("often", row): 4 for row in range(4)} | {
+        ("seldom", row): 1 for row in range(6)
+    }
     assert sum(p.dataset == "seldom" for p in found[:11]) == 3
 
 
@@ -205,7 +282,8 @@ def test_sources_of_one_name_must_give_the_template_the_same(tmp_path: Path) -> 
         {"datasets": [{"path": path, "chatTemplateArgs": {"enable_thinking": False}}]}
     )
     with pytest.raises(
-        ConfigurationError, match=r"'rows' is a source of prompts and .* with different chatTemplateArgs"
+        ConfigurationError,
+        match=r"'rows' is a source of prompts and .* with different chatTemplateArgs",
     ):
         Prompts(data, evaluation, tmp_path)
 
@@ -222,4 +300,8 @@ def test_rows_that_the_jobs_own_code_made_are_read_from_the_storage(tmp_path: Pa
     (tmp_path / "rows").mkdir()
     lines(Path(made.file(tmp_path / "rows")), [{"prompt": "1 + 1 =", "label": "2"}])
     message = prompts(tmp_path, given).message(Key(TRAINING, 0))
-    assert (message.dataset, message.prompt_json, message.label_json) == ("additions", '"1 + 1 ="', '"2"')
+    assert (message.dataset, message.prompt_json, message.label_json) == (
+        "additions",
+        '"1 + 1 ="',
+        '"2"',
+    )

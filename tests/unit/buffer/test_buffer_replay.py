@@ -21,7 +21,10 @@ Make = Callable[..., House]
 
 def groups(ids: list[int], version: int) -> list[SampleGroup]:
     return [
-        codec.group_from_message(make_group(pb.Prompt(group_id=i, prompt_json='"?"'), version=version)) for i in ids
+        codec.group_from_message(
+            make_group(pb.Prompt(group_id=i, prompt_json='"?"'), version=version)
+        )
+        for i in ids
     ]
 
 
@@ -74,8 +77,12 @@ def test_a_step_is_taken_again_after_a_rewind(house: Make, dump: Path) -> None:
     one.check()
 
 
-def test_a_directory_without_a_dump_is_a_mistake_in_the_manifest(house: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"spec\.debug\.replay: .*/none has no step_<n>\.parquet"):
+def test_a_directory_without_a_dump_is_a_mistake_in_the_manifest(
+    house: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.debug\.replay: .*/none has no step_<n>\.parquet"
+    ):
         replayed(house, tmp_path / "none")
 
 
@@ -83,7 +90,9 @@ def test_a_directory_without_a_dump_is_a_mistake_in_the_manifest(house: Make, tm
     ({"rollout__batchSize": 3}, "step_0000011.parquet has 4 groups, rollout.batchSize is 3"),
     ({"rollout__samplesPerPrompt": 4}, "has 2 samples a group, rollout.samplesPerPrompt is 4"),
 ])  # fmt: skip
-def test_a_dump_of_another_size_is_refused(house: Make, dump: Path, changes: dict[str, int], error: str) -> None:
+def test_a_dump_of_another_size_is_refused(
+    house: Make, dump: Path, changes: dict[str, int], error: str
+) -> None:
     one = replayed(house, dump, **changes)
     with pytest.raises(PreconditionError, match=error):
         one.buffer.take(1, 1)

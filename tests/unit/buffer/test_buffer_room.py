@@ -65,7 +65,8 @@ def test_where_a_checkpoint_would_make_room_the_job_goes_on(house: Make) -> None
 
 
 def small_steps(one: House, steps: int) -> int:
-    """Train batches of groups of a page each, until nothing can be leased; how many checkpoints were asked for."""
+    """Train batches of groups of a page each, until nothing can be leased; how many checkpoints
+    were asked for."""
     checkpoints = 0
     for number in range(1, steps + 1):
         one.clock.now += 1
@@ -87,9 +88,13 @@ def small_steps(one: House, steps: int) -> int:
 
 def small_groups(house: Make, size: str) -> House:
     return house(
-        rows=3000, rollout__batchSize=64, rollout__samplesPerPrompt=8, rollout__sampling__maxResponseTokens=40,
-        buffer__storage__size=size, trainer__steps=40,
-    )  # fmt: skip
+        rows=3000,
+        rollout__batchSize=64,
+        rollout__samplesPerPrompt=8,
+        rollout__sampling__maxResponseTokens=40,
+        buffer__storage__size=size,
+        trainer__steps=40,
+    )
 
 
 def test_the_records_of_groups_leave_room_for_the_checkpoint_that_frees_space(house: Make) -> None:

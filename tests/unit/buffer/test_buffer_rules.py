@@ -8,17 +8,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.group import TRAINING, Group, GroupState, Key, SampleFacts, lease_id, parse_lease_id
-from sluice_buffer.rules.admission import Policy, admitted, may_start, outdated, overdue, stale, total_steps
+from sluice_buffer.group import (
+    TRAINING,
+    Group,
+    GroupState,
+    Key,
+    SampleFacts,
+    lease_id,
+    parse_lease_id,
+)
+from sluice_buffer.rules.admission import (
+    Policy,
+    admitted,
+    may_start,
+    outdated,
+    overdue,
+    stale,
+    total_steps,
+)
 from sluice_buffer.rules.evaluation import failed_facts, metrics
 from sluice_buffer.rules.filters import dynamic_filter, nonzero_std, worker_filter
 from sluice_buffer.state.storage import PIECE_BYTES, capacity, footprint, pieces
 from sluice_buffer.transitions.rounds import EvalPlan, EvalSet
 
 POLICY = Policy(
-    batch_size=4, samples_per_prompt=2, max_staleness=0, over_sampling=1.0, partial=False, sync=True,
-    total_steps=10, stream_end=None,
-)  # fmt: skip
+    batch_size=4,
+    samples_per_prompt=2,
+    max_staleness=0,
+    over_sampling=1.0,
+    partial=False,
+    sync=True,
+    total_steps=10,
+    stream_end=None,
+)
 ASYNC = replace(POLICY, max_staleness=2, sync=False)
 
 
@@ -45,7 +67,10 @@ def test_admitted(policy: Policy, version: int, expected: int) -> None:
 )
 def test_may_start(version: int, worker: int, kept: int, next_group: int, expected: int) -> None:
     policy = replace(POLICY, stream_end=12)
-    assert may_start(policy, version=version, worker_version=worker, kept=kept, next_group=next_group) == expected
+    assert (
+        may_start(policy, version=version, worker_version=worker, kept=kept, next_group=next_group)
+        == expected
+    )
 
 
 def test_the_bound_on_staleness() -> None:
@@ -60,14 +85,19 @@ def test_the_bound_on_staleness() -> None:
     assert not outdated(ASYNC, version=9, start_version=0)
 
 
-@pytest.mark.parametrize(("steps", "epochs", "expected"), [(7, None, 7), (None, 2, 5), (None, 1, 2)])
+@pytest.mark.parametrize(
+    ("steps", "epochs", "expected"), [(7, None, 7), (None, 2, 5), (None, 1, 2)]
+)
 def test_total_steps(steps: int | None, epochs: int | None, expected: int) -> None:
     assert total_steps(steps=steps, epochs=epochs, epoch_size=10, batch_size=4) == expected
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16))
 def test_nonzero_std(rewards: list[float]) -> None:
-    assert nonzero_std(rewards) == (statistics.stdev(rewards) > 1e-6) or abs(statistics.stdev(rewards) - 1e-6) < 1e-9
+    assert (
+        nonzero_std(rewards) == (statistics.stdev(rewards) > 1e-6)
+        or abs(statistics.stdev(rewards) - 1e-6) < 1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,18 +126,27 @@ def test_a_workers_own_filter_tells_by_the_metadata(metadata: str, expected: str
     assert worker_filter(metadata) == expected
 
 
-@given(st.integers(TRAINING, 2**40), st.integers(0, 2**50), st.integers(0, 99), st.integers(1, 2**31))
+@given(
+    st.integers(TRAINING, 2**40), st.integers(0, 2**50), st.integers(0, 99), st.integers(1, 2**31)
+)
 def test_lease_names_are_read_back(round_: int, group_id: int, serial: int, attempt: int) -> None:
     name = parse_lease_id(lease_id(Key(round_, group_id), serial, attempt))
     assert name == (Key(round_, group_id), 0 if round_ == TRAINING else serial, attempt)
 
 
-@pytest.mark.parametrize("text", ["", "t", "t1", "t1.x", "e1.2.3", "t-1.2", "x1.2", "t1.99999999999999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "t", "t1", "t1.x", "e1.2.3", "t-1.2", "x1.2", "t1.99999999999999999999"]
+)
 def test_what_is_no_lease_name_is_none(text: str) -> None:
     assert parse_lease_id(text) is None
 
 
-@given(st.sampled_from(GroupState), st.text(max_size=30), st.integers(-1, 2**40), st.binary(max_size=50))
+@given(
+    st.sampled_from(GroupState),
+    st.text(max_size=30),
+    st.integers(-1, 2**40),
+    st.binary(max_size=50),
+)
 def test_records_are_read_back(state: GroupState, note: str, version: int, summary: bytes) -> None:
     group = Group(state, 3, 2, version, 5, 77, "rollout-0", 4, note, summary)
     assert Group.unpack(group.pack()) == group
@@ -120,11 +159,20 @@ def test_evaluation_metrics() -> None:
     groups = [[fact(2, 1.0), fact(4, 0.0, pb.SAMPLE_STATUS_TRUNCATED)], failed_facts(2, 0)]
     found = metrics(groups, [1, 2, 3])
     assert found == {
-        "reward": 0.25, "response_len/mean": 3.0, "response_len/median": 3.0, "response_len/max": 4.0,
-        "response_len/min": 2.0, "truncated_ratio": 0.25, "failed_ratio": 0.5,
-        "weight_version/min": 3.0, "weight_version/max": 5.0, "count": 4.0, "groups": 2.0,
-        "pass@1": 0.25, "pass@2": 0.5,
-    }  # fmt: skip
+        "reward": 0.25,
+        "response_len/mean": 3.0,
+        "response_len/median": 3.0,
+        "response_len/max": 4.0,
+        "response_len/min": 2.0,
+        "truncated_ratio": 0.25,
+        "failed_ratio": 0.5,
+        "weight_version/min": 3.0,
+        "weight_version/max": 5.0,
+        "count": 4.0,
+        "groups": 2.0,
+        "pass@1": 0.25,
+        "pass@2": 0.5,
+    }
 
 
 def test_round_groups_are_numbered_through_all_data_sets() -> None:

@@ -1,4 +1,5 @@
-"""What an administrator adds: defaults of jobs, labels, annotations, volumes, arguments, bounds of the operator."""
+"""What an administrator adds: defaults of jobs, labels, annotations, volumes, arguments, bounds of
+the operator."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_defaults_of_jobs_reach_the_operator() -> None:
     assert defaults.trainer.tolerations == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     assert defaults.rendezvous.node_selector == {"pool": "system"}
     pod = operator(found)["spec"]
-    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "job-defaults"]
+    (mount,) = [
+        each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "job-defaults"
+    ]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "job-defaults"]
     assert volume["configMap"]["name"] == config["metadata"]["name"]
     assert environment(found)["SLUICE_JOB_DEFAULTS"] == f"{mount['mountPath']}/defaults.json"
@@ -41,7 +44,9 @@ def test_defaults_of_jobs_reach_the_operator() -> None:
 def test_other_defaults_are_other_pods_of_the_operator() -> None:
     """It reads them when it starts."""
     one_way, another = (
-        operator(objects("defaults", "--set", f"jobDefaults.storageClassName={name}"))["metadata"]["annotations"]
+        operator(objects("defaults", "--set", f"jobDefaults.storageClassName={name}"))["metadata"][
+            "annotations"
+        ]
         for name in ("fast", "slow")
     )
     assert one_way.keys() == another.keys() == {"checksum/job-defaults"}
@@ -75,7 +80,9 @@ def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
     container = pod["containers"][0]
     assert {"name": "TZ", "value": "UTC"} in container["env"]
     assert container["envFrom"] == [{"secretRef": {"name": "more"}}]
-    assert {"name": "ca", "mountPath": "/etc/ssl/ours", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "ca", "mountPath": "/etc/ssl/ours", "readOnly": True} in container[
+        "volumeMounts"
+    ]
     assert {"name": "ca", "configMap": {"name": "our-ca"}} in pod["volumes"]
     fields = {"SLUICE_NAMESPACE": "x", "SLUICE_IDENTITY": "y"}
     variables = {**environment(objects()), **fields}
@@ -87,17 +94,23 @@ def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
     [
         pytest.param(SERVED, True, id="by default"),
         pytest.param((*SERVED, "--set", "admissionPolicy.enabled=false"), False, id="switched off"),
-        pytest.param((*SERVED, "--set", "watchNamespaces={team-a}"), False, id="nothing of the cluster"),
+        pytest.param(
+            (*SERVED, "--set", "watchNamespaces={team-a}"), False, id="nothing of the cluster"
+        ),
         pytest.param(("--kube-version", "1.29.0"), False, id="an older cluster"),
     ],
 )
-def test_the_operator_is_bounded_where_the_cluster_can(arguments: tuple[str, ...], made: bool) -> None:
+def test_the_operator_is_bounded_where_the_cluster_can(
+    arguments: tuple[str, ...], made: bool
+) -> None:
     assert (POLICY in kinds(objects("defaults", *arguments))) is made
 
 
 def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
     found = objects("everything", *SERVED)
-    conditions = {each["name"]: each["expression"] for each in one(found, POLICY)["spec"]["matchConditions"]}
+    conditions = {
+        each["name"]: each["expression"] for each in one(found, POLICY)["spec"]["matchConditions"]
+    }
     account = operator(found)["spec"]["serviceAccountName"]
     assert f"'system:serviceaccount:sluice-system:{account}'" in conditions["is-the-operator"]
     assert f"'{environment(found)['SLUICE_KEY_SECRET']}'" in conditions["is-not-its-own-key"]
@@ -107,7 +120,12 @@ def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
     """But for events, its leases, and the jobs themselves."""
     found = objects("defaults", *SERVED)
     rules = one(found, POLICY)["spec"]["matchConstraints"]["resourceRules"]
-    bounded = {(group, plural) for rule in rules for group in rule["apiGroups"] for plural in rule["resources"]}
+    bounded = {
+        (group, plural)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for plural in rule["resources"]
+    }
     writes = {"create", "patch", "update", "delete"}
     for rule in one(found, "ClusterRole", "sluice-operator")["rules"]:
         if writes & {*rule["verbs"]} and not {*rule["apiGroups"]} & {
@@ -115,4 +133,6 @@ def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
             "events.k8s.io",
             "coordination.k8s.io",
         }:
-            assert {(group, plural) for group in rule["apiGroups"] for plural in rule["resources"]} <= bounded
+            assert {
+                (group, plural) for group in rule["apiGroups"] for plural in rule["resources"]
+            } <= bounded

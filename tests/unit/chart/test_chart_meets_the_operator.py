@@ -34,7 +34,7 @@ class Recorder(Mapping[str, str]):
         return len(self.variables)
 
 
-def test_the_operator_reads_every_variable_that_the_chart_sets_and_the_chart_sets_all_that_it_reads() -> None:
+def test_the_operator_reads_what_the_chart_sets_and_the_chart_sets_what_it_reads() -> None:
     container = one(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     variables = Recorder({each["name"]: each.get("value", "x") for each in container["env"]})
     settings.read(variables)
@@ -66,7 +66,9 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     ports = {each["port"] for each in one(found, "NetworkPolicy")["spec"]["egress"][1]["ports"]}
     assert ports == {names.PORTS["rendezvous"], names.PORTS["buffer"]}
     monitor = one(found, "PodMonitor")["spec"]
-    assert monitor["selector"]["matchExpressions"] == [{"key": names.LABEL_JOB, "operator": "Exists"}]
+    assert monitor["selector"]["matchExpressions"] == [
+        {"key": names.LABEL_JOB, "operator": "Exists"}
+    ]
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in names.PORTS
     labels = [names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_REPLICA]

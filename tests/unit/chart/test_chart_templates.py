@@ -43,12 +43,18 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
 def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
     kept = one(objects("everything"), "CustomResourceDefinition")["metadata"].get("annotations", {})
     assert "helm.sh/resource-policy" not in kept
-    assert not [each for each in objects("namespaces") if each["kind"] == "CustomResourceDefinition"]
+    assert not [
+        each for each in objects("namespaces") if each["kind"] == "CustomResourceDefinition"
+    ]
 
 
 def test_with_watched_namespaces_nothing_is_of_the_cluster() -> None:
     found = objects("namespaces", "--set", "crds.install=false")
-    assert {each["metadata"].get("namespace") for each in found} == {"sluice-system", "team-a", "team-b"}
+    assert {each["metadata"].get("namespace") for each in found} == {
+        "sluice-system",
+        "team-a",
+        "team-b",
+    }
     assert not [each for each in found if each["kind"].startswith("Cluster")]
     assert environment(found)["SLUICE_WATCH_NAMESPACES"] == "team-a,team-b"
 
@@ -72,7 +78,9 @@ def test_no_right_to_read_secrets_beyond_the_operators_own(values: str) -> None:
                 assert role["metadata"]["name"].endswith("-self")
                 assert len(rule["resourceNames"]) == 1
             assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-            assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & {*rule["resources"]}
+            assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & {
+                *rule["resources"]
+            }
 
 
 @pytest.mark.parametrize("values", ["defaults", "namespaces"])
@@ -93,7 +101,9 @@ def test_a_digest_wins_over_a_tag_and_a_mirror_over_registries() -> None:
     found = objects("everything")
     (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
     mirror = "mirror.example:5000/cache"
-    assert container["image"] == f"{mirror}/sluice-dev/sluice-operator@sha256:{'0123456789abcdef' * 4}"
+    assert (
+        container["image"] == f"{mirror}/sluice-dev/sluice-operator@sha256:{'0123456789abcdef' * 4}"
+    )
     images = environment(found)
     assert images["SLUICE_IMAGE_TRAINER"] == f"{mirror}/mine/trainer:v1"
     assert images["SLUICE_IMAGE_ENGINE"].startswith(f"{mirror}/lmsysorg/sglang:v")
@@ -103,13 +113,17 @@ def test_a_spread_constraint_without_a_selector_gets_the_operators() -> None:
     pod = one(objects(), "Deployment")["spec"]["template"]
     (constraint,) = pod["spec"]["topologySpreadConstraints"]
     assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    (own,) = one(objects("everything"), "Deployment")["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    (own,) = one(objects("everything"), "Deployment")["spec"]["template"]["spec"][
+        "topologySpreadConstraints"
+    ]
     assert "own" in own["labelSelector"]["matchLabels"]
 
 
 def test_names_with_their_suffixes_fit() -> None:
     long = "a" * 53  # the longest name of a release
-    found = [each for each in load_all(template(release=long)) if "name" in each.get("metadata", {})]
+    found = [
+        each for each in load_all(template(release=long)) if "name" in each.get("metadata", {})
+    ]
     assert max(len(each["metadata"]["name"]) for each in found) <= 63
 
 

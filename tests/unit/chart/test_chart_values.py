@@ -38,11 +38,26 @@ MORE = {
         ("images.trainer.version=1", "images.trainer: Additional property version is not allowed"),
         ("images.operator.repository=a/b:1", "images.operator.repository: Does not match pattern"),
         ("extraArgs={workers}", "extraArgs.0: Does not match pattern"),
-        ("jobDefaults.trainer.gpus=8", "jobDefaults.trainer: Additional property gpus is not allowed"),
-        ("admissionPolicy.allow.hostPaths={mnt}", "admissionPolicy.allow.hostPaths.0: Does not match pattern"),
-        ("metrics.podMonitor.interval=often", "metrics.podMonitor.interval: Does not match pattern"),
-        ("networkPolicy.egress.apiServerCIDRs={10.0.0.1}", "apiServerCIDRs.0: Does not match pattern"),
-        ("podDisruptionBudget.maxUnavailable=half", "podDisruptionBudget.maxUnavailable: Must validate"),
+        (
+            "jobDefaults.trainer.gpus=8",
+            "jobDefaults.trainer: Additional property gpus is not allowed",
+        ),
+        (
+            "admissionPolicy.allow.hostPaths={mnt}",
+            "admissionPolicy.allow.hostPaths.0: Does not match pattern",
+        ),
+        (
+            "metrics.podMonitor.interval=often",
+            "metrics.podMonitor.interval: Does not match pattern",
+        ),
+        (
+            "networkPolicy.egress.apiServerCIDRs={10.0.0.1}",
+            "apiServerCIDRs.0: Does not match pattern",
+        ),
+        (
+            "podDisruptionBudget.maxUnavailable=half",
+            "podDisruptionBudget.maxUnavailable: Must validate",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_their_name(settings: str, message: str) -> None:
@@ -95,7 +110,9 @@ def test_the_readme_describes_every_value() -> None:
 def test_every_value_has_a_description() -> None:
     names = [row.name for row in described()]
     leaves = list(leaves_of(load((CHART / "values.yaml").read_text()), ""))
-    assert [leaf for leaf in leaves if not any(f"{leaf}.".startswith(f"{name}.") for name in names)] == []
+    assert [
+        leaf for leaf in leaves if not any(f"{leaf}.".startswith(f"{name}.") for name in names)
+    ] == []
 
 
 def leaves_of(value: Any, path: str) -> Iterator[str]:
@@ -114,7 +131,8 @@ class Row:
 
 
 def described() -> Iterator[Row]:
-    """Values below a comment `# -- ...`, which may go on over several lines, as helm-docs reads them."""
+    """Values below a comment `# -- ...`, which may go on over several lines, as helm-docs reads
+    them."""
     text = (CHART / "values.yaml").read_text()
     values = load(text)
     parents: list[str] = []

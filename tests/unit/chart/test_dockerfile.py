@@ -1,4 +1,5 @@
-"""What the images install is what pyproject.toml and the Makefile say; they run as the chart and the plan expect."""
+"""What the images install is what pyproject.toml and the Makefile say; they run as the chart and
+the plan expect."""
 
 from __future__ import annotations
 
@@ -74,12 +75,16 @@ def test_images_install_the_extras_of_their_roles() -> None:
 
 
 def test_what_is_installed_beside_the_extras_is_pinned_where_it_is_pinned_for_a_laptop() -> None:
-    makefile = dict(re.findall(r"^([A-Z]+) +[:?]= +(\S.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefile = dict(
+        re.findall(r"^([A-Z]+) +[:?]= +(\S.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    )
     assert ARGUMENTS["SGLANG"] == makefile["SGLANG"]
     assert ARGUMENTS["MCORE"] == makefile["MCORE"]
     assert ARGUMENTS["VERSION"] == makefile["TAG"] == PROJECT["version"]
     pins = {
-        each.partition(";")[0] for each in EXTRAS["trainer"] + EXTRAS["local"] if "3.12'" in each or "vision" in each
+        each.partition(";")[0]
+        for each in EXTRAS["trainer"] + EXTRAS["local"]
+        if "3.12'" in each or "vision" in each
     }
     assert set(ARGUMENTS["TORCH_CPU"].split()) <= pins
 
@@ -92,7 +97,9 @@ def test_nothing_else_is_installed() -> None:
             if "pip" not in words:
                 continue
             named = [word for word in words[4:] if not word.startswith("--")]
-            assert {word for word in named if not word.endswith(" @ file://${WHEEL}")} <= known, command
+            assert {word for word in named if not word.endswith(" @ file://${WHEEL}")} <= known, (
+                command
+            )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -101,7 +108,9 @@ def test_images_run_as_an_account_without_rights(target: str) -> None:
     assert stage.all("USER") == [ACCOUNT]
     assert stage.steps[-1][0] == "CMD"
     compiler = re.search(r"gcc|build-essential|-dev\b|compiler", " ".join(stage.all("RUN")))
-    assert bool(compiler) == (target == "trainer"), "Triton compiles in the trainer, nobody else anywhere"
+    assert bool(compiler) == (target == "trainer"), (
+        "Triton compiles in the trainer, nobody else anywhere"
+    )
     labels = " ".join(stage.all("LABEL") + STAGES.get(stage.base, Stage("")).all("LABEL"))
     for label in ("title", "description", "source", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in labels
@@ -121,16 +130,26 @@ def test_the_account_is_that_of_the_chart_and_of_the_plan() -> None:
             },
         }
     )
-    pods = {each["metadata"]["labels"]["sluice.dev/role"]: each for each in render_all(job) if each["kind"] == "Pod"}
+    pods = {
+        each["metadata"]["labels"]["sluice.dev/role"]: each
+        for each in render_all(job)
+        if each["kind"] == "Pod"
+    }
     for role in ("buffer", "rendezvous"):
         assert pods[role]["spec"]["securityContext"]["runAsUser"] == user
-    assert pods["trainer"]["spec"]["securityContext"]["fsGroup"] == user, "else it cannot write its checkpoints"
+    assert pods["trainer"]["spec"]["securityContext"]["fsGroup"] == user, (
+        "else it cannot write its checkpoints"
+    )
 
 
 def test_every_image_of_ours_in_the_chart_has_a_target() -> None:
     images = load((CHART / "values.yaml").read_text())["images"]
     repositories = {each["repository"] for each in images.values() if isinstance(each, dict)}
-    ours = {each.removeprefix("sluice-dev/sluice-") for each in repositories if each.startswith("sluice-dev/")}
+    ours = {
+        each.removeprefix("sluice-dev/sluice-")
+        for each in repositories
+        if each.startswith("sluice-dev/")
+    }
     assert ours == set(TARGETS) - {"cpu"}
 
 
@@ -146,7 +165,11 @@ def test_bases_are_exact_versions_that_the_package_supports() -> None:
 
 
 def test_what_is_copied_is_not_ignored() -> None:
-    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    rules = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     for source in [word for rest in STAGES["wheel"].all("COPY") for word in rest.split()[:-1]]:
         assert (ROOT / source).exists()
         (last,) = [rule for rule in rules if fnmatch(source, rule.lstrip("!"))][-1:]

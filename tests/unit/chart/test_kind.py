@@ -1,7 +1,8 @@
 """The kind cluster of `make kind-up`, as far as a machine without docker can tell.
 
-Programs that write down how they are called stand in for docker, kind, kubectl and helm: the script's order, its images
-and its arguments are tested, not what those programs do. `make test-kind` does that, on a machine that has them.
+Programs that write down how they are called stand in for docker, kind, kubectl and helm: the
+script's order, its images and its arguments are tested, not what those programs do. `make
+test-kind` does that, on a machine that has them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,18 @@ def run(tmp_path: Path) -> Run:
 
     def script(command: str, there: str = "", **variables: str) -> list[str]:
         path = f"{tmp_path}:{os.environ['PATH']}"
-        env = os.environ | {"PATH": path, "CALLS": str(calls), "THERE": there, "PYTHON": "true"} | variables
+        env = (
+            os.environ
+            | {"PATH": path, "CALLS": str(calls), "THERE": there, "PYTHON": "true"}
+            | variables
+        )
         subprocess.run(
-            [KIND / "kind.sh", command], check=True, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60
+            [KIND / "kind.sh", command],
+            check=True,
+            env=env,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
         )
         return calls.read_text().splitlines()
 
@@ -52,7 +62,9 @@ def wanted_images() -> set[str]:
     done = real_helm("template", "sluice", CHART, "--values", KIND / "values.yaml")
     found = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
     (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
-    of_jobs = {value for name, value in environment(found).items() if name.startswith("SLUICE_IMAGE_")}
+    of_jobs = {
+        value for name, value in environment(found).items() if name.startswith("SLUICE_IMAGE_")
+    }
     return {container["image"]} | of_jobs
 
 
@@ -60,28 +72,51 @@ def test_the_configuration_is_one_that_kind_reads() -> None:
     """Its v1alpha4, field by field."""
     config = load((KIND / "cluster.yaml").read_text())
     assert (config["kind"], config["apiVersion"]) == ("Cluster", "kind.x-k8s.io/v1alpha4")
-    assert config.keys() <= {"kind", "apiVersion", "name", "nodes", "networking", "featureGates", "runtimeConfig"}
+    assert config.keys() <= {
+        "kind",
+        "apiVersion",
+        "name",
+        "nodes",
+        "networking",
+        "featureGates",
+        "runtimeConfig",
+    }
     assert [node["role"] for node in config["nodes"]] == ["control-plane"]
 
 
 def test_every_image_of_the_chart_is_built_and_loaded(run: Run) -> None:
     calls = run("up")
-    built = {line.split("--tag ")[1].split()[0] for line in calls if line.startswith("docker build ")}
+    built = {
+        line.split("--tag ")[1].split()[0] for line in calls if line.startswith("docker build ")
+    }
     loaded = {line.split()[3] for line in calls if line.startswith("kind load docker-image ")}
     assert built == loaded == wanted_images()
     assert all(line.endswith("--name sluice") for line in calls if line.startswith("kind load"))
 
 
 def test_targets_are_those_of_the_dockerfile(run: Run) -> None:
-    stages = {line.split()[-1] for line in (ROOT / "docker/Dockerfile").read_text().splitlines() if " AS " in line}
-    targets = {line.split("--target ")[1].split()[0] for line in run("up") if line.startswith("docker build ")}
+    stages = {
+        line.split()[-1]
+        for line in (ROOT / "docker/Dockerfile").read_text().splitlines()
+        if " AS " in line
+    }
+    targets = {
+        line.split("--target ")[1].split()[0]
+        for line in run("up")
+        if line.startswith("docker build ")
+    }
     assert targets <= stages
 
 
 def test_up_makes_the_cluster_before_it_loads_and_installs_last(run: Run) -> None:
     calls = run("up")
     order = [line.split()[:2] for line in calls if not line.startswith("docker")]
-    assert order == [["kind", "get"], ["kind", "create"], *[["kind", "load"]] * 3, ["helm", "upgrade"]]
+    assert order == [
+        ["kind", "get"],
+        ["kind", "create"],
+        *[["kind", "load"]] * 3,
+        ["helm", "upgrade"],
+    ]
 
 
 def test_a_cluster_that_is_there_is_taken(run: Run) -> None:
@@ -92,8 +127,17 @@ def test_a_cluster_that_is_there_is_taken(run: Run) -> None:
 
 def test_the_tests_get_no_kubelet_and_then_real_pods(run: Run) -> None:
     calls = run("test", IMAGES="built")
-    first = [line.split()[:2] for line in calls if line.split()[1] in ("cordon", "uncordon", "upgrade", "test")]
-    assert first == [["kubectl", "cordon"], ["kubectl", "uncordon"], ["helm", "upgrade"], ["helm", "test"]]
+    first = [
+        line.split()[:2]
+        for line in calls
+        if line.split()[1] in ("cordon", "uncordon", "upgrade", "test")
+    ]
+    assert first == [
+        ["kubectl", "cordon"],
+        ["kubectl", "uncordon"],
+        ["helm", "upgrade"],
+        ["helm", "test"],
+    ]
     assert calls[-1].endswith("--for=condition=Succeeded --timeout=30m rljob/quickstart")
 
 
@@ -104,6 +148,8 @@ def test_its_own_pod_is_restricted() -> None:
 
 
 def test_the_makefile_calls_it() -> None:
-    done = subprocess.run(["make", "--dry-run", "kind-up", "kind-down"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--dry-run", "kind-up", "kind-down"], cwd=ROOT, capture_output=True, text=True
+    )
     assert "tests/kind/kind.sh up" in done.stdout
     assert "tests/kind/kind.sh down" in done.stdout

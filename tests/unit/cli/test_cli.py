@@ -60,7 +60,9 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
         ("judge.py", "spec.reward.function: there is no file"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(job: Path, missing: str, message: str) -> None:
+def test_what_is_missing_is_said_before_anything_starts(
+    job: Path, missing: str, message: str
+) -> None:
     (job.parent / missing).unlink()
     with pytest.raises(ManifestError) as raised:
         check_files(resolve(load_job(job), job.parent))
@@ -78,9 +80,13 @@ def test_what_is_missing_is_said_before_anything_starts(job: Path, missing: str,
         ("package.of.mine.f", None),
     ],
 )
-def test_a_function_is_looked_for_in_its_file(job: Path, function: str, message: str | None) -> None:
+def test_a_function_is_looked_for_in_its_file(
+    job: Path, function: str, message: str | None
+) -> None:
     (job.parent / "broken.py").write_text("\ndef f(:\n")
-    (job.parent / "partial.py").write_text("if True:\n    graded, other = print, print\nraise SystemExit\n")
+    (job.parent / "partial.py").write_text(
+        "if True:\n    graded, other = print, print\nraise SystemExit\n"
+    )
     (job.parent / "star.py").write_text("from elsewhere import *\n")
     found = resolve(load_job(job, [f"reward.function={function}"]), job.parent)
     if message is None:
@@ -94,14 +100,19 @@ def test_a_function_is_looked_for_in_its_file(job: Path, function: str, message:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("rows.jsonl@[0:x]", "rows.jsonl: a slice is written @[a:b] with whole numbers, found @[0:x]"),
+        (
+            "rows.jsonl@[0:x]",
+            "rows.jsonl: a slice is written @[a:b] with whole numbers, found @[0:x]",
+        ),
         ("rows.jsonl@[-:1]", "found @[-:1]"),
         ("rows.jsonl@0:1", "found @0:1"),
         ("judge.py", "judge.py: expected a file that ends with .jsonl, .json, .parquet"),
         ("empty", "no .jsonl, .json, .parquet file in this directory"),
     ],
 )
-def test_prompts_that_cannot_be_read_are_told_before_anything_starts(job: Path, path: str, message: str) -> None:
+def test_prompts_that_cannot_be_read_are_told_before_anything_starts(
+    job: Path, path: str, message: str
+) -> None:
     (job.parent / "empty").mkdir()
     with pytest.raises(ManifestError) as raised:
         check_files(resolve(load_job(job, [f"data.prompts[0].path={path}"]), job.parent))
@@ -110,15 +121,21 @@ def test_prompts_that_cannot_be_read_are_told_before_anything_starts(job: Path, 
 
 
 def test_a_teacher_is_looked_for_too(job: Path) -> None:
-    job.write_text(JOB.replace("trainer:", "algorithm: {distillation: {teacher: {path: teacher}}}\n  trainer:"))
+    job.write_text(
+        JOB.replace("trainer:", "algorithm: {distillation: {teacher: {path: teacher}}}\n  trainer:")
+    )
     with pytest.raises(
-        ManifestError, match=r"spec.algorithm.distillation.teacher.path: there is no directory .*/teacher"
+        ManifestError,
+        match=r"spec.algorithm.distillation.teacher.path: there is no directory .*/teacher",
     ):
         check_files(resolve(load_job(job), job.parent))
     (job.parent / "teacher").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (job.parent / "teacher" / name).write_text("{}")
-    with pytest.raises(ManifestError, match=r"teacher has no weights .*; only a model that was trained is of use here"):
+    with pytest.raises(
+        ManifestError,
+        match=r"teacher has no weights .*; only a model that was trained is of use here",
+    ):
         check_files(resolve(load_job(job), job.parent))
     (job.parent / "teacher/model.safetensors").touch()
     check_files(resolve(load_job(job), job.parent))
@@ -127,7 +144,10 @@ def test_a_teacher_is_looked_for_too(job: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("model.referencePath=there", "spec.model.referencePath: there is no directory {base}/there"),
+        (
+            "model.referencePath=there",
+            "spec.model.referencePath: there is no directory {base}/there",
+        ),
         (
             "algorithm={estimator: ppo, critic: {modelPath: there}}",
             "spec.algorithm.critic.modelPath: there is no directory {base}/there",
@@ -145,7 +165,11 @@ def test_so_is_every_other_model(job: Path, change: str, message: str) -> None:
 
 
 def test_paths_in_a_volume_stay_relative_to_its_root(job: Path) -> None:
-    changes = ["model.volume={hostPath: {path: /models}}", "debug.replay=dump", "rollout.replicas=0"]
+    changes = [
+        "model.volume={hostPath: {path: /models}}",
+        "debug.replay=dump",
+        "rollout.replicas=0",
+    ]
     found = resolve(load_job(job, changes), job.parent)
     assert found.spec.model.path == "model"
     assert found.spec.data.prompts[0].path == f"{job.parent.resolve()}/rows.jsonl@[0:2]"
@@ -157,7 +181,10 @@ def test_paths_in_a_volume_stay_relative_to_its_root(job: Path) -> None:
 
 def test_a_job_that_only_distils_needs_no_reward(job: Path) -> None:
     job.write_text(
-        JOB.replace('reward: {function: "judge.py:score"}', "algorithm: {distillation: {teacher: {url: http://t}}}")
+        JOB.replace(
+            'reward: {function: "judge.py:score"}',
+            "algorithm: {distillation: {teacher: {url: http://t}}}",
+        )
     )
     check_files(resolve(load_job(job), job.parent))
 
@@ -202,9 +229,12 @@ def test_a_run_goes_on_only_with_its_own_manifest(job: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("place", "message"), [("file", "Not a directory"), ("/proc/no/run", "No such file or directory")]
+    ("place", "message"),
+    [("file", "Not a directory"), ("/proc/no/run", "No such file or directory")],
 )
-def test_a_run_directory_that_cannot_be_made_is_told_in_a_line(job: Path, place: str, message: str) -> None:
+def test_a_run_directory_that_cannot_be_made_is_told_in_a_line(
+    job: Path, place: str, message: str
+) -> None:
     (job.parent / "file").touch()
     result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(job.parent / place)])
     assert result.exit_code == 2, result.output
@@ -217,12 +247,16 @@ def test_a_job_that_wants_more_gpus_than_there_are_does_not_start(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     changes = ["--set", "trainer.gpusPerNode=1", "--set", "rollout.gpusPerReplica=1"]
-    result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run"), *changes])
+    result = CliRunner().invoke(
+        app, ["run", str(job), "--run-dir", str(tmp_path / "run"), *changes]
+    )
     assert (result.exit_code, (tmp_path / "run").exists()) == (2, False)
     assert "need 2 GPU(s), and this machine shows 1" in result.output
 
 
-def test_where_there_is_neither_run_nor_cluster_both_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_neither_run_nor_cluster_both_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -240,7 +274,9 @@ async def test_fresh_never_deletes_a_run_that_goes_on(
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     held = await run_state.lock(directory, 0)
     try:
-        with pytest.raises(run_state.RunDirectoryError, match=f"{directory} is in use by process {os.getpid()}"):
+        with pytest.raises(
+            run_state.RunDirectoryError, match=f"{directory} is in use by process {os.getpid()}"
+        ):
             await asyncio.to_thread(prepare, directory, load_job(job), fresh=True)
     finally:
         os.close(held)
@@ -249,14 +285,19 @@ async def test_fresh_never_deletes_a_run_that_goes_on(
     assert sorted(path.name for path in directory.iterdir()) == ["job.json"]
 
 
-def test_a_full_disk_is_told_in_a_line(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_in_a_line(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("sluice_cli.run._run", full)
     result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run")])
     assert result.exit_code == 2
-    assert "the run cannot go on: [Errno 28] No space left on device; when that is mended, the same" in result.output
+    assert (
+        "the run cannot go on: [Errno 28] No space left on device; when that is mended, the same"
+        in result.output
+    )
 
 
 def test_a_run_whose_manifest_is_broken_is_told_in_a_line(job: Path, tmp_path: Path) -> None:
@@ -284,7 +325,8 @@ def test_differences_name_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [([], ""), ([1.0], ""), ([0.0, 1.0], "▁█"), ([2.0, 2.0], "▁▁"), ([0.0, 0.5, 1.0], "▁▅█")]
+    ("values", "expected"),
+    [([], ""), ([1.0], ""), ([0.0, 1.0], "▁█"), ([2.0, 2.0], "▁▁"), ([0.0, 0.5, 1.0], "▁▅█")],
 )
 def test_sparkline(values: list[float], expected: str) -> None:
     assert sparkline(values) == expected
@@ -299,13 +341,25 @@ def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    (["--rollout-only", "--set", "model.init=pretrained"], ["model.init=pretrained", "debug.rolloutOnly=true"]),
-    (["--set", "trainer.steps=2", "--train-from", "dump"],
-     ["trainer.steps=2", "debug.replay={here}/dump", "rollout.replicas=0"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--rollout-only", "--set", "model.init=pretrained"],
+            ["model.init=pretrained", "debug.rolloutOnly=true"],
+        ),
+        (
+            ["--set", "trainer.steps=2", "--train-from", "dump"],
+            ["trainer.steps=2", "debug.replay={here}/dump", "rollout.replicas=0"],
+        ),
+    ],
+)
 def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
+    job: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    expected: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = []
@@ -321,8 +375,14 @@ def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
 
 
 def test_paths_of_hooks_and_rewards_of_data_sets_are_the_manifests_too(job: Path) -> None:
-    changes = ["rollout.hooks={beforeReward: a.py:f, afterReward: pkg.g}", "rollout.function=b.py:play"]
-    changes += ["evaluation={datasets: [{path: train.jsonl, reward: {function: c.py:h}}]}", "debug.replay=dump"]
+    changes = [
+        "rollout.hooks={beforeReward: a.py:f, afterReward: pkg.g}",
+        "rollout.function=b.py:play",
+    ]
+    changes += [
+        "evaluation={datasets: [{path: train.jsonl, reward: {function: c.py:h}}]}",
+        "debug.replay=dump",
+    ]
     found = resolve(load_job(job, [*changes, "rollout.replicas=0"]), job.parent)
     base, spec = job.parent.resolve(), found.spec
     assert spec.rollout.hooks.before_reward == f"{base}/a.py:f"
@@ -330,6 +390,10 @@ def test_paths_of_hooks_and_rewards_of_data_sets_are_the_manifests_too(job: Path
     assert (spec.rollout.function, spec.debug.replay) == (f"{base}/b.py:play", f"{base}/dump")
     with pytest.raises(ManifestError) as error:
         check_files(found)
-    for path in ("rollout.hooks.beforeReward", "rollout.function", "evaluation.datasets[0].reward.function"):
+    for path in (
+        "rollout.hooks.beforeReward",
+        "rollout.function",
+        "evaluation.datasets[0].reward.function",
+    ):
         assert f"spec.{path}: there is no file {base}/" in str(error.value)
     assert f"spec.debug.replay: there is no file or directory {base}/dump" in str(error.value)

@@ -21,10 +21,18 @@ from sluice_cli.main import app
 from tests.chat import assistant, save, user
 
 VERL: dict[str, Any] = {
-    "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "1 + 1 = ?"}], "ability": "math",
-    "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 3, "split": "train"},
-}  # fmt: skip
-SLIME: dict[str, Any] = {"prompt": "2 + 2 = ?", "label": "4", "metadata": {"rm_type": "math"}, "id": 7}
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1 + 1 = ?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 3, "split": "train"},
+}
+SLIME: dict[str, Any] = {
+    "prompt": "2 + 2 = ?",
+    "label": "4",
+    "metadata": {"rm_type": "math"},
+    "id": 7,
+}
 SOURCE = PromptSource(path="x.jsonl")
 
 
@@ -42,7 +50,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
-    path = lines(tmp_path / "rows.jsonl", [VERL, SLIME, SLIME, {"text": "x"}, {"prompt": "no label"}])
+    path = lines(
+        tmp_path / "rows.jsonl", [VERL, SLIME, SLIME, {"text": "x"}, {"prompt": "no label"}]
+    )
     result = run("inspect", path, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -50,7 +60,8 @@ def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
     assert found["shapes"] == {"slime": 3, "verl": 1}
     assert found["rewards"] == {"math": 2, "gsm8k": 1, "the job's own": 1}
     assert found["problems"] == [
-        f"{path}:4: no column 'prompt' or 'input'; the row has 'text'; did you mean promptKey: text?"
+        f"{path}:4: no column 'prompt' or 'input'; the row has 'text'; did you mean promptKey: "
+        "text?"
     ]
     assert sum(count for _, _, count in found["histogram"]) == 4
     assert found["lengths"]["max"] == len(json.dumps(VERL["prompt"]))
@@ -59,7 +70,15 @@ def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
 def test_inspect_is_for_people_too(tmp_path: Path) -> None:
     result = run("inspect", lines(tmp_path / "rows.jsonl", [VERL, VERL]))
     assert result.exit_code == 0
-    for text in ("2 rows", "verl", "openai/gsm8k", "2 (100%)", "gsm8k", "1 prompts came before", "first prompt"):
+    for text in (
+        "2 rows",
+        "verl",
+        "openai/gsm8k",
+        "2 (100%)",
+        "gsm8k",
+        "1 prompts came before",
+        "first prompt",
+    ):
         assert text in result.stdout
 
 
@@ -76,9 +95,18 @@ def test_rows_survive_every_format(tmp_path: Path, ending: str) -> None:
 
 def test_parquet_keeps_an_object_whose_fields_have_no_type_as_text(tmp_path: Path) -> None:
     rows = [SLIME | {"metadata": {"a": 1}}, SLIME | {"metadata": {"a": "x"}}]
-    assert run("convert", lines(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet").exit_code == 0
-    assert pq.read_table(tmp_path / "out.parquet")["metadata"].to_pylist() == ['{"a": 1}', '{"a": "x"}']
-    assert [parse_row(row, SOURCE).metadata for row in rows_of(tmp_path / "out.parquet")] == [{"a": 1}, {"a": "x"}]
+    assert (
+        run("convert", lines(tmp_path / "rows.jsonl", rows), tmp_path / "out.parquet").exit_code
+        == 0
+    )
+    assert pq.read_table(tmp_path / "out.parquet")["metadata"].to_pylist() == [
+        '{"a": 1}',
+        '{"a": "x"}',
+    ]
+    assert [parse_row(row, SOURCE).metadata for row in rows_of(tmp_path / "out.parquet")] == [
+        {"a": 1},
+        {"a": "x"},
+    ]
 
 
 def test_parquet_refuses_labels_of_two_types(tmp_path: Path) -> None:
@@ -92,32 +120,54 @@ def test_parquet_refuses_labels_of_two_types(tmp_path: Path) -> None:
 def test_verl_rows_become_slime_rows_and_come_back() -> None:
     middle = to_slime(VERL, SOURCE)
     assert middle == {
-        "prompt": VERL["prompt"], "label": "2",
-        "metadata": {"data_source": "openai/gsm8k", "ability": "math", "index": 3, "split": "train"},
-    }  # fmt: skip
+        "prompt": VERL["prompt"],
+        "label": "2",
+        "metadata": {
+            "data_source": "openai/gsm8k",
+            "ability": "math",
+            "index": 3,
+            "split": "train",
+        },
+    }
     assert to_verl(middle, SOURCE, 0, "other") == VERL
 
 
 @settings(deadline=None)
 @given(
-    st.text(min_size=1) | st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1),
+    st.text(min_size=1)
+    | st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1),
     st.none() | st.text() | st.integers(),
-    st.dictionaries(st.sampled_from(["data_source", "ability", "rm_type", "x", "index"]), st.text(min_size=1)),
+    st.dictionaries(
+        st.sampled_from(["data_source", "ability", "rm_type", "x", "index"]), st.text(min_size=1)
+    ),
 )
 def test_nothing_that_a_reward_sees_is_lost_on_the_way_to_verl(
     prompt: Any, label: Any, metadata: dict[str, str]
 ) -> None:
     before = parse_row({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE)
-    after = parse_row(to_verl({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE, 5, "mine"), SOURCE)
+    after = parse_row(
+        to_verl({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE, 5, "mine"), SOURCE
+    )
     assert after.label == before.label
     assert after.metadata.items() >= before.metadata.items()
-    assert after.prompt == ([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+    assert after.prompt == (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    )
 
 
 def test_convert_names_the_row_that_cannot_be_read(tmp_path: Path) -> None:
-    result = run("convert", lines(tmp_path / "rows.jsonl", [SLIME, {"x": 1}]), tmp_path / "out.json", "--to", "verl")
+    result = run(
+        "convert",
+        lines(tmp_path / "rows.jsonl", [SLIME, {"x": 1}]),
+        tmp_path / "out.json",
+        "--to",
+        "verl",
+    )
     assert result.exit_code == 2
-    assert f"error: {tmp_path}/rows.jsonl:2: no column 'prompt' or 'input'; the row has 'x'" in result.output
+    assert (
+        f"error: {tmp_path}/rows.jsonl:2: no column 'prompt' or 'input'; the row has 'x'"
+        in result.output
+    )
     assert not (tmp_path / "out.json").exists()
 
 
@@ -138,7 +188,9 @@ def test_a_file_may_be_converted_into_itself(tmp_path: Path) -> None:
 
 
 def test_a_uid_is_the_rows_own(tmp_path: Path) -> None:
-    path = lines(tmp_path / "rows.jsonl", [VERL, SLIME, VERL, SLIME | {"metadata": {"uid": "mine"}}])
+    path = lines(
+        tmp_path / "rows.jsonl", [VERL, SLIME, VERL, SLIME | {"metadata": {"uid": "mine"}}]
+    )
     assert run("add-uid", path, tmp_path / "out.jsonl").exit_code == 0
     uids = [parse_row(row, SOURCE).metadata["uid"] for row in rows_of(tmp_path / "out.jsonl")]
     assert uids[2] == f"{uids[0]}-1"
@@ -158,17 +210,25 @@ def test_exactly_as_many_are_chosen_as_wanted(total: int, wanted: int, seed: int
 
 
 def test_every_row_is_chosen_equally_often() -> None:
-    times = [sum(column) for column in zip(*(chosen(10, 3, seed) for seed in range(3000)), strict=True)]
+    times = [
+        sum(column) for column in zip(*(chosen(10, 3, seed) for seed in range(3000)), strict=True)
+    ]
     assert all(810 < count < 990 for count in times)  # expected 900, standard deviation 25
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.integers(2, 40), st.integers(0, 3))
-def test_a_split_has_every_row_once(tmp_path_factory: pytest.TempPathFactory, total: int, seed: int) -> None:
+def test_a_split_has_every_row_once(
+    tmp_path_factory: pytest.TempPathFactory, total: int, seed: int
+) -> None:
     directory = tmp_path_factory.mktemp("split")
     path = lines(directory / "rows.jsonl", [{"prompt": str(i)} for i in range(total)])
     train, test = directory / "train.jsonl", directory / "test.jsonl"
-    result = run("split", path, "--train", train, "--test", test, "--test-rows", 1, "--seed", seed, "--json")
+    result = run(
+        "split", path, "--train", train, "--test", test, "--test-rows", 1, "--seed", seed, "--json"
+    )
     assert json.loads(result.stdout)["test"]["rows"] == 1
     kept, held = ([int(row["prompt"]) for row in rows_of(part)] for part in (train, test))
     assert kept == sorted(kept)
@@ -179,9 +239,13 @@ def test_a_split_has_every_row_once(tmp_path_factory: pytest.TempPathFactory, to
     ("options", "message"),
     [(["--test-rows", "5"], "5 of 2 rows"), (["--test-rows", "0.01"], "0 of 2 rows")],
 )
-def test_a_split_that_leaves_nothing_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
+def test_a_split_that_leaves_nothing_is_refused(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
     path = lines(tmp_path / "rows.jsonl", [SLIME, SLIME])
-    result = run("split", path, "--train", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl", *options)
+    result = run(
+        "split", path, "--train", tmp_path / "a.jsonl", "--test", tmp_path / "b.jsonl", *options
+    )
     assert (result.exit_code, message in result.output) == (2, True)
     assert not (tmp_path / "a.jsonl").exists()
 
@@ -224,15 +288,20 @@ def test_own_code_becomes_a_file(tmp_path: Path) -> None:
         ("nobody", [], "nobody gave no rows"),
     ],
 )
-def test_own_code_that_gives_no_rows_is_refused(tmp_path: Path, name: str, arguments: list[str], message: str) -> None:
+def test_own_code_that_gives_no_rows_is_refused(
+    tmp_path: Path, name: str, arguments: list[str], message: str
+) -> None:
     (tmp_path / f"mine_{name}.py").write_text(GENERATOR)
-    result = run("materialise", f"{tmp_path}/mine_{name}.py:{name}", tmp_path / "out.jsonl", *arguments)
+    result = run(
+        "materialise", f"{tmp_path}/mine_{name}.py:{name}", tmp_path / "out.jsonl", *arguments
+    )
     assert (result.exit_code, message in result.output) == (2, True), result.output
     assert not (tmp_path / "out.jsonl").exists()
 
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% if tools %}<tools> {% endif %}<assistant>"
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% if tools %}<tools> {% "
+    "endif %}<assistant>"
 )
 
 
@@ -254,9 +323,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_inspect_counts_tokens_with_the_models_own_template(tmp_path: Path, model: Path) -> None:
     rows = [{"prompt": "a b c"}, VERL, SLIME | {"prompt": "x " * 20, "tools": [{"name": "f"}]}]
     path = lines(tmp_path / "rows.jsonl", rows)
-    found = json.loads(run("inspect", path, "--model", model, "--chat", "--max-prompt-tokens", 9, "--json").stdout)
+    found = json.loads(
+        run("inspect", path, "--model", model, "--chat", "--max-prompt-tokens", 9, "--json").stdout
+    )
     assert found["unit"] == "tokens"
-    assert (found["lengths"]["min"], found["lengths"]["median"], found["lengths"]["max"]) == (5, 7, 23)
+    assert (found["lengths"]["min"], found["lengths"]["median"], found["lengths"]["max"]) == (
+        5,
+        7,
+        23,
+    )
     assert found["example"] == "<user> a b c <assistant>"
     assert (found["longer"], found["tooLong"]) == (1, [f"{path}:3: 23"])
 
@@ -290,7 +365,8 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, words: list[str], mess
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "extra"), [("pyarrow", [], "buffer"), ("transformers", ["--model", "."], "rollout")]
+    ("module", "options", "extra"),
+    [("pyarrow", [], "buffer"), ("transformers", ["--model", "."], "rollout")],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, options: list[str], extra: str
@@ -298,7 +374,10 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     (tmp_path / "rows.parquet").touch()
     monkeypatch.setitem(sys.modules, module, None)
     result = run("inspect", tmp_path / "rows.parquet", *options)
-    assert (result.exit_code, result.output) == (2, f"error: {module} is missing: pip install 'sluice[{extra}]'\n")
+    assert (result.exit_code, result.output) == (
+        2,
+        f"error: {module} is missing: pip install 'sluice[{extra}]'\n",
+    )
 
 
 def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) -> None:
@@ -314,7 +393,9 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     result = run("inspect", path, "--sft", "--model", model, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert found["example"].endswith("<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>\n»")
+    assert found["example"].endswith(
+        "<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>\n»"
+    )
     assert "«no" not in found["example"]
     assert (found["rows"], found["broken"]) == (4, 2)
     assert found["problems"][0] == f"{path}:3: no token of it is trained"

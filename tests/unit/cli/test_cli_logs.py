@@ -27,8 +27,12 @@ def at(second: float) -> datetime:
     return START + timedelta(seconds=second)
 
 
-def stream(role: str = "trainer", replica: int = 0, attempt: int = 1, container: str = "", silent: str = "") -> Stream:
-    return Stream(f"demo-{role}-{replica}-{attempt}-0", container or role, role, replica, attempt, 0, silent)
+def stream(
+    role: str = "trainer", replica: int = 0, attempt: int = 1, container: str = "", silent: str = ""
+) -> Stream:
+    return Stream(
+        f"demo-{role}-{replica}-{attempt}-0", container or role, role, replica, attempt, 0, silent
+    )
 
 
 TRAINER, ENGINE = stream(), stream("rollout", container="engine")
@@ -41,7 +45,9 @@ def test_lines_come_in_the_order_of_time() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1000), max_size=20), max_size=5))
-def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(logs: list[list[float]]) -> None:
+def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(
+    logs: list[list[float]],
+) -> None:
     streams = [stream(replica=number) for number in range(len(logs))]
     given_lines = [[(at(time), f"{number}") for number, time in enumerate(times)] for times in logs]
     found = list(merged([*zip(streams, given_lines, strict=True)]))
@@ -51,10 +57,20 @@ def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(logs: l
 
 
 def test_a_line_that_carries_no_time_belongs_to_the_one_before_it() -> None:
-    lines = ["import", "2026-01-31T12:00:05Z error boom", "Traceback", '{"timestamp": "2026-01-31T12:00:06.5Z"}', "end"]
+    lines = [
+        "import",
+        "2026-01-31T12:00:05Z error boom",
+        "Traceback",
+        '{"timestamp": "2026-01-31T12:00:06.5Z"}',
+        "end",
+    ]
     assert list(stamp(lines)) == [
-        (at(5), lines[0]), (at(5), lines[1]), (at(5), lines[2]), (at(6.5), lines[3]), (at(6.5), lines[4])
-    ]  # fmt: skip
+        (at(5), lines[0]),
+        (at(5), lines[1]),
+        (at(5), lines[2]),
+        (at(6.5), lines[3]),
+        (at(6.5), lines[4]),
+    ]
 
 
 def test_sglangs_times_are_this_machines() -> None:
@@ -95,7 +111,9 @@ class Fake:
     async def streams(self) -> tuple[list[Stream], bool]:
         return [*self.logs], self.ended
 
-    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+    async def lines(
+        self, stream: Stream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[Stamped]:
         found = self.logs[stream]
         if isinstance(found, str):
             raise ReadError(found)
@@ -112,7 +130,11 @@ def printer(reader: Fake, **wanted: Any) -> tuple[Printer, io.StringIO, io.Strin
 async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:
     reader = Fake()
     waiting = stream("buffer", silent="ImagePullBackOff: no such image")
-    reader.logs = {TRAINER: [(at(1), "step 1")], ENGINE: "no log of rollout-0-1-0/engine: gone", waiting: []}
+    reader.logs = {
+        TRAINER: [(at(1), "step 1")],
+        ENGINE: "no log of rollout-0-1-0/engine: gone",
+        waiting: [],
+    }
     found, out, err = printer(reader)
     await found.once()
     assert out.getvalue() == "trainer-0-1-0        | step 1\n"
@@ -139,7 +161,9 @@ async def test_where_nothing_is_chosen_that_is_an_error() -> None:
         await printer(reader)[0].once()
 
 
-async def test_followed_logs_take_in_pods_that_appear_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followed_logs_take_in_pods_that_appear_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
     reader = Fake()
     reader.logs = {TRAINER: [(at(1), "attempt 1")], ENGINE: [(at(2), "up")]}
@@ -154,11 +178,20 @@ async def test_followed_logs_take_in_pods_that_appear_later(monkeypatch: pytest.
     await asyncio.sleep(0.1)
     reader.ended = True
     await asyncio.wait_for(following, 10)
-    assert [line.partition(" | ")[2] for line in out.getvalue().splitlines()] == ["attempt 1", "up", "attempt 2"]
+    assert [line.partition(" | ")[2] for line in out.getvalue().splitlines()] == [
+        "attempt 1",
+        "up",
+        "attempt 2",
+    ]
 
 
 def test_a_container_that_waits_says_for_what() -> None:
-    state = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "demo-token" not found'}}
+    state = {
+        "waiting": {
+            "reason": "CreateContainerConfigError",
+            "message": 'secret "demo-token" not found',
+        }
+    }
     labels = {"sluice.dev/role": "trainer"}
     pod = {
         "metadata": {"name": "demo-trainer-0-1-0", "labels": labels},
@@ -166,8 +199,13 @@ def test_a_container_that_waits_says_for_what() -> None:
         "status": {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]},
     }
     assert streams_of(pod)[0].silent == 'CreateContainerConfigError: secret "demo-token" not found'
-    assert streams_of({**pod, "status": {"phase": "Pending"}})[0].silent == "the pod waits for a node"
-    running = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+    assert (
+        streams_of({**pod, "status": {"phase": "Pending"}})[0].silent == "the pod waits for a node"
+    )
+    running = {
+        "phase": "Running",
+        "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
+    }
     assert streams_of({**pod, "status": running})[0].silent == ""
 
 
@@ -185,7 +223,13 @@ async def test_the_logs_of_a_run_directory_are_its_files(tmp_path: Path) -> None
     (tmp_path / "logs/demo-rollout-1-2-0.engine.log").write_text("a\nb\nc\n")
     (tmp_path / "logs/notes.log").write_text("not a container's")
     ([found], ended) = await reader.streams()
-    assert (found.role, found.replica, found.attempt, found.index, found.container) == ("rollout", 1, 2, 0, "engine")
+    assert (found.role, found.replica, found.attempt, found.index, found.container) == (
+        "rollout",
+        1,
+        2,
+        0,
+        "engine",
+    )
     assert not ended
     assert [text async for _, text in reader.lines(found, follow=False, tail=2)] == ["b", "c"]
 

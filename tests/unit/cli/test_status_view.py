@@ -1,4 +1,5 @@
-"""What `sluice status` prints, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them anew."""
+"""What `sluice status` prints, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them
+anew."""
 
 from __future__ import annotations
 
@@ -37,11 +38,20 @@ def job(status: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 def condition(type_: str, status: str, reason: str, message: str) -> dict[str, Any]:
     time = "2026-01-31T11:50:00Z"
-    return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": time}
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": time,
+    }
 
 
 def pod(role: str, phase: str, state: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    labels = {f"sluice.dev/{key}": value for key, value in (("role", role), ("replica", "0"), ("attempt", "1"))}
+    labels = {
+        f"sluice.dev/{key}": value
+        for key, value in (("role", role), ("replica", "0"), ("attempt", "1"))
+    }
     ready = "True" if phase == "Running" else "False"
     return {
         "metadata": {
@@ -53,57 +63,113 @@ def pod(role: str, phase: str, state: dict[str, Any] | None = None, **more: Any)
         "status": {
             "phase": phase,
             "startTime": "2026-01-31T11:45:10Z",
-            "conditions": [{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}],
+            "conditions": [
+                {"type": "Ready", "status": ready},
+                {"type": "PodScheduled", "status": "True"},
+            ],
             "containerStatuses": [{"name": role, "state": state or {"running": {}}}],
         },
     }
 
 
 ROLES = [
-    {"name": "rollout", "desired": 2, "ready": 1, "attempt": 2, "restarts": 1,
-     "gangs": [{"replica": 0, "attempt": 2, "retryTime": "2026-01-31T12:00:30Z"}]},
-    {"name": "trainer", "desired": 1, "ready": 1, "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]},
-]  # fmt: skip
+    {
+        "name": "rollout",
+        "desired": 2,
+        "ready": 1,
+        "attempt": 2,
+        "restarts": 1,
+        "gangs": [{"replica": 0, "attempt": 2, "retryTime": "2026-01-31T12:00:30Z"}],
+    },
+    {
+        "name": "trainer",
+        "desired": 1,
+        "ready": 1,
+        "attempt": 1,
+        "gangs": [{"replica": 0, "attempt": 1}],
+    },
+]
 RUNNING = Picture(
     "namespace team",
     job(
         {
-            "state": "Running", "step": 3, "totalSteps": 10, "reward": "0.5123", "policyLag": "0.50",
-            "weightVersion": 3, "restarts": 1, "startTime": "2026-01-31T11:44:00Z", "roles": ROLES,
+            "state": "Running",
+            "step": 3,
+            "totalSteps": 10,
+            "reward": "0.5123",
+            "policyLag": "0.50",
+            "weightVersion": 3,
+            "restarts": 1,
+            "startTime": "2026-01-31T11:44:00Z",
+            "roles": ROLES,
             "lastProgressTime": "2026-01-31T11:59:00Z",
             "conditions": [
                 condition("Running", "True", "Running", "training, with 2 of 3 pods running"),
-                condition("WeightsInSync", "False", "EnginesBehind", "not every engine holds the newest weights yet"),
+                condition(
+                    "WeightsInSync",
+                    "False",
+                    "EnginesBehind",
+                    "not every engine holds the newest weights yet",
+                ),
             ],
             "lastFailure": {
-                "role": "rollout", "pod": "demo-rollout-0-1-0", "container": "engine", "reason": "Error",
-                "exitCode": 1, "message": "loading weights\ntorch.OutOfMemoryError: CUDA out of memory",
+                "role": "rollout",
+                "pod": "demo-rollout-0-1-0",
+                "container": "engine",
+                "reason": "Error",
+                "exitCode": 1,
+                "message": "loading weights\ntorch.OutOfMemoryError: CUDA out of memory",
                 "time": "2026-01-31T11:59:50Z",
             },
         },
-        activeDeadlineSeconds=3600, progressDeadlineSeconds=600, startupDeadlineSeconds=300,
+        activeDeadlineSeconds=3600,
+        progressDeadlineSeconds=600,
+        startupDeadlineSeconds=300,
     ),
     (
         pod("trainer", "Running"),
-        pod("rollout", "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}),
+        pod(
+            "rollout",
+            "Pending",
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+        ),
     ),
     (
-        Happened(datetime(2026, 1, 31, 11, 59, 51, tzinfo=UTC), "Warning", "GangRestarting", "rollout-0 failed"),
-        Happened(datetime(2026, 1, 31, 11, 59, 58, tzinfo=UTC), "Warning", "Failed", "pull", "demo-rollout-0-1-0", 3),
+        Happened(
+            datetime(2026, 1, 31, 11, 59, 51, tzinfo=UTC),
+            "Warning",
+            "GangRestarting",
+            "rollout-0 failed",
+        ),
+        Happened(
+            datetime(2026, 1, 31, 11, 59, 58, tzinfo=UTC),
+            "Warning",
+            "Failed",
+            "pull",
+            "demo-rollout-0-1-0",
+            3,
+        ),
     ),
     ("you have no right to read something",),
-)  # fmt: skip
+)
 FINISHED = Picture(
     "run directory runs/demo",
     job(
         {
-            "state": "Succeeded", "step": 10, "totalSteps": 10, "startTime": "2026-01-31T10:00:00Z",
+            "state": "Succeeded",
+            "step": 10,
+            "totalSteps": 10,
+            "startTime": "2026-01-31T10:00:00Z",
             "completionTime": "2026-01-31T11:50:00Z",
-            "conditions": [condition("Succeeded", "True", "TrainerSucceeded", "all trainer pods have done their work")],
+            "conditions": [
+                condition(
+                    "Succeeded", "True", "TrainerSucceeded", "all trainer pods have done their work"
+                )
+            ],
         },
         ttlSecondsAfterFinished=3600,
     ),
-)  # fmt: skip
+)
 PICTURES = {"running": RUNNING, "finished": FINISHED, "new": Picture("namespace team", job({}))}
 
 
@@ -123,7 +189,10 @@ def test_a_job_is_shown_as_in_its_golden_file(name: str) -> None:
 
 
 def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
-    status = {"state": "Failed", "conditions": [condition("Failed", "True", "InvalidSpec", "spec.trainer.steps: no")]}
+    status = {
+        "state": "Failed",
+        "conditions": [condition("Failed", "True", "InvalidSpec", "spec.trainer.steps: no")],
+    }
     document = job(status)
     document["spec"] = {"trainer": {"steps": "many"}}
     assert "Failed=True" in text(Picture("namespace team", document))
@@ -131,7 +200,9 @@ def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
 
 
 def test_a_status_of_another_version_is_shown_as_far_as_it_can_be_read() -> None:
-    assert "RLJob demo  Odd" in text(Picture("namespace team", job({"state": "Odd", "roles": "new form"})))
+    assert "RLJob demo  Odd" in text(
+        Picture("namespace team", job({"state": "Odd", "roles": "new form"}))
+    )
 
 
 def test_words_in_brackets_are_not_taken_for_markup() -> None:
@@ -141,21 +212,32 @@ def test_words_in_brackets_are_not_taken_for_markup() -> None:
 
 
 def failure(**more: Any) -> LastFailure:
-    return LastFailure(role="trainer", pod="demo-trainer-0-1-0", time="2026-01-31T11:00:00Z", **more)
+    return LastFailure(
+        role="trainer", pod="demo-trainer-0-1-0", time="2026-01-31T11:00:00Z", **more
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (failure(reason="OOMKilled", exit_code=137, container="trainer"), "raise spec.trainer.resources.limits.memory"),
-        (failure(reason="OOMKilled", exit_code=137, container="tb"), "memory of tb in the template of trainer"),
+        (
+            failure(reason="OOMKilled", exit_code=137, container="trainer"),
+            "raise spec.trainer.resources.limits.memory",
+        ),
+        (
+            failure(reason="OOMKilled", exit_code=137, container="tb"),
+            "memory of tb in the template of trainer",
+        ),
         (failure(reason="Error", exit_code=2), "a configuration error"),
         (failure(reason="Error", exit_code=139), "a crash in native code"),
         (failure(reason="Error", exit_code=137), "kubectl describe pod demo-trainer-0-1-0"),
-        (failure(reason="ProgressDeadlineExceeded"), "it hung; see what it did last with: sluice logs demo trainer"),
+        (
+            failure(reason="ProgressDeadlineExceeded"),
+            "it hung; see what it did last with: sluice logs demo trainer",
+        ),
         (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
     ],
-)  # fmt: skip
+)
 def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
     assert told in advice(found, RUNNING)
 
@@ -164,7 +246,10 @@ def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
     ("found", "state"),
     [
         (pod("trainer", "Running"), ("Running", "")),
-        (pod("trainer", "Pending", schedulingGates=[{"name": "kueue"}]), ("Queued", "waits for admission by a queue")),
+        (
+            pod("trainer", "Pending", schedulingGates=[{"name": "kueue"}]),
+            ("Queued", "waits for admission by a queue"),
+        ),
         (
             pod("trainer", "Failed", {"terminated": {"exitCode": 3}}),
             ("Failed", "trainer: exit code 3"),

@@ -16,7 +16,9 @@ SOURCE = PromptSource(path="rows.jsonl")
 CHAT = [user("hi"), assistant("yo"), user("and"), assistant("bye")]
 
 
-def encoded(row: dict[str, Any], template: str | None = PLAIN, source: PromptSource = SOURCE, **more: Any) -> Encoded:
+def encoded(
+    row: dict[str, Any], template: str | None = PLAIN, source: PromptSource = SOURCE, **more: Any
+) -> Encoded:
     found = encode(tokenizer(template), parse_answer(row, source), **more)
     assert len(found.mask) == len(found.tokens)
     assert found.mask[0] == 0, "nothing predicts the first token"
@@ -62,7 +64,9 @@ def test_a_message_may_say_that_it_is_not_trained(template: str, key: str) -> No
 
 
 def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
-    """Qwen3 gives an empty thought to the last answer alone: training sees what the model will see."""
+    """Qwen3 gives an empty thought to the last answer alone: training sees what the model will
+    see.
+    """
     found = encoded({"messages": CHAT}, REWRITING)
     assert trained(found) == ["yo<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n"]
     assert "<think>" not in text(found).split("bye")[0].split("and")[0]
@@ -70,19 +74,35 @@ def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
 
 def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked() -> None:
     thought = "<think>\nhm\n</think>\n\nyo"
-    messages = [user("hi"), assistant(thought), user("and"), assistant("<think>\nah\n</think>\n\nbye")]
-    with pytest.raises(PromptError, match=r"messages\[1\]: the chat template leaves out part of this answer"):
+    messages = [
+        user("hi"),
+        assistant(thought),
+        user("and"),
+        assistant("<think>\nah\n</think>\n\nbye"),
+    ]
+    with pytest.raises(
+        PromptError, match=r"messages\[1\]: the chat template leaves out part of this answer"
+    ):
         encoded({"messages": messages}, REWRITING)
     messages[1]["loss_mask"] = 0
-    assert trained(encoded({"messages": messages}, REWRITING)) == ["<think>\nah\n</think>\n\nbye<|im_end|>\n"]
-    assert trained(encoded({"messages": [*messages[:1], assistant(thought)]}, REWRITING)) == [f"{thought}<|im_end|>\n"]
+    assert trained(encoded({"messages": messages}, REWRITING)) == [
+        "<think>\nah\n</think>\n\nbye<|im_end|>\n"
+    ]
+    assert trained(encoded({"messages": [*messages[:1], assistant(thought)]}, REWRITING)) == [
+        f"{thought}<|im_end|>\n"
+    ]
 
 
 def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of() -> None:
-    with pytest.raises(PromptError, match=r"messages\[1\]: .* differently once the answer is there.*chatTemplateArgs"):
+    with pytest.raises(
+        PromptError,
+        match=r"messages\[1\]: .* differently once the answer is there.*chatTemplateArgs",
+    ):
         encoded({"messages": CHAT}, REWRITING, arguments={"enable_thinking": False})
     single = encoded({"messages": CHAT[:2]}, REWRITING, arguments={"enable_thinking": False})
-    assert trained(single) == ["yo<|im_end|>\n"], "the thought is the template's, the answer the model's"
+    assert trained(single) == ["yo<|im_end|>\n"], (
+        "the thought is the template's, the answer the model's"
+    )
 
 
 def test_tools_and_arguments_go_to_the_template() -> None:
@@ -108,7 +128,8 @@ def test_a_prompt_and_its_label() -> None:
 
 
 def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
-    """As when the model writes it: no token holds the end of the prompt and the begin of the answer."""
+    """As when the model writes it: no token holds the end of the prompt and the begin of the
+    answer."""
     found = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
     assert trained(found) == ["\n\nyo<|im_end|>\n"]
 
@@ -117,7 +138,9 @@ def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
     row = {"input_ids": [5, 6, 7, 8], "loss_mask": [1, 0, 1, 1], "messages": "anything"}
     found = encode(None, parse_answer(row, SOURCE))
     assert (found.tokens, found.mask) == ([5, 6, 7, 8], [0, 0, 1, 1])
-    assert parse_answer({"ids": [1, 2], "loss_mask": [0, 1]}, PromptSource(path="r.jsonl", prompt_key="ids")).tokens
+    assert parse_answer(
+        {"ids": [1, 2], "loss_mask": [0, 1]}, PromptSource(path="r.jsonl", prompt_key="ids")
+    ).tokens
 
 
 @pytest.mark.parametrize(
@@ -132,7 +155,10 @@ def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
         ({"tokens": [1, 2], "loss_mask": [1]}, "loss_mask: expected"),
         ({"tokens": [1, 2], "loss_mask": [0, 2]}, "loss_mask: expected"),
         ({"tokens": [1, -2], "loss_mask": [0, 1]}, "tokens: a token id is negative"),
-        ({"messages": [user("hi"), assistant("yo", loss_mask=2)]}, "messages[1]: loss_mask: expected 0 or 1"),
+        (
+            {"messages": [user("hi"), assistant("yo", loss_mask=2)]},
+            "messages[1]: loss_mask: expected 0 or 1",
+        ),
     ],
     ids=str,
 )
@@ -146,7 +172,11 @@ def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str
     ("row", "template", "message"),
     [
         ({"messages": CHAT}, None, "has no chat template"),
-        ({"messages": [assistant("yo"), user("hi"), assistant("bye")]}, PLAIN, "messages[0]: nothing comes before"),
+        (
+            {"messages": [assistant("yo"), user("hi"), assistant("bye")]},
+            PLAIN,
+            "messages[0]: nothing comes before",
+        ),
         ({"messages": CHAT}, "{{ raise_exception('no') }}", "the chat template refuses"),
         ({"messages": CHAT}, MARKED + "{{ raise_exception('no') }}", "the chat template refuses"),
         (
@@ -156,7 +186,9 @@ def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str
         ),
     ],
 )
-def test_a_template_that_does_not_fit_is_told_of(row: dict[str, Any], template: str | None, message: str) -> None:
+def test_a_template_that_does_not_fit_is_told_of(
+    row: dict[str, Any], template: str | None, message: str
+) -> None:
     if not message:
         assert trained(encoded(row, template)) == ["yo<|im_end|>"]
         return
@@ -166,8 +198,12 @@ def test_a_template_that_does_not_fit_is_told_of(row: dict[str, Any], template: 
 
 
 def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
-    template = MARKED.replace("{{ message.content + '<|im_end|>' }}{% endgeneration %}", "a{% endgeneration %}b")
-    twice = template.replace("{% endgeneration %}b", "{% endgeneration %}b{% generation %}c{% endgeneration %}")
+    template = MARKED.replace(
+        "{{ message.content + '<|im_end|>' }}{% endgeneration %}", "a{% endgeneration %}b"
+    )
+    twice = template.replace(
+        "{% endgeneration %}b", "{% endgeneration %}b{% generation %}c{% endgeneration %}"
+    )
     assert trained(encoded({"messages": CHAT}, twice)) == ["a", "c", "a", "c"]
     with pytest.raises(PromptError, match="marks 4 texts of 2 messages"):
         encoded({"messages": [*CHAT[:3], assistant("bye", loss_mask=0)]}, twice)

@@ -1,4 +1,5 @@
-"""Reading prompt files: every format gives what plain Python would, whatever the rows, slices and chunks."""
+"""Reading prompt files: every format gives what plain Python would, whatever the rows, slices and
+chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from sluice_buffer.sources.readers import open_table
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | numbers | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 rows = st.dictionaries(st.text(max_size=8), values, max_size=4)
@@ -35,14 +38,22 @@ spaces = st.text(" \t\n\r", max_size=3)
 
 def write(path: Path, found: list[dict[str, Any]]) -> None:
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), newline="")
+        path.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), newline=""
+        )
     else:
         path.write_text(json.dumps(found, ensure_ascii=False), newline="")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    st.lists(st.tuples(st.sampled_from([".jsonl", ".json"]), st.lists(rows, max_size=5)), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.sampled_from([".jsonl", ".json"]), st.lists(rows, max_size=5)),
+        min_size=1,
+        max_size=3,
+    ),
     bounds,
     bounds,
 )
@@ -66,9 +77,15 @@ def test_any_mix_of_files_and_slices_gives_what_python_gives(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(rows | values, max_size=6), st.lists(spaces, min_size=1, max_size=9), st.integers(1, 40))
+@given(
+    st.lists(rows | values, max_size=6),
+    st.lists(spaces, min_size=1, max_size=9),
+    st.integers(1, 40),
+)
 @example([{"a": 1}, 12, -0.5, 1e-9, -1e300, "x"], [""], 1)
-def test_a_list_is_read_alike_in_chunks_of_any_size(entries: list[Any], gaps: list[str], chunk: int) -> None:
+def test_a_list_is_read_alike_in_chunks_of_any_size(
+    entries: list[Any], gaps: list[str], chunk: int
+) -> None:
     text, at = gaps[0] + "[", []
     for number, entry in enumerate(entries):
         text += ("," if number else "") + gaps[number % len(gaps)]
@@ -88,13 +105,24 @@ def test_a_list_is_read_alike_in_chunks_of_any_size(entries: list[Any], gaps: li
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "x"}', r"x\.json:1:1: expected a list of rows, found '{'; if every line is a row, call the file"),
+        (
+            '{"prompt": "x"}',
+            r"x\.json:1:1: expected a list of rows, found '{'; if every line is a row, call the "
+            r"file",
+        ),
         ("", r"x\.json:1:1: expected a list of rows, found ''"),
         ('[{"a": 1},\n {"b" 2}]', r"x\.json:2:7: not valid JSON: Expecting ':' delimiter"),
-        ('[{"a": 1}\n {"b": 2}]', r"x\.json:2:2: not valid JSON: expected , or \] behind a row, found {"),
+        (
+            '[{"a": 1}\n {"b": 2}]',
+            r"x\.json:2:2: not valid JSON: expected , or \] behind a row, found {",
+        ),
         ('[{"a": 1},\n', r"x\.json:2:1: not valid JSON: Expecting value"),
         ('[{"a": "x', r"x\.json:1:8: not valid JSON: Unterminated string"),
-        ("[1, 2", r"x\.json:1:6: not valid JSON: expected , or \] behind a row, found the end of the file"),
+        (
+            "[1, 2",
+            r"x\.json:1:6: not valid JSON: expected , or \] behind a row, found the end of the "
+            r"file",
+        ),
         ("[1,]", r"x\.json:1:4: not valid JSON: Expecting value"),
         ("[] x", r"x\.json:1:4: not valid JSON: something follows the list"),
     ],
@@ -126,9 +154,13 @@ def test_a_byte_that_is_no_text_is_said(tmp_path: Path) -> None:
 def test_a_row_that_is_no_object_is_named_in_every_format(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n\n[1]\n")
     (tmp_path / "a.json").write_text("[{},\n  3]")
-    with pytest.raises(ConfigurationError, match=r"a\.jsonl:3: a row must be an object, found list"):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.jsonl:3: a row must be an object, found list"
+    ):
         list(read_file(tmp_path / "a.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"a\.json:2:3: a row must be an object, found int"):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.json:2:3: a row must be an object, found int"
+    ):
         list(read_file(tmp_path / "a.json"))
 
 
@@ -149,7 +181,11 @@ def test_a_row_says_where_it_stands(tmp_path: Path) -> None:
 def test_parquet_rows_have_only_the_fields_that_were_given(tmp_path: Path) -> None:
     given_rows = [
         {"prompt": [{"role": "user", "content": "x"}], "label": "1", "metadata": {"a": 1}},
-        {"prompt": [{"role": "tool", "content": "y", "name": "f"}], "label": None, "metadata": {"b": {"c": 2}}},
+        {
+            "prompt": [{"role": "tool", "content": "y", "name": "f"}],
+            "label": None,
+            "metadata": {"b": {"c": 2}},
+        },
     ]
     pq.write_table(pa.Table.from_pylist(given_rows), tmp_path / "a.parquet")
     assert [found.row for found in read_file(tmp_path / "a.parquet")] == given_rows
@@ -168,7 +204,9 @@ def test_files_of_a_directory_come_by_name(tmp_path: Path) -> None:
 
 present: st.SearchStrategy[Any] = st.recursive(
     st.booleans() | numbers | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 messages = st.lists(
@@ -181,11 +219,16 @@ messages = st.lists(
 )
 prompt_rows = st.fixed_dictionaries(
     {"prompt": messages, "label": st.none() | st.text(max_size=9)},
-    optional={"metadata": st.dictionaries(st.text(max_size=5), present, max_size=4), "id": st.integers(0, 9)},
+    optional={
+        "metadata": st.dictionaries(st.text(max_size=5), present, max_size=4),
+        "id": st.integers(0, 9),
+    },
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(prompt_rows, min_size=1, max_size=6))
 def test_a_prompt_means_the_same_in_parquet(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]

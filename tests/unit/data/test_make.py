@@ -50,10 +50,14 @@ def slow():
 def spec(path: Path, name: str, **fields: Any) -> RLJobSpec:
     path.write_text(CODE)
     source = {"function": f"{path}:{name}", **fields}
-    return RLJobSpec.model_validate({
-        "model": {"path": "/m"}, "data": {"prompts": [{"source": source}]}, "reward": {"type": "f1"},
-        "trainer": {"steps": 1},
-    })  # fmt: skip
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": "/m"},
+            "data": {"prompts": [{"source": source}]},
+            "reward": {"type": "f1"},
+            "trainer": {"steps": 1},
+        }
+    )
 
 
 def made(job: RLJobSpec, directory: Path) -> list[Any]:
@@ -71,15 +75,23 @@ def rows(tmp_path: Path) -> Path:
 
 def test_a_generator_gives_as_many_rows_as_are_wanted(tmp_path: Path, rows: Path) -> None:
     job = spec(tmp_path / "a.py", "counting", args={"start": 5}, rows=2)
-    assert made(job, rows) == [{"prompt": "5 + 1 =", "label": "6"}, {"prompt": "6 + 1 =", "label": "7"}]
+    assert made(job, rows) == [
+        {"prompt": "5 + 1 =", "label": "6"},
+        {"prompt": "6 + 1 =", "label": "7"},
+    ]
     assert job.data.prompts[0].source_name == "counting"
 
 
 def test_a_data_set_that_is_indexed_gives_its_rows_in_order(tmp_path: Path, rows: Path) -> None:
-    assert made(spec(tmp_path / "b.py", "Indexed"), rows) == [{"prompt": "row 0"}, {"prompt": "row 1"}]
+    assert made(spec(tmp_path / "b.py", "Indexed"), rows) == [
+        {"prompt": "row 0"},
+        {"prompt": "row 1"},
+    ]
 
 
-def test_rows_that_are_there_stay_whatever_the_code_would_give_now(tmp_path: Path, rows: Path) -> None:
+def test_rows_that_are_there_stay_whatever_the_code_would_give_now(
+    tmp_path: Path, rows: Path
+) -> None:
     job = spec(tmp_path / "c.py", "counting", rows=3)
     first = made(job, rows)
     make.load.cache_clear()
@@ -101,7 +113,9 @@ def test_other_arguments_make_another_file(tmp_path: Path, rows: Path) -> None:
         ("nothing", "has no function 'nothing'"),
     ],
 )
-def test_what_gives_no_rows_is_refused_by_its_field(tmp_path: Path, rows: Path, name: str, message: str) -> None:
+def test_what_gives_no_rows_is_refused_by_its_field(
+    tmp_path: Path, rows: Path, name: str, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make.make(spec(tmp_path / f"e_{name}.py", name), rows)
     assert list(rows.iterdir()) == []
@@ -113,13 +127,23 @@ def test_code_that_raises_leaves_no_file_and_may_be_tried_again(tmp_path: Path, 
     assert list(rows.iterdir()) == []
 
 
-def process(tmp_path: Path, name: str, seconds: int = make.SECONDS) -> subprocess.CompletedProcess[str]:
-    job = {"metadata": {"name": "demo"}, "spec": spec(tmp_path / "g.py", name, rows=2).model_dump(by_alias=True)}
+def process(
+    tmp_path: Path, name: str, seconds: int = make.SECONDS
+) -> subprocess.CompletedProcess[str]:
+    job = {
+        "metadata": {"name": "demo"},
+        "spec": spec(tmp_path / "g.py", name, rows=2).model_dump(by_alias=True),
+    }
     (tmp_path / "job.json").write_text(json.dumps(job))
     env = {"SLUICE_JOB_FILE": str(tmp_path / "job.json"), "SLUICE_ROWS": str(tmp_path / "rows")}
-    code = f"import sluice.data.make as m; m.SECONDS = {seconds}; m.logs.run_blocking('buffer', m.main)"
+    code = (
+        f"import sluice.data.make as m; m.SECONDS = {seconds}; m.logs.run_blocking('buffer', "
+        "m.main)"
+    )
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,9 +152,17 @@ def process(tmp_path: Path, name: str, seconds: int = make.SECONDS) -> subproces
         ("counting", 60, 0, "rows made"),
         ("broken", 60, 1, "error: OSError: the hub does not answer"),
         ("lists", 60, 2, "a row must be a dict, found list"),
-        ("slow", 1, 2, "making the rows took more than 1 s; write the file beforehand with `sluice data materialise`"),
+        (
+            "slow",
+            1,
+            2,
+            "making the rows took more than 1 s; write the file beforehand with `sluice data "
+            "materialise`",
+        ),
     ],
 )
-def test_how_its_process_ends(tmp_path: Path, rows: Path, name: str, seconds: int, code: int, last: str) -> None:
+def test_how_its_process_ends(
+    tmp_path: Path, rows: Path, name: str, seconds: int, code: int, last: str
+) -> None:
     ended = process(tmp_path, name, seconds)
     assert (ended.returncode, last in ended.stderr.splitlines()[-1]) == (code, True), ended.stderr

@@ -10,7 +10,9 @@ from sluice.data.chat import load_tokenizer
 from sluice.environment import ConfigurationError
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}', "{", '{"model": {}}', '{"version": "1.0", "added_tokens": 3}'])
+@pytest.mark.parametrize(
+    "content", ['{"a": 1}', "{", '{"model": {}}', '{"version": "1.0", "added_tokens": 3}']
+)
 def test_a_broken_tokenizer_is_a_configuration_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "tokenizer.json").write_text(content)

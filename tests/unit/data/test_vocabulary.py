@@ -14,12 +14,20 @@ STUDENT = {"<pad>": 0, "a": 1, "b": 2, "<think>": 3}
     [
         (STUDENT, ""),
         (STUDENT | {"<tool>": 4}, ""),
-        ({"<pad>": 0, "a": 1, "b": 2}, "1 of 4 tokens differ, such as '<think>' is 3 here and unknown there"),
-        (STUDENT | {"a": 2, "b": 1}, "2 of 4 tokens differ, such as 'a' is 1 here and 2 there, 'b' is 2 here and 1"),
+        (
+            {"<pad>": 0, "a": 1, "b": 2},
+            "1 of 4 tokens differ, such as '<think>' is 3 here and unknown there",
+        ),
+        (
+            STUDENT | {"a": 2, "b": 1},
+            "2 of 4 tokens differ, such as 'a' is 1 here and 2 there, 'b' is 2 here and 1",
+        ),
         ({}, "4 of 4 tokens differ, such as '<pad>' is 0 here and unknown there"),
     ],
 )
-def test_every_token_of_the_student_must_be_the_teachers(teacher: dict[str, int], problem: str) -> None:
+def test_every_token_of_the_student_must_be_the_teachers(
+    teacher: dict[str, int], problem: str
+) -> None:
     found = difference(STUDENT, teacher)
     assert found.startswith(problem)
     assert bool(found) == bool(problem)

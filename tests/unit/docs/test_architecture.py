@@ -1,4 +1,5 @@
-"""docs/architecture.md says where things are: the files that it names exist, and its table of additions is complete."""
+"""docs/architecture.md says where things are: the files that it names exist, and its table of
+additions is complete."""
 
 from __future__ import annotations
 
@@ -10,18 +11,26 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 PRODUCTION = ("sluice", "cli", "operator", "services")
-OWN_FOLDERS = {"sglang": "sluice/engines/sglang", "megatron": "services/trainer/sluice_trainer/megatron"}
+OWN_FOLDERS = {
+    "sglang": "sluice/engines/sglang",
+    "megatron": "services/trainer/sluice_trainer/megatron",
+}
 IMPORTER = "cli/sluice_cli/importing"
 
 
 def additions() -> list[tuple[str, list[str]]]:
     """(example, files that name it) of each row of the table."""
-    rows = [line.split(" | ") for line in PAGE.partition("## Where do I add")[2].splitlines() if line.startswith("| a")]
+    rows = [
+        line.split(" | ")
+        for line in PAGE.partition("## Where do I add")[2].splitlines()
+        if line.startswith("| a")
+    ]
     return [(cells[3].strip("`"), re.findall(r"`([^`]+)`", cells[4])) for cells in rows]
 
 
 def naming(word: str) -> list[str]:
-    """Production files that name the word: as a text of its own, or as an identifier that can mean nothing else."""
+    """Production files that name the word: as a text of its own, or as an identifier that can mean
+    nothing else."""
     pattern = re.compile(rf"\b{word}\b" if "_" in word else rf"[\"']{word}[\"']")
     found = []
     for path in (path for folder in PRODUCTION for path in (ROOT / folder).rglob("*.py")):
@@ -36,19 +45,31 @@ def test_there_are_seven_additions() -> None:
     assert len(additions()) == 7
 
 
-@pytest.mark.parametrize(("example", "files"), [pytest.param(*row, id=row[0]) for row in additions()])
+@pytest.mark.parametrize(
+    ("example", "files"), [pytest.param(*row, id=row[0]) for row in additions()]
+)
 def test_an_addition_is_named_where_the_table_says(example: str, files: list[str]) -> None:
     assert naming(example) == files
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.py)`", PAGE))))
 def test_a_file_that_is_named_exists(name: str) -> None:
-    assert [path for folder in PRODUCTION for path in (ROOT / folder).rglob("*.py") if str(path).endswith(f"/{name}")]
+    assert [
+        path
+        for folder in PRODUCTION
+        for path in (ROOT / folder).rglob("*.py")
+        if str(path).endswith(f"/{name}")
+    ]
 
 
 def test_rooms_and_files_of_the_walks_exist() -> None:
     walks = PAGE.partition("## The walk of a sample")[2].partition("## Where do I add")[0]
-    known = {path for folder in PRODUCTION for path in (ROOT / folder).rglob("*") if path.suffix in ("", ".py")}
+    known = {
+        path
+        for folder in PRODUCTION
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in ("", ".py")
+    }
     ends = {str(path.with_suffix("")) for path in known}
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+|[a-z_]+/)`", walks):
         assert any(end.endswith(f"/{name.rstrip('/')}") for end in ends), name

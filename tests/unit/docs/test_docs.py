@@ -1,4 +1,5 @@
-"""What pages and examples name exists: links, anchors, files, commands; and every manifest in them is valid."""
+"""What pages and examples name exists: links, anchors, files, commands; and every manifest in them
+is valid."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ MANIFESTS = [(page, line, text) for page in PAGES for line, text in blocks(page,
 
 
 @pytest.mark.parametrize(
-    ("page", "line", "text"), MANIFESTS, ids=[f"{name_of(page)}:{line}" for page, line, _ in MANIFESTS]
+    ("page", "line", "text"),
+    MANIFESTS,
+    ids=[f"{name_of(page)}:{line}" for page, line, _ in MANIFESTS],
 )
 def test_every_manifest_of_a_page_is_valid(page: Path, line: int, text: str) -> None:
     document = parse_documents(text, f"{name_of(page)}:{line}")[0]
@@ -125,7 +128,9 @@ def commands() -> Iterator[tuple[str, str]]:
     """(where, command line) of every call of sluice in a page or in the head of an example."""
     for page in PAGES:
         for _, text in blocks(page, "", "sh", "bash", "console"):
-            yield from ((name_of(page), line) for line in shell_lines(text) if line.startswith("sluice "))
+            yield from (
+                (name_of(page), line) for line in shell_lines(text) if line.startswith("sluice ")
+            )
         spans = re.findall(r"`(sluice [^`]+)`", prose(page).replace("\n", " "))
         yield from ((name_of(page), span.replace("\\|", "|")) for span in spans)
     for path in EXAMPLES:
@@ -140,14 +145,20 @@ def options(command: click.Command) -> set[str]:
 COMMANDS = sorted(set(commands()))
 
 
-@pytest.mark.parametrize(("where", "line"), COMMANDS, ids=[f"{where}: {line}" for where, line in COMMANDS])
+@pytest.mark.parametrize(
+    ("where", "line"), COMMANDS, ids=[f"{where}: {line}" for where, line in COMMANDS]
+)
 def test_every_command_exists_with_its_options(where: str, line: str) -> None:
     found: Any = typer.main.get_command(app)
     words = shlex.split(line.replace("[", " ").replace("]", " "))[1:]
     while hasattr(found, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         assert words[0] in found.commands, f"{where}: sluice has no {words[0]}"
         found = found.commands[words.pop(0)]
-    unknown = [w for w in words if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(found)]
+    unknown = [
+        w
+        for w in words
+        if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(found)
+    ]
     assert unknown == []
 
 
@@ -155,7 +166,11 @@ def test_every_command_exists_with_its_options(where: str, line: str) -> None:
 def test_every_make_target_of_a_page_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = re.findall(r"`make ([\w-]+)", page.read_text())
-    named += [word for _, text in blocks(page, "") for word in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)]
+    named += [
+        word
+        for _, text in blocks(page, "")
+        for word in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)
+    ]
     assert [name for name in named if name not in targets] == []
 
 

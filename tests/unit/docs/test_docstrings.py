@@ -21,6 +21,10 @@ FILES = [
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_docstring_opens_with_a_relative_clause(path: Path) -> None:
     nodes = ast.walk(ast.parse(path.read_text()))
-    documented = [n for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+    documented = [
+        n
+        for n in nodes
+        if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     texts = [text for node in documented if (text := ast.get_docstring(node))]
     assert [text.splitlines()[0] for text in texts if RELATIVE.match(text)] == []

@@ -24,14 +24,18 @@ def spec_of(result: Result) -> dict[str, Any]:
 def slime(tmp_path: Path, arguments: str, *options: str, entry: str = "train.py") -> Result:
     script = tmp_path / "run.sh"
     script.write_text(
-        f"python3 {entry} --hf-checkpoint /m --prompt-data /d/rows.jsonl --num-rollout 9 --rollout-batch-size 8 "
+        f"python3 {entry} --hf-checkpoint /m --prompt-data /d/rows.jsonl --num-rollout 9 "
+        "--rollout-batch-size 8 "
         f"--n-samples-per-prompt 4 --rm-type math {arguments}\n"
     )
     return run("slime", script, *options)
 
 
 def verl(arguments: str, *options: str, entry: str = "verl.trainer.main_ppo") -> Result:
-    command = f"python3 -m {entry} data.train_files=/d/train.parquet actor_rollout_ref.model.path=/m {arguments}"
+    command = (
+        f"python3 -m {entry} data.train_files=/d/train.parquet actor_rollout_ref.model.path=/m "
+        f"{arguments}"
+    )
     return run("verl", command, *options)
 
 

@@ -1,4 +1,5 @@
-"""Launch scripts of slime and verl, written as their users do -> manifests that `sluice validate` takes."""
+"""Launch scripts of slime and verl, written as their users do -> manifests that `sluice validate`
+takes."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
     if "modelPath" in spec.get("algorithm", {}).get("critic", {}):
         spec["algorithm"]["critic"]["modelPath"] = "model"
     if "function" in spec.get("reward", {}):
-        (tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth): return 1\n")
+        (tmp_path / "reward.py").write_text(
+            "def compute_score(data_source, solution_str, ground_truth): return 1\n"
+        )
         spec["reward"]["function"] = "reward.py:compute_score"
     yaml.dump(document, target)
     result = CliRunner().invoke(app, ["validate", str(target)])
@@ -67,7 +70,10 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
 
 def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) -> None:
     result = slime(tmp_path, "--brand-new-flag 3 --optimizer sgd")
-    assert "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice knows no such argument" in result.stdout
+    assert (
+        "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice knows no such argument"
+        in result.stdout
+    )
     assert "#   --optimizer sgd (line 1): sluice has AdamW" in result.stdout
     assert "--brand-new-flag 3" in result.stderr
 
@@ -86,12 +92,14 @@ def test_a_key_in_a_script_never_gets_into_the_manifest(tmp_path: Path) -> None:
 
 
 def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -> None:
-    result = slime(tmp_path, "--use-kl-loss --kl-loss-coef 0.1 --kl-coef 0.1 --gamma 0.9 --global-batch-size 5")
+    result = slime(
+        tmp_path, "--use-kl-loss --kl-loss-coef 0.1 --kl-coef 0.1 --gamma 0.9 --global-batch-size 5"
+    )
     spec = spec_of(result)
     assert spec["algorithm"]["kl"] == {"coef": 0.1}
     assert (
-        "--kl-loss-coef: algorithm.kl.lossCoef: coef (in the reward) and lossCoef (in the loss) cannot both"
-        in result.stdout
+        "--kl-loss-coef: algorithm.kl.lossCoef: coef (in the reward) and lossCoef (in the loss) "
+        "cannot both" in result.stdout
     )
     assert "gamma" not in spec["algorithm"]
     assert "32 samples of a batch cannot be split into optimizer steps of 5" in result.stdout
@@ -105,8 +113,10 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
         (["slime", "{open}"], "line 1: ' opens here and is never closed"),
         (["slime", "{bare}"], "no --prompt-data: there is nothing to train on"),
         (["slime", "{bare}", "--var", "x"], "--var x: expected NAME=VALUE"),
-        (["verl", "no-such-file"], "no-such-file: no command that runs verl.trainer.main_ppo, and no such file"),
-        (["verl", "python -m verl.trainer.main_ppo x=1"], "no data.train_files: there is nothing to train on"),
+        (["verl", "no-such-file"], "no-such-file: no command that runs verl.trainer.main_ppo, and "
+                                   "no such file"),
+        (["verl", "python -m verl.trainer.main_ppo x=1"], "no data.train_files: there is nothing "
+                                                          "to train on"),
         (["verl", "{list}"], "expected a configuration"),
     ],
 )  # fmt: skip
@@ -129,7 +139,9 @@ def test_no_file_is_overwritten_unless_asked(tmp_path: Path) -> None:
 
 
 def test_a_job_that_lacks_something_is_written_and_said(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("python train.py --prompt-data /d/rows.jsonl --rm-type f1 --num-rollout 3\n")
+    (tmp_path / "run.sh").write_text(
+        "python train.py --prompt-data /d/rows.jsonl --rm-type f1 --num-rollout 3\n"
+    )
     result = run("slime", tmp_path / "run.sh")
     assert result.exit_code == 1
     assert "not a valid job yet" in result.output
@@ -139,5 +151,8 @@ def test_a_job_that_lacks_something_is_written_and_said(tmp_path: Path) -> None:
 def test_an_estimator_is_never_exchanged_for_another() -> None:
     result = verl("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1")
     assert result.exit_code == 1
-    assert "spec.algorithm.estimator: this estimator compares the responses to a prompt" in result.output
+    assert (
+        "spec.algorithm.estimator: this estimator compares the responses to a prompt"
+        in result.output
+    )
     assert "estimator: grpo # algorithm.adv_estimator" in result.stdout

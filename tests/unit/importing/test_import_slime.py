@@ -16,7 +16,10 @@ from import_tools import check, slime, spec_of, unwrapped
         ("--num-steps-per-rollout 4", {"trainer": {"stepsPerBatch": 4}}),
         ("--rm-type dapo --reward-key score", {"reward": {"type": "dapo", "key": "score"}}),
         ("--rm-type remote_rm --rm-url http://rm:80/x", {"reward": {"url": "http://rm:80/x"}}),
-        ("--custom-rm-path my.rewards.score --group-rm", {"reward": {"function": "my.rewards.score", "group": True}}),
+        (
+            "--custom-rm-path my.rewards.score --group-rm",
+            {"reward": {"function": "my.rewards.score", "group": True}},
+        ),
         ("--rm-type mystery", {"reward": {"type": "data_source"}}),
         ("--kl-loss-coef 0.1", {"algorithm": None}),
         (
@@ -33,13 +36,19 @@ from import_tools import check, slime, spec_of, unwrapped
             "--advantage-estimator ppo --lr 2e-6 --num-critic-only-steps 2",
             {"algorithm": {"estimator": "ppo", "critic": {"lr": 2e-6, "warmupSteps": 2}}},
         ),
-        ("--rollout-num-gpus 8 --rollout-num-gpus-per-engine 2", {"rollout": {"replicas": 4, "gpusPerReplica": 2}}),
+        (
+            "--rollout-num-gpus 8 --rollout-num-gpus-per-engine 2",
+            {"rollout": {"replicas": 4, "gpusPerReplica": 2}},
+        ),
         (
             "--rollout-num-gpus 32 --rollout-num-gpus-per-engine 16",
             {"rollout": {"replicas": 2, "gpusPerReplica": 8, "nodesPerReplica": 2}},
         ),
         ("--sglang-cuda-graph-bs 1 2", {"rollout": {"engineArgs": {"cuda-graph-bs": ["1", "2"]}}}),
-        ("--sglang-max-running-requests 64", {"rollout": {"engineArgs": {"max-running-requests": 64}}}),
+        (
+            "--sglang-max-running-requests 64",
+            {"rollout": {"engineArgs": {"max-running-requests": 64}}},
+        ),
         ("--dynamic-sampling-filter-path my.keep", {"rollout": {"dynamicFilter": "my.keep"}}),
         ("--lr=3e-6 --lr 4e-6", {"trainer": {"optimizer": {"lr": 4e-6}}}),
         ("--update-weight-buffer-size $((256 * 1024 * 1024))", {"weightSync": {"bucketMiB": 256}}),
@@ -53,7 +62,8 @@ def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, 
 
 TAUGHT = "--use-opd --opd-kl-coef 0.5"
 BY_TEACHER = (
-    "--opd-type sglang --custom-rm-path slime.rollout.on_policy_distillation.reward_func --rm-url http://t:1/generate "
+    "--opd-type sglang --custom-rm-path slime.rollout.on_policy_distillation.reward_func --rm-url "
+    "http://t:1/generate "
     "--custom-reward-post-process-path slime.rollout.on_policy_distillation.post_process_rewards"
 )
 
@@ -67,21 +77,31 @@ def test_a_teacher_behind_slimes_remote_reward_is_all_that_there_is(tmp_path: Pa
 
 
 def test_slimes_teacher_in_the_trainer_stands_beside_the_reward(tmp_path: Path) -> None:
-    result = slime(tmp_path, f"{TAUGHT} --opd-type megatron --opd-teacher-load /m/teacher --rollout-temperature 0.8")
+    result = slime(
+        tmp_path,
+        f"{TAUGHT} --opd-type megatron --opd-teacher-load /m/teacher --rollout-temperature 0.8",
+    )
     spec = spec_of(result)
     assert spec["algorithm"]["distillation"] == {"coef": 0.5, "teacher": {"path": "/m/teacher"}}
     assert spec["reward"] == {"type": "math_prm800k"}
     assert "name the teacher's Hugging Face directory" in unwrapped(result)
-    assert "algorithm" not in spec_of(slime(tmp_path, "--opd-type megatron --opd-teacher-load /m/t"))
+    assert "algorithm" not in spec_of(
+        slime(tmp_path, "--opd-type megatron --opd-teacher-load /m/t")
+    )
 
 
 def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
     hot = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --rollout-temperature 0.8")
     assert hot.exit_code == 1
-    assert "spec.algorithm.distillation.teacher.url: SGLang scores given tokens at temperature 1" in hot.output
+    assert (
+        "spec.algorithm.distillation.teacher.url: SGLang scores given tokens at temperature 1"
+        in hot.output
+    )
     itself = slime(tmp_path, f"{TAUGHT} --opd-type self --opd-teacher-load /m/t")
     assert "--opd-type self (line 1): sluice distils from an SGLang server" in unwrapped(itself)
-    evaluated = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --eval-interval 5 --eval-prompt-data aime /d/aime.jsonl")
+    evaluated = slime(
+        tmp_path, f"{TAUGHT} {BY_TEACHER} --eval-interval 5 --eval-prompt-data aime /d/aime.jsonl"
+    )
     assert "evaluation" not in spec_of(evaluated)
     assert "sluice wants a reward: evaluation.datasets[].reward" in unwrapped(evaluated)
 
@@ -96,11 +116,18 @@ def test_a_value_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
     assert "--lr ${LR} (line 1): the script does not say it: --var gives $LR" in result.stdout
     assert "$(nproc) would have to be run" in slime(tmp_path, "--lr $(nproc)").stdout
     assert spec_of(result)["checkpoint"]["everySteps"] == 7
-    assert spec_of(slime(tmp_path, "--lr $LR", "--var", "LR=1e-5"))["trainer"]["optimizer"]["lr"] == 1e-5
+    assert (
+        spec_of(slime(tmp_path, "--lr $LR", "--var", "LR=1e-5"))["trainer"]["optimizer"]["lr"]
+        == 1e-5
+    )
 
 
 def test_sft_of_slime_needs_neither_reward_nor_engines(tmp_path: Path) -> None:
-    spec = spec_of(slime(tmp_path, "--loss-type sft_loss --global-batch-size 8", entry="train_async.py"))
-    assert spec["algorithm"] == {"lossFunction": "sft", "aggregation": "sequence_mean"}, "slime's default, written out"
+    spec = spec_of(
+        slime(tmp_path, "--loss-type sft_loss --global-batch-size 8", entry="train_async.py")
+    )
+    assert spec["algorithm"] == {"lossFunction": "sft", "aggregation": "sequence_mean"}, (
+        "slime's default, written out"
+    )
     assert "reward" not in spec
     assert spec["rollout"] == {"batchSize": 8}

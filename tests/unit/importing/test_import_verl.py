@@ -26,11 +26,15 @@ def test_verls_teacher(tmp_path: Path) -> None:
     supervised = verl(f"{common} {loss}.loss_mode=k3")
     assert "distillation" not in spec_of(supervised)["algorithm"]
     assert "use_policy_gradient with loss_mode k1" in unwrapped(supervised)
-    words = verl(f"{common} {loss}.loss_mode=forward_kl_topk {loss}.topk=64 {loss}.use_policy_gradient=False")
+    words = verl(
+        f"{common} {loss}.loss_mode=forward_kl_topk {loss}.topk=64 {loss}.use_policy_gradient=False"
+    )
     expected = {"coef": 0.3, "divergence": "forward_kl", "teacher": {"path": "/m/large"}}
     assert spec_of(words)["algorithm"]["distillation"] == expected
     assert "over all words, not the teacher's top k" in unwrapped(words)
-    mixed = spec_of(verl(f"{common} {loss}.loss_mode=jsd_topk {loss}.jsd_beta=0.2"))["algorithm"]["distillation"]
+    mixed = spec_of(verl(f"{common} {loss}.loss_mode=jsd_topk {loss}.jsd_beta=0.2"))["algorithm"][
+        "distillation"
+    ]
     assert (mixed["divergence"], mixed["beta"]) == ("jsd", 0.2)
     cut = verl(f"{common} {loss}.loss_mode=forward_kl_topk {loss}.use_policy_gradient=True")
     assert "distillation" not in spec_of(cut)["algorithm"]
@@ -49,7 +53,10 @@ def test_verls_teacher(tmp_path: Path) -> None:
             "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
             {"algorithm": {"estimator": "gpg", "loss": "reinforce"}},
         ),
-        ("algorithm.adv_estimator=opo actor_rollout_ref.rollout.n=4", {"algorithm": {"estimator": "opo"}}),
+        (
+            "algorithm.adv_estimator=opo actor_rollout_ref.rollout.n=4",
+            {"algorithm": {"estimator": "opo"}},
+        ),
         (
             "algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=4 "
             "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
@@ -57,7 +64,12 @@ def test_verls_teacher(tmp_path: Path) -> None:
         ),
         (
             "algorithm.adv_estimator=gae critic.optim.lr=2e-5 trainer.critic_warmup=3",
-            {"algorithm": {"estimator": "ppo", "critic": {"lr": 2e-5, "warmupSteps": 2, "clip": 0.5}}},
+            {
+                "algorithm": {
+                    "estimator": "ppo",
+                    "critic": {"lr": 2e-5, "warmupSteps": 2, "clip": 0.5},
+                }
+            },
         ),
         (
             "algorithm.use_kl_in_reward=True algorithm.kl_penalty=mse",
@@ -76,11 +88,13 @@ def test_verls_teacher(tmp_path: Path) -> None:
             {"algorithm": {"aggregation": "token_sum_norm"}},
         ),
         (
-            "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=3.0",
+            "algorithm.rollout_correction.rollout_is=sequence "
+            "algorithm.rollout_correction.rollout_is_threshold=3.0",
             {"algorithm": {"offPolicy": {"method": "tis", "level": "sequence", "high": 3.0}}},
         ),
         (
-            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_5.0",
+            "algorithm.rollout_correction.rollout_is=token "
+            "algorithm.rollout_correction.rollout_is_threshold=0.5_5.0",
             {"algorithm": {"offPolicy": {"method": "icepop", "low": 0.5, "high": 5.0}}},
         ),
         (
@@ -101,26 +115,42 @@ def test_verls_teacher(tmp_path: Path) -> None:
             },
         ),
         (
-            "algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=1.001",
+            "algorithm.rollout_correction.rollout_rs=geometric "
+            "algorithm.rollout_correction.rollout_rs_threshold=1.001",
             {"algorithm": {"offPolicy": {"reject": [{"over": "sequence_mean", "high": 1.001}]}}},
         ),
         (
-            "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce "
+            "algorithm.rollout_correction.bypass_mode=True "
+            "algorithm.rollout_correction.loss_type=reinforce "
             "algorithm.rollout_correction.rollout_is=sequence",
-            {"algorithm": {"loss": "reinforce", "offPolicy": {"method": "tis", "oldLogProbs": None}}},
+            {
+                "algorithm": {
+                    "loss": "reinforce",
+                    "offPolicy": {"method": "tis", "oldLogProbs": None},
+                }
+            },
         ),
         (
-            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_neg=1.2",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=sapo "
+            "actor_rollout_ref.actor.tau_neg=1.2",
             {"algorithm": {"loss": "sapo", "gate": {"negative": 1.2}, "clip": None}},
         ),
         (
-            "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov actor_rollout_ref.actor.clip_ratio_high=1.0 "
+            "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov "
+            "actor_rollout_ref.actor.clip_ratio_high=1.0 "
             "actor_rollout_ref.actor.policy_loss.clip_cov_ratio=0.02 "
-            "actor_rollout_ref.actor.policy_loss.clip_cov_lb=0.5 actor_rollout_ref.actor.policy_loss.clip_cov_ub=9.0",
-            {"algorithm": {"loss": "clip_cov", "clipCov": {"ratio": 0.02, "lower": 0.5, "upper": 9.0}}},
+            "actor_rollout_ref.actor.policy_loss.clip_cov_lb=0.5 "
+            "actor_rollout_ref.actor.policy_loss.clip_cov_ub=9.0",
+            {
+                "algorithm": {
+                    "loss": "clip_cov",
+                    "clipCov": {"ratio": 0.02, "lower": 0.5, "upper": 9.0},
+                }
+            },
         ),
         (
-            "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov actor_rollout_ref.actor.policy_loss.ppo_kl_coef=0.5 "
+            "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov "
+            "actor_rollout_ref.actor.policy_loss.ppo_kl_coef=0.5 "
             "actor_rollout_ref.actor.policy_loss.clip_cov_ratio=0.02 "
             "data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16",
             {"algorithm": {"loss": "kl_cov", "klCov": {"ppoKlCoef": 0.5}, "clipCov": None}},
@@ -135,16 +165,26 @@ def test_verls_teacher(tmp_path: Path) -> None:
             {"algorithm": {"offPolicy": None}},
         ),
         (
-            "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv actor_rollout_ref.actor.clip_ratio_c=20.0",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv "
+            "actor_rollout_ref.actor.clip_ratio_c=20.0",
             {"algorithm": {"loss": "dppo_tv", "clip": {"dual": 20.0}}},
         ),
-        ("data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=64", {"trainer": {"stepsPerBatch": 8}}),
+        (
+            "data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=64",
+            {"trainer": {"stepsPerBatch": 8}},
+        ),
         (
             "custom_reward_function.path=my/reward.py",
             {"reward": {"function": "my/reward.py:compute_score", "type": None}},
         ),
-        ("custom_reward_function.path=r.py custom_reward_function.name=f", {"reward": {"function": "r.py:f"}}),
-        ("trainer.total_training_steps=100 trainer.total_epochs=3", {"trainer": {"steps": 100, "epochs": None}}),
+        (
+            "custom_reward_function.path=r.py custom_reward_function.name=f",
+            {"reward": {"function": "r.py:f"}},
+        ),
+        (
+            "trainer.total_training_steps=100 trainer.total_epochs=3",
+            {"trainer": {"steps": 100, "epochs": None}},
+        ),
         (
             "'actor_rollout_ref.actor.optim.betas=[0.8,0.9]'",
             {"trainer": {"optimizer": {"beta1": 0.8, "beta2": 0.9, "weightDecay": 0.01}}},
@@ -157,14 +197,23 @@ def test_verls_teacher(tmp_path: Path) -> None:
             "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
             {"rollout": {"engineArgs": {"attention-backend": "fa3"}}},
         ),
-        ("data.train_max_samples=100", {"data": {"prompts": [{"path": "/d/train.parquet@[0:100]"}]}}),
+        (
+            "data.train_max_samples=100",
+            {"data": {"prompts": [{"path": "/d/train.parquet@[0:100]"}]}},
+        ),
         ("data.val_files=/d/test.parquet trainer.test_freq=5", {"evaluation": {"everySteps": 5}}),
         ("data.val_files=/d/test.parquet", {"evaluation": None}),
         (
             "trainer.nnodes=2 actor_rollout_ref.rollout.tensor_model_parallel_size=4",
-            {"rollout": {"gpusPerReplica": 4, "replicas": None}, "trainer": {"colocate": True, "offload": None}},
+            {
+                "rollout": {"gpusPerReplica": 4, "replicas": None},
+                "trainer": {"colocate": True, "offload": None},
+            },
         ),
-        ("actor_rollout_ref.actor.megatron.optimizer_offload=True", {"trainer": {"offload": "optimizer"}}),
+        (
+            "actor_rollout_ref.actor.megatron.optimizer_offload=True",
+            {"trainer": {"offload": "optimizer"}},
+        ),
         (
             "actor_rollout_ref.actor.fsdp_config.param_offload=True "
             "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
@@ -189,7 +238,9 @@ def test_verls_fully_async_trainer_has_engines_of_its_own() -> None:
 
 def test_a_configuration_is_the_base_of_a_command(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
-    config.write_text("data: {train_batch_size: 64}\ntrainer: {total_epochs: 2}\nx: ${trainer.total_epochs}\n")
+    config.write_text(
+        "data: {train_batch_size: 64}\ntrainer: {total_epochs: 2}\nx: ${trainer.total_epochs}\n"
+    )
     spec = spec_of(verl("--config-name=mine trainer.total_epochs=5", "--config", str(config)))
     assert (spec["rollout"]["batchSize"], spec["trainer"]["epochs"]) == (64, 5)
     assert "mine is not read here; give the file with --config" in verl("--config-name=mine").stdout
@@ -199,7 +250,10 @@ def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> No
     """Hydra writes out every default; only what a command line says is worth a line for each."""
     config = tmp_path / "config.yaml"
     others = "".join(f"  {name}: 1\n" for name in ("one", "two", "three"))
-    config.write_text(f"data:\n  train_files: /d/a.parquet\nactor_rollout_ref: {{model: {{path: /m}}}}\nnew:\n{others}")
+    config.write_text(
+        f"data:\n  train_files: /d/a.parquet\nactor_rollout_ref: {{model: {{path: "
+        f"/m}}}}\nnew:\n{others}"
+    )
     notes = json.loads(run("verl", config, "--json").stdout)["notes"]
     lost = [(note["subject"], note["text"]) for note in notes if note["kind"] == "not translated"]
     assert lost == [("3 other keys", "sluice knows none of them: new.one, new.two, new.three")]
@@ -207,7 +261,10 @@ def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> No
 
 
 def test_validation_is_greedy_where_verls_is() -> None:
-    files = "data.val_files=/d/test.parquet trainer.test_freq=5 actor_rollout_ref.rollout.val_kwargs.temperature=0.6"
+    files = (
+        "data.val_files=/d/test.parquet trainer.test_freq=5 "
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0.6"
+    )
     assert spec_of(verl(files))["evaluation"]["sampling"] == {"temperature": 0}
     sampled = f"{files} actor_rollout_ref.rollout.val_kwargs.do_sample=True"
     assert spec_of(verl(sampled))["evaluation"]["sampling"] == {"temperature": 0.6}
@@ -216,7 +273,10 @@ def test_validation_is_greedy_where_verls_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("algorithm.rollout_correction.rollout_rs=token_k9", "algorithm.offPolicy.reject knows no 'token_k9'"),
+        (
+            "algorithm.rollout_correction.rollout_rs=token_k9",
+            "algorithm.offPolicy.reject knows no 'token_k9'",
+        ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov data.train_batch_size=64 "
             "actor_rollout_ref.actor.ppo_mini_batch_size=64",
@@ -230,14 +290,21 @@ def test_corrections_without_a_counterpart_are_said(arguments: str, said: str) -
 
 def test_sft_of_verl_with_questions_and_answers() -> None:
     command = (
-        "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.prompt_key=q "
-        "data.train_files=/d/train.parquet data.train_max_samples=100 data.response_dict_keys=['answer'] "
+        "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer "
+        "data.prompt_key=q "
+        "data.train_files=/d/train.parquet data.train_max_samples=100 "
+        "data.response_dict_keys=['answer'] "
         "model.partial_pretrain=/m model.lora_rank=32 optim.lr=1e-4"
     )
     result = run("verl", command)
     spec = spec_of(result)
     assert spec["data"]["prompts"] == [
-        {"path": "/d/train.parquet@[0:100]", "promptKey": "q", "labelKey": "answer", "applyChatTemplate": True}
+        {
+            "path": "/d/train.parquet@[0:100]",
+            "promptKey": "q",
+            "labelKey": "answer",
+            "applyChatTemplate": True,
+        }
     ]
     assert spec["trainer"]["gpusPerNode"] == 8
     assert spec["trainer"]["epochs"] == 4

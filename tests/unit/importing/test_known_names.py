@@ -10,21 +10,29 @@ from sluice_cli.importing import slime_table, verl_table
 from sluice_cli.importing.draft import Lost, Same, To
 
 SLIME = """
---rollout-data-transport --flush-cache-interval --use-score-centering --freeze-params-name-list --ci-test
---rollout-health-check-interval --wandb-mode --mtp-num-layers --use-rollout-routing-replay --sglang-router-ip
+--rollout-data-transport --flush-cache-interval --use-score-centering
+--freeze-params-name-list --ci-test
+--rollout-health-check-interval --wandb-mode --mtp-num-layers --use-rollout-routing-replay
+--sglang-router-ip
 --eval-function-path --rollout-function-path --data-source-path --custom-config-path --dump-details
 """
 VERL = """
-actor_rollout_ref.actor.router_replay.mode actor_rollout_ref.actor.qat.enable actor_rollout_ref.actor.loss_scale_factor
-actor_rollout_ref.actor.megatron.override_ddp_config actor_rollout_ref.rollout.disaggregation.enabled
-actor_rollout_ref.actor.checkpoint.save_contents data.custom_cls.name reward.reward_model.rollout.name
+actor_rollout_ref.actor.router_replay.mode actor_rollout_ref.actor.qat.enable
+actor_rollout_ref.actor.loss_scale_factor
+actor_rollout_ref.actor.megatron.override_ddp_config
+actor_rollout_ref.rollout.disaggregation.enabled
+actor_rollout_ref.actor.checkpoint.save_contents data.custom_cls.name
+reward.reward_model.rollout.name
 reward_model.megatron.seed trainer.val_only algorithm.pf_ppo.weight_pow model_engine data.audio_key
 """
 
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [*((slime_table, name) for name in SLIME.split()), *((verl_table, name) for name in VERL.split())],
+    [
+        *((slime_table, name) for name in SLIME.split()),
+        *((verl_table, name) for name in VERL.split()),
+    ],
 )
 def test_a_name_has_an_entry_with_a_reason(table: Any, name: str) -> None:
     entry = table.TABLE.get(name) or table.fallback(name)

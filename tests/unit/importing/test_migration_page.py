@@ -28,19 +28,27 @@ def rows(heading: str) -> list[tuple[list[str], list[str]]]:
     """(names, fields) of each row of the table under a heading."""
     section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     cells = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
-    return [(re.findall("`([^`]+)`", names), re.findall("`([^`]+)`", fields)) for names, fields in cells]
+    return [
+        (re.findall("`([^`]+)`", names), re.findall("`([^`]+)`", fields)) for names, fields in cells
+    ]
 
 
 def model_of(annotation: Any) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for inner in getattr(annotation, "__args__", ()) if (found := model_of(inner))), None)
+    return next(
+        (found for inner in getattr(annotation, "__args__", ()) if (found := model_of(inner))), None
+    )
 
 
 def exists(path: str) -> bool:
     model: Any = RLJobSpec
     for part in path.split("."):
-        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None) if model else None
+        field = (
+            next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+            if model
+            else None
+        )
         if field is None:
             return False
         model = model_of(field.annotation)
@@ -61,12 +69,20 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
         ("Keys of verl", verl_table, (verl, verl_algorithm, verl_distillation, verl_sft)),
     ],
 )
-def test_every_name_of_the_page_is_translated(heading: str, table: Any, modules: tuple[Any, ...]) -> None:
+def test_every_name_of_the_page_is_translated(
+    heading: str, table: Any, modules: tuple[Any, ...]
+) -> None:
     code = "".join(Path(module.__file__).read_text() for module in modules)
-    code = code.replace("{_ACTOR}", "actor_rollout_ref.actor").replace("{_CORRECTION}", "algorithm.rollout_correction")
+    code = code.replace("{_ACTOR}", "actor_rollout_ref.actor").replace(
+        "{_CORRECTION}", "algorithm.rollout_correction"
+    )
     code = code.replace("{prefix}", "custom_reward_function")
     known = [name for names, _ in rows(heading) for name in names]
-    unknown = [n for n in known if n not in table.TABLE and f'"{n}"' not in code and not n.startswith("--sglang-")]
+    unknown = [
+        n
+        for n in known
+        if n not in table.TABLE and f'"{n}"' not in code and not n.startswith("--sglang-")
+    ]
     assert unknown == []
     lost = [n for n in known if isinstance(table.TABLE.get(n), table.Lost)]
     assert lost == []
@@ -76,7 +92,9 @@ def test_every_name_of_the_page_is_translated(heading: str, table: Any, modules:
 def test_every_path_of_a_table_is_a_field(table: Any) -> None:
     paths = [entry.path for entry in table.TABLE.values() if isinstance(entry, table.To)]
     paths += [path for path, _, _ in table.DEFAULTS]
-    assert [path for path in paths if not exists(path) and not path.startswith("rollout.engineArgs.")] == []
+    assert [
+        path for path in paths if not exists(path) and not path.startswith("rollout.engineArgs.")
+    ] == []
 
 
 @pytest.mark.parametrize("table", [slime_table, verl_table])
@@ -90,7 +108,9 @@ def test_a_default_is_written_out_only_where_it_differs(table: Any) -> None:
         "reward": {"type": "f1"},
         "trainer": {"steps": 1},
     }
-    whole = RLJob.model_validate({"metadata": {"name": "x"}, "spec": spec}).model_dump(by_alias=True)["spec"]
+    whole = RLJob.model_validate({"metadata": {"name": "x"}, "spec": spec}).model_dump(
+        by_alias=True
+    )["spec"]
     for path, value, _ in table.DEFAULTS:
         found: Any = whole
         for part in path.split("."):

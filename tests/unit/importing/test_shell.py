@@ -51,10 +51,18 @@ def test_words(text: str, expected: list[str]) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12), max_size=6))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
+        max_size=6,
+    )
+)
 def test_quoted_words_come_back_as_they_were(given_words: list[str]) -> None:
     assert words(" ".join(["x", *map(shlex.quote, given_words)])) == ["x", *given_words]
-    assert words(f'LIST=({" ".join(map(shlex.quote, given_words))}); x "${{LIST[@]}}"') == ["x", *given_words]
+    assert words(f'LIST=({" ".join(map(shlex.quote, given_words))}); x "${{LIST[@]}}"') == [
+        "x",
+        *given_words,
+    ]
 
 
 @settings(deadline=None, max_examples=300)
@@ -73,7 +81,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @given(
     st.recursive(
         st.integers(0, 99).map(str),
-        lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map("".join) | inner.map("({})".format),
+        lambda inner: (
+            st.tuples(inner, st.sampled_from("+-*"), inner).map("".join) | inner.map("({})".format)
+        ),
     )
 )
 def test_arithmetic_is_pythons(expression: str) -> None:
@@ -105,17 +115,28 @@ def test_what_only_a_condition_sets_is_doubtful() -> None:
 
 
 def test_lines_are_counted() -> None:
-    found = read_script("# one\nLIST=(\n a\n 'b\nc' d\n)\nx \\\n ${LIST[@]} \\\n y").commands[0].words
-    assert [(word.text, word.line) for word in found] == [("x", 7), ("a", 3), ("b\nc", 4), ("d", 5), ("y", 9)]
+    found = (
+        read_script("# one\nLIST=(\n a\n 'b\nc' d\n)\nx \\\n ${LIST[@]} \\\n y").commands[0].words
+    )
+    assert [(word.text, word.line) for word in found] == [
+        ("x", 7),
+        ("a", 3),
+        ("b\nc", 4),
+        ("d", 5),
+        ("y", 9),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\nx 'b", "line 2: ' opens here"), ('x "b', 'line 1: " opens here'), ("x $(b", r"line 1: \( opens here"),
-        ("A=(1\n2", r"line 1: \( opens here"), ("x ${b", "line 1: { opens here"),
+        ("a\nx 'b", "line 2: ' opens here"),
+        ('x "b', 'line 1: " opens here'),
+        ("x $(b", r"line 1: \( opens here"),
+        ("A=(1\n2", r"line 1: \( opens here"),
+        ("x ${b", "line 1: { opens here"),
     ],
-)  # fmt: skip
+)
 def test_what_is_never_closed_is_said(text: str, message: str) -> None:
     with pytest.raises(ScriptError, match=message):
         read_script(text)

@@ -47,7 +47,10 @@ def test_an_invalid_new_spec_names_job_and_field() -> None:
 
 def test_a_template_that_no_pod_can_have_is_refused_before_the_start_and_not_after() -> None:
     document = stored(trainer={"template": {"spec": {"nodeSelctor": {"a": "b"}}}})
-    with pytest.raises(ManifestError, match=r"nodeSelctor: no such field of a pod's spec; did you mean nodeSelector"):
+    with pytest.raises(
+        ManifestError,
+        match=r"nodeSelctor: no such field of a pod's spec; did you mean nodeSelector",
+    ):
         accept(document, None)
     assert accept(document, started(document)).refused == ""
 
@@ -89,9 +92,11 @@ def test_paths_in_volumes_are_compared_as_the_user_wrote_them(path: str) -> None
         model={"path": path, "volume": volume},
         data={"prompts": [{"path": f"{path}/train.jsonl"}], "volume": volume},
         algorithm={
-            "estimator": "ppo", "critic": {"modelPath": path}, "distillation": {"teacher": {"path": path}},
+            "estimator": "ppo",
+            "critic": {"modelPath": path},
+            "distillation": {"teacher": {"path": path}},
         },
-    )  # fmt: skip
+    )
     assert accept(document, started(document)).refused == ""
 
 

@@ -130,7 +130,9 @@ async def test_no_error_stops_the_operator_and_people_hear_of_what_they_can_cure
     assert len(jobs.world.pods) == 4
 
 
-async def test_trouble_shows_in_the_status_until_it_is_over(controller: Controller, jobs: Jobs) -> None:
+async def test_trouble_shows_in_the_status_until_it_is_over(
+    controller: Controller, jobs: Jobs
+) -> None:
     jobs.error = errors.ForbiddenError("exceeded quota", 403)
     await settle(controller, 3)
     assert _message(jobs).endswith("; exceeded quota")
@@ -139,7 +141,9 @@ async def test_trouble_shows_in_the_status_until_it_is_over(controller: Controll
     assert "quota" not in _message(jobs)
 
 
-async def test_an_error_of_ours_is_told_before_anything_is_started(controller: Controller, jobs: Jobs) -> None:
+async def test_an_error_of_ours_is_told_before_anything_is_started(
+    controller: Controller, jobs: Jobs
+) -> None:
     jobs.config = broken  # type: ignore[method-assign]
     assert await settle(controller, 3) == ["error"] * 3
     assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
@@ -147,7 +151,11 @@ async def test_an_error_of_ours_is_told_before_anything_is_started(controller: C
     status = RLJobStatus.model_validate(jobs.world.stored)
     condition = status.condition("Running")
     assert condition is not None
-    assert (condition.status, condition.reason, status.state) == ("Unknown", "ReconcileFailed", "Pending")
+    assert (condition.status, condition.reason, status.state) == (
+        "Unknown",
+        "ReconcileFailed",
+        "Pending",
+    )
     assert condition.message == f"nothing was started; {jobs.told[0].message}"
     del jobs.config
     await settle(controller)
@@ -155,7 +163,9 @@ async def test_an_error_of_ours_is_told_before_anything_is_started(controller: C
     assert len(jobs.world.pods) == 4
 
 
-async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(controller: Controller, jobs: Jobs) -> None:
+async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(
+    controller: Controller, jobs: Jobs
+) -> None:
     await settle(controller)
     before, words = RLJobStatus.model_validate(jobs.world.stored), _message(jobs)
     for key in ("path", "other"):  # another message of the same error is not told again
@@ -167,10 +177,15 @@ async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(controll
     others = [condition for condition in before.conditions if condition.type != "Running"]
     assert [condition for condition in after.conditions if condition.type != "Running"] == others
     assert after.reason == "ReconcileFailed"
-    assert after.model_copy(update={"conditions": before.conditions, "reason": before.reason}) == before
+    assert (
+        after.model_copy(update={"conditions": before.conditions, "reason": before.reason})
+        == before
+    )
 
 
-async def test_an_error_that_cannot_be_told_is_told_later(controller: Controller, jobs: Jobs) -> None:
+async def test_an_error_that_cannot_be_told_is_told_later(
+    controller: Controller, jobs: Jobs
+) -> None:
     jobs.config, store = broken, jobs.store_status  # type: ignore[method-assign]
 
     async def refuse(*_: object) -> None:
@@ -184,7 +199,9 @@ async def test_an_error_that_cannot_be_told_is_told_later(controller: Controller
     assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
 
 
-async def test_a_throttling_server_is_given_the_time_that_it_asks_for(controller: Controller, jobs: Jobs) -> None:
+async def test_a_throttling_server_is_given_the_time_that_it_asks_for(
+    controller: Controller, jobs: Jobs
+) -> None:
     jobs.error = errors.ThrottledError("slow down", 429, 0.2)
     await settle(controller, 1)
     with pytest.raises(TimeoutError):
@@ -233,7 +250,9 @@ async def test_a_follower_works_on_nothing(controller: Controller) -> None:
     assert len(controller.queue) == 0
 
 
-async def test_a_new_leader_takes_up_what_he_has_watched(controller: Controller, jobs: Jobs) -> None:
+async def test_a_new_leader_takes_up_what_he_has_watched(
+    controller: Controller, jobs: Jobs
+) -> None:
     controller.changed(KEY)
     leading = asyncio.create_task(controller.lead())
     async with asyncio.timeout(5):
@@ -258,5 +277,11 @@ def _message(jobs: Jobs) -> str:
 
 
 def _sample(controller: Controller, name: str) -> float | None:
-    labels = {"namespace": "default", "name": "demo", "uid": "1234", "engine": "sglang", "transport": ""}
+    labels = {
+        "namespace": "default",
+        "name": "demo",
+        "uid": "1234",
+        "engine": "sglang",
+        "transport": "",
+    }
     return controller.metrics.registry.get_sample_value(name, labels)

@@ -24,8 +24,14 @@ DEFAULTS = JobDefaults.model_validate(
         "nodeSelector": {"pool": "rl"},
         "tolerations": [{"key": "team", "operator": "Exists"}],
         "imagePullSecrets": [{"name": "mirror"}],
-        "trainer": {"tolerations": [GPU_TAINT], "resources": {"requests": {"cpu": 96, "memory": "1200Gi"}}},
-        "rollout": {"workerResources": {"limits": {"memory": "4Gi"}}, "priorityClassName": "preemptible"},
+        "trainer": {
+            "tolerations": [GPU_TAINT],
+            "resources": {"requests": {"cpu": 96, "memory": "1200Gi"}},
+        },
+        "rollout": {
+            "workerResources": {"limits": {"memory": "4Gi"}},
+            "priorityClassName": "preemptible",
+        },
         "rendezvous": {"nodeSelector": {"pool": "system"}},
     }
 )
@@ -42,7 +48,10 @@ def created(**spec: Any) -> dict[str, KubeObject]:
     world = WithDefaults(make_job(**spec))
     plans: list[Plan] = [world.step(), world.step()]
     objects = [each for found in plans for each in found.create]
-    return {each["metadata"]["labels"].get("sluice.dev/role") or each["metadata"]["name"]: each for each in objects}
+    return {
+        each["metadata"]["labels"].get("sluice.dev/role") or each["metadata"]["name"]: each
+        for each in objects
+    }
 
 
 def test_pods_get_what_the_job_does_not_say() -> None:
@@ -52,7 +61,10 @@ def test_pods_get_what_the_job_does_not_say() -> None:
     assert trainer["tolerations"] == [{"key": "team", "operator": "Exists"}, GPU_TAINT]
     assert trainer["imagePullSecrets"] == [{"name": "mirror"}]
     assert trainer["containers"][0]["resources"]["requests"] == {"cpu": "96", "memory": "1200Gi"}
-    assert (trainer["priorityClassName"], pods["rollout"]["spec"]["priorityClassName"]) == ("batch", "preemptible")
+    assert (trainer["priorityClassName"], pods["rollout"]["spec"]["priorityClassName"]) == (
+        "batch",
+        "preemptible",
+    )
     assert pods["rollout"]["spec"]["containers"][1]["resources"]["limits"] == {"memory": "4Gi"}
     assert pods["rendezvous"]["spec"]["nodeSelector"] == {"pool": "system"}
     assert pods["buffer"]["spec"]["nodeSelector"] == {"pool": "rl"}
@@ -68,16 +80,26 @@ def test_claims_get_the_storage_class() -> None:
 
 
 def test_what_the_job_says_goes_first() -> None:
-    template = {"spec": {"nodeSelector": {"pool": "mine"}, "tolerations": [], "priorityClassName": None}}
+    template = {
+        "spec": {"nodeSelector": {"pool": "mine"}, "tolerations": [], "priorityClassName": None}
+    }
     resources = {"limits": {"memory": "64Gi"}}
-    trainer = created(trainer={"gpusPerNode": 0, "steps": 1, "template": template, "resources": resources})["trainer"]
+    trainer = created(
+        trainer={"gpusPerNode": 0, "steps": 1, "template": template, "resources": resources}
+    )["trainer"]
     assert trainer["spec"]["nodeSelector"] == {"pool": "mine"}
     assert trainer["spec"]["tolerations"] == []
     assert "priorityClassName" not in trainer["spec"]
     asked = trainer["spec"]["containers"][0]["resources"]
-    assert asked == {"requests": {"cpu": "96"}, "limits": {"memory": "64Gi"}}, "no request above the job's own limit"
-    overrides = [{"roles": ["rendezvous"], "template": {"spec": {"nodeSelector": {"pool": "ours"}}}}]
-    assert created(podTemplateOverrides=overrides)["rendezvous"]["spec"]["nodeSelector"] == {"pool": "ours"}
+    assert asked == {"requests": {"cpu": "96"}, "limits": {"memory": "64Gi"}}, (
+        "no request above the job's own limit"
+    )
+    overrides = [
+        {"roles": ["rendezvous"], "template": {"spec": {"nodeSelector": {"pool": "ours"}}}}
+    ]
+    assert created(podTemplateOverrides=overrides)["rendezvous"]["spec"]["nodeSelector"] == {
+        "pool": "ours"
+    }
 
 
 def test_the_user_sees_them_in_an_event_and_beside_the_manifest() -> None:
@@ -115,7 +137,9 @@ def test_without_defaults_a_job_is_what_it_says() -> None:
 def test_the_operator_reads_them_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "defaults.json"
     file.write_text(json.dumps({"storageClassName": "fast"}))
-    assert settings.read({"SLUICE_JOB_DEFAULTS": str(file)}).job_defaults == JobDefaults(storage_class_name="fast")
+    assert settings.read({"SLUICE_JOB_DEFAULTS": str(file)}).job_defaults == JobDefaults(
+        storage_class_name="fast"
+    )
     assert settings.read({}).job_defaults == JobDefaults()
 
 
@@ -123,12 +147,17 @@ def test_the_operator_reads_them_from_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"storageclass": "fast"}', r"storageclass: .*not known|storageclass"),
-        ('{"trainer": {"resources": {"requests": {"cpu": "lots"}}}}', r"trainer\.resources\.requests\.cpu.*lots"),
+        (
+            '{"trainer": {"resources": {"requests": {"cpu": "lots"}}}}',
+            r"trainer\.resources\.requests\.cpu.*lots",
+        ),
         ("{", "defaults.json"),
     ],
     ids=["unknown field", "wrong value", "no JSON"],
 )
-def test_a_wrong_file_ends_the_operator_with_the_field(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_ends_the_operator_with_the_field(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "defaults.json").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
         settings.read({"SLUICE_JOB_DEFAULTS": str(tmp_path / "defaults.json")})

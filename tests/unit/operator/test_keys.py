@@ -1,4 +1,6 @@
-"""What is derived from the operator's key: the same for all of its replicas, another for every job."""
+"""What is derived from the operator's key: the same for all of its replicas, another for every
+job.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ def test_two_replicas_derive_the_same_token() -> None:
 
 
 def test_another_job_or_another_key_has_another_token() -> None:
-    assert len({JobKeys(KEY).token("u1"), JobKeys(KEY).token("u2"), JobKeys(new_key()).token("u1")}) == 3
+    assert (
+        len({JobKeys(KEY).token("u1"), JobKeys(KEY).token("u2"), JobKeys(new_key()).token("u1")})
+        == 3
+    )
 
 
 def test_a_token_does_not_change_between_versions() -> None:
-    """HKDF-SHA256 of the key, without salt, info "sluice.dev/token/u1": running jobs must outlive an upgrade."""
+    """HKDF-SHA256 of the key, without salt, info "sluice.dev/token/u1": running jobs must outlive
+    an upgrade."""
     assert JobKeys(KEY).token("u1") == "swQnv9bsItHBXo_MKILFc18pUIPDodBHCDZPwQcWsB8"
 
 
@@ -64,7 +70,9 @@ def test_another_jobs_authority_or_name_does_not_verify(authority: str, name: st
 
 def test_the_servers_key_belongs_to_its_certificate_and_is_not_the_authoritys() -> None:
     files = JobKeys(KEY).certificates("u1", NAME)
-    server, authority = (x509.load_pem_x509_certificate(files[name].encode()) for name in ("tls.crt", "ca.crt"))
+    server, authority = (
+        x509.load_pem_x509_certificate(files[name].encode()) for name in ("tls.crt", "ca.crt")
+    )
     private = serialization.load_pem_private_key(files["tls.key"].encode(), None)
     assert private.public_key() == server.public_key()
     assert private.public_key() != authority.public_key()

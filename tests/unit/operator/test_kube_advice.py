@@ -1,4 +1,5 @@
-"""What an API server warns of while it takes a job's objects reaches the job's user: over real HTTP, once."""
+"""What an API server warns of while it takes a job's objects reaches the job's user: over real
+HTTP, once."""
 
 from __future__ import annotations
 
@@ -32,24 +33,38 @@ class Server:
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
         if request.method == "PATCH":
-            return web.json_response(stored_job() | {"status": body["status"]}, headers={"Warning": UNKNOWN})
+            return web.json_response(
+                stored_job() | {"status": body["status"]}, headers={"Warning": UNKNOWN}
+            )
         if body["kind"] == "Event":
             self.events.append(body)
             return web.json_response(body)
         if body["metadata"]["name"] in self.refused:
             return web.json_response({"message": "exceeded quota"}, status=403)
-        body["metadata"] |= {"namespace": "default", "uid": body["metadata"]["name"], "resourceVersion": "2"}
+        body["metadata"] |= {
+            "namespace": "default",
+            "uid": body["metadata"]["name"],
+            "resourceVersion": "2",
+        }
         return web.json_response(body, headers={"Warning": OLD})
 
 
 def stored_job() -> dict[str, Any]:
     document = manifest(make_job())
-    document["metadata"] |= {"namespace": "default", "uid": "1234", "generation": 1, "resourceVersion": "1"}
+    document["metadata"] |= {
+        "namespace": "default",
+        "uid": "1234",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
     return compact(document)
 
 
 def pods(*names: str) -> list[dict[str, Any]]:
-    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {}}, "spec": {}} for name in names]
+    return [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {}}, "spec": {}}
+        for name in names
+    ]
 
 
 @asynccontextmanager

@@ -1,4 +1,6 @@
-"""Requests to an API server, and its errors as types: over real HTTP, with answers of the test's."""
+"""Requests to an API server, and its errors as types: over real HTTP, with answers of
+the test's.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def server() -> AsyncIterator[Server]:
         configuration = Configuration()
         configuration.host = str(running.make_url("")).rstrip("/")
         found.codes = []  # type: ignore[attr-defined]
-        async with Api(configuration, lambda method, code: found.codes.append((method, code))) as api:  # type: ignore[attr-defined]
+        async with Api(
+            configuration, lambda method, code: found.codes.append((method, code))
+        ) as api:  # type: ignore[attr-defined]
             found.api = api  # type: ignore[attr-defined]
             yield found
 
@@ -58,7 +62,9 @@ async def server() -> AsyncIterator[Server]:
 async def test_errors_are_typed_and_carry_the_servers_words(
     server: Any, status: int, reason: str, type_: type[errors.ApiError]
 ) -> None:
-    server.answers.append(web.json_response({"reason": reason, "message": "because"}, status=status))
+    server.answers.append(
+        web.json_response({"reason": reason, "message": "because"}, status=status)
+    )
     with pytest.raises(type_, match="because") as caught:
         await server.api.get("/api/v1/x")
     assert type(caught.value) is type_
@@ -69,10 +75,15 @@ async def test_errors_are_typed_and_carry_the_servers_words(
     ("answer", "type_"),
     [
         (
-            web.json_response({"reason": "NotFound", "details": {"name": "x", "kind": "pods"}}, status=404),
+            web.json_response(
+                {"reason": "NotFound", "details": {"name": "x", "kind": "pods"}}, status=404
+            ),
             errors.NotFoundError,
         ),
-        (web.json_response({"reason": "NotFound", "details": {}}, status=404), errors.MissingApiError),
+        (
+            web.json_response({"reason": "NotFound", "details": {}}, status=404),
+            errors.MissingApiError,
+        ),
         (web.Response(text="404 page not found", status=404), errors.MissingApiError),
     ],
 )
@@ -86,14 +97,19 @@ async def test_an_object_that_is_not_there_is_told_from_a_kind_that_is_not_known
 
 
 async def test_a_throttled_request_says_how_long_to_wait(server: Any) -> None:
-    server.answers.append(web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "7"}))
+    server.answers.append(
+        web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "7"})
+    )
     with pytest.raises(errors.ThrottledError) as caught:
         await server.api.get("/api/v1/x")
     assert caught.value.retry_after == 7
 
 
 async def test_who_is_asked_to_come_back_soon_does(server: Any) -> None:
-    busy = [web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "0"}) for _ in range(3)]
+    busy = [
+        web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "0"})
+        for _ in range(3)
+    ]
     server.answers += [*busy, web.json_response({"kind": "Pod"})]
     assert await server.api.create("/api/v1/x", {"a": 1}) == {"kind": "Pod"}
     assert server.codes == [("POST", 429)] * 3 + [("POST", 200)]
@@ -118,8 +134,15 @@ async def test_apply_is_server_side_and_ours(server: Any) -> None:
     server.answers.append(web.json_response({"kind": "ConfigMap"}))
     await server.api.apply("/api/v1/namespaces/n/configmaps/c", {"kind": "ConfigMap"})
     ((method, path, content, body),) = server.requests
-    assert (method, content, body) == ("PATCH", "application/apply-patch+yaml", {"kind": "ConfigMap"})
-    assert path == "/api/v1/namespaces/n/configmaps/c?fieldManager=sluice&fieldValidation=Strict&force=true"
+    assert (method, content, body) == (
+        "PATCH",
+        "application/apply-patch+yaml",
+        {"kind": "ConfigMap"},
+    )
+    assert (
+        path
+        == "/api/v1/namespaces/n/configmaps/c?fieldManager=sluice&fieldValidation=Strict&force=true"
+    )
 
 
 async def test_what_is_made_may_have_no_field_that_the_server_does_not_know(server: Any) -> None:
@@ -134,7 +157,11 @@ async def test_what_is_made_may_have_no_field_that_the_server_does_not_know(serv
 
 
 async def test_what_the_server_warns_of_is_handed_on(server: Any) -> None:
-    headers = [("Warning", '299 - "the \\"x\\" is old"'), ("Warning", '299 - "a", 299 - "b" "Sun"'), ("Warning", "odd")]
+    headers = [
+        ("Warning", '299 - "the \\"x\\" is old"'),
+        ("Warning", '299 - "a", 299 - "b" "Sun"'),
+        ("Warning", "odd"),
+    ]
     server.answers.append(web.json_response({}, headers=CIMultiDict(headers)))
     heard: list[str] = []
     await server.api.create("/api/v1/pods", {}, heard.append)
@@ -143,8 +170,13 @@ async def test_what_the_server_warns_of_is_handed_on(server: Any) -> None:
 
 async def test_lists_are_read_page_by_page(server: Any) -> None:
     items = [{"metadata": {"uid": "a"}}]
-    pages = [({"continue": "more", "resourceVersion": "5"}, items), ({"resourceVersion": "5"}, None)]
-    server.answers += [web.json_response({"metadata": metadata, "items": items}) for metadata, items in pages]
+    pages = [
+        ({"continue": "more", "resourceVersion": "5"}, items),
+        ({"resourceVersion": "5"}, None),
+    ]
+    server.answers += [
+        web.json_response({"metadata": metadata, "items": items}) for metadata, items in pages
+    ]
     assert await server.api.list_uids("/api/v1/pods", "a=b") == ({"a"}, 5)
     assert [path for _, path, _, _ in server.requests] == [
         "/api/v1/pods?limit=100&labelSelector=a%3Db",
@@ -168,5 +200,10 @@ def test_a_merge_patch_holds_only_what_differs(old: Any, new: Any, patch: Any) -
 
 
 def test_empty_texts_of_a_status_are_left_out() -> None:
-    status = {"state": "", "step": 0, "failure": {"container": "", "pod": "p"}, "list": [{"message": ""}, 1]}
+    status = {
+        "state": "",
+        "step": 0,
+        "failure": {"container": "", "pod": "p"},
+        "list": [{"message": ""}, 1],
+    }
     assert without_empty(status) == {"step": 0, "failure": {"pod": "p"}, "list": [{}, 1]}

@@ -49,7 +49,10 @@ class Leases:
 
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
-        self.stored = {**body, "metadata": body["metadata"] | {"resourceVersion": str(self.version)}}
+        self.stored = {
+            **body,
+            "metadata": body["metadata"] | {"resourceVersion": str(self.version)},
+        }
         return self.stored
 
 

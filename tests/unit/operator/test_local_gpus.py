@@ -11,8 +11,11 @@ from sluice_operator.cluster.local import gpus
 from sluice_operator.plan.manifests.render import render_all
 
 SPEC: dict[str, Any] = {
-    "model": {"path": "m"}, "data": {"prompts": [{"path": "p"}]}, "reward": {"type": "f1"}, "checkpoint": {},
-}  # fmt: skip
+    "model": {"path": "m"},
+    "data": {"prompts": [{"path": "p"}]},
+    "reward": {"type": "f1"},
+    "checkpoint": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,9 @@ SPEC: dict[str, Any] = {
         ({"gpusPerNode": 2, "colocate": True}, {"gpusPerReplica": 1}, 2),
     ],
 )
-def test_one_engine_is_enough_to_begin(trainer: dict[str, Any], rollout: dict[str, Any], expected: int) -> None:
+def test_one_engine_is_enough_to_begin(
+    trainer: dict[str, Any], rollout: dict[str, Any], expected: int
+) -> None:
     spec = SPEC | {"trainer": {"steps": 1} | trainer, "rollout": rollout}
     if rollout.get("replicas") == 0:
         spec |= {"debug": {"replay": "dump"}}

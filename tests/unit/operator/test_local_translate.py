@@ -55,7 +55,11 @@ def make_pod(**container: Any) -> dict[str, Any]:
 
 
 OBJECTS = {
-    "Secret/token": {"kind": "Secret", "stringData": {"token": "plain"}, "data": {"old": "ZW5jb2RlZA=="}},
+    "Secret/token": {
+        "kind": "Secret",
+        "stringData": {"token": "plain"},
+        "data": {"old": "ZW5jb2RlZA=="},
+    },
     "ConfigMap/settings": {"kind": "ConfigMap", "data": {"mode": "fast"}},
 }
 PLACE = Place({"model": Path("/tmp/m")}, {"http": 20001}, {"SLUICE_BIND": "127.0.0.1"}, OBJECTS)
@@ -100,7 +104,9 @@ def test_a_secret_of_a_cluster_is_a_variable_of_this_machine() -> None:
 
 
 def test_a_secret_that_is_nowhere_is_told_with_what_to_do() -> None:
-    with pytest.raises(PodError, match="Secret of-a-cluster does not exist in this run; set the variable on this"):
+    with pytest.raises(
+        PodError, match="Secret of-a-cluster does not exist in this run; set the variable on this"
+    ):
         env_of(HF)
 
 
@@ -113,7 +119,10 @@ def test_ports_without_a_name_are_left_alone() -> None:
     ("container", "expected"),
     [
         ({}, ""),
-        ({"readinessProbe": {"httpGet": {"port": "http", "path": "/health"}}}, "http://127.0.0.1:20001/health"),
+        (
+            {"readinessProbe": {"httpGet": {"port": "http", "path": "/health"}}},
+            "http://127.0.0.1:20001/health",
+        ),
     ],
 )
 def test_where_a_probe_asks(container: dict[str, Any], expected: str) -> None:
@@ -127,15 +136,19 @@ def test_a_probe_that_a_laptop_cannot_ask_is_refused(probe: dict[str, Any]) -> N
 
 
 def test_env_from() -> None:
-    assert env_of(envFrom=[{"configMapRef": {"name": "settings"}, "prefix": "S_"}]) == {"S_mode": "fast"}
+    assert env_of(envFrom=[{"configMapRef": {"name": "settings"}, "prefix": "S_"}]) == {
+        "S_mode": "fast"
+    }
 
 
 def test_command_line() -> None:
     mount = {"name": "model", "mountPath": "/sluice/model"}
     env = [{"name": "P", "value": "/sluice/model/x"}]
-    command = commands(make_pod(volumeMounts=[mount], args=["--m=/sluice/model", "$(P)"], env=env), PLACE, {"A": "b"})[
-        0
-    ]
+    command = commands(
+        make_pod(volumeMounts=[mount], args=["--m=/sluice/model", "$(P)"], env=env),
+        PLACE,
+        {"A": "b"},
+    )[0]
     assert command.argv == [sys.executable, "-c", "pass", "--m=/tmp/m", "/tmp/m/x"]
     assert command.env == {"A": "b", "P": "/tmp/m/x"}
 
@@ -148,15 +161,28 @@ def test_command_line() -> None:
             {"spec": {"initContainers": [{"restartPolicy": "Always"}], "containers": []}},
             "an initContainer with a restartPolicy needs a cluster",
         ),
-        (make_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]), "which is no volume of the pod"),
-        (make_pod(env=[{"name": "V", "valueFrom": {"resourceFieldRef": {}}}]), "resourceFieldRef needs a cluster"),
-        (make_pod(env=[{"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]), "spec.x needs a cluster"),
         (
-            make_pod(env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "k"}}}]),
+            make_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]),
+            "which is no volume of the pod",
+        ),
+        (
+            make_pod(env=[{"name": "V", "valueFrom": {"resourceFieldRef": {}}}]),
+            "resourceFieldRef needs a cluster",
+        ),
+        (
+            make_pod(env=[{"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]),
+            "spec.x needs a cluster",
+        ),
+        (
+            make_pod(
+                env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "k"}}}]
+            ),
             "Secret hf does not exist in this run",
         ),
         (
-            make_pod(env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "token", "key": "k"}}}]),
+            make_pod(
+                env=[{"name": "V", "valueFrom": {"secretKeyRef": {"name": "token", "key": "k"}}}]
+            ),
             "Secret token has no key k",
         ),
     ],
@@ -192,7 +218,9 @@ def test_volumes_become_directories(tmp_path: Path) -> None:
 
 def test_config_maps_and_secrets_become_files_with_this_machines_paths(tmp_path: Path) -> None:
     objects = {"ConfigMap/c": {"kind": "ConfigMap", "data": {"f.json": '{"path": "/v/x"}'}}}
-    pod = with_volumes({"name": "v", "emptyDir": {}}, {"name": "config", "configMap": {"name": "c"}})
+    pod = with_volumes(
+        {"name": "v", "emptyDir": {}}, {"name": "config", "configMap": {"name": "c"}}
+    )
     found = prepare(pod, tmp_path, tmp_path / "pod", {}, objects)
     assert (found["config"] / "f.json").read_text() == f'{{"path": "{tmp_path}/volumes/v/x"}}'
 
@@ -220,19 +248,30 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
         (1, ["0", "0"], ["0"], ["0"]),
     ],
 )
-def test_gpus_are_handed_out(wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str) -> None:
+def test_gpus_are_handed_out(
+    wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str
+) -> None:
     assert assign(wanted, gpus, taken) == expected
 
 
 def test_a_name_that_only_a_clusters_dns_knows_is_an_address_of_this_machine_to_all_pods() -> None:
     ports: dict[str, int] = {"svc": 20001}
     address = "demo-rollout-0-1-0.demo-engines:29500"
-    pods = [make_pod(args=["--dist-init-addr", address, "--node-rank", str(rank)]) for rank in range(2)]
+    pods = [
+        make_pod(args=["--dist-init-addr", address, "--node-rank", str(rank)]) for rank in range(2)
+    ]
     for pod in pods:
         pod["spec"]["subdomain"] = "demo-engines"
     here = [named_addresses(pod, ports, {20001}) for pod in pods]
     assert here[0] == here[1] == {address: f"127.0.0.1:{ports[address]}"}
     assert ports[address] != 20001
     place = Place({"m": Path("/tmp/m")}, {}, {}, {}, here[0])
-    assert commands(pods[1], place, {})[0].argv[-4:] == ["--dist-init-addr", here[0][address], "--node-rank", "1"]
-    assert named_addresses(make_pod(args=[address]), ports, set()) == {}, "a pod without names of its own"
+    assert commands(pods[1], place, {})[0].argv[-4:] == [
+        "--dist-init-addr",
+        here[0][address],
+        "--node-rank",
+        "1",
+    ]
+    assert named_addresses(make_pod(args=[address]), ports, set()) == {}, (
+        "a pod without names of its own"
+    )

@@ -1,4 +1,5 @@
-"""What pods tell NCCL. In a cluster: nothing, so that MNNVL and NVLS are its, and the user's, to choose."""
+"""What pods tell NCCL. In a cluster: nothing, so that MNNVL and NVLS are its, and the user's, to
+choose."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def in_cluster(found: KubeObject, container: str) -> dict[str, str]:
 
 
 def on_one_machine(found: KubeObject, container: str) -> dict[str, str]:
-    found["spec"] = {"containers": [each for each in found["spec"]["containers"] if each["name"] == container]}
+    found["spec"] = {
+        "containers": [each for each in found["spec"]["containers"] if each["name"] == container]
+    }
     for each in found["spec"]["containers"]:
         each["volumeMounts"] = []
         each["env"] = [entry for entry in each["env"] if "valueFrom" not in entry]
@@ -36,7 +39,9 @@ def on_one_machine(found: KubeObject, container: str) -> dict[str, str]:
 
 def test_in_a_cluster_nothing_is_switched_off() -> None:
     assert in_cluster(render("trainer"), "trainer") == {}
-    assert in_cluster(render("rollout"), "engine") == {CUMEM: "-2"}, "NCCL's own default, which SGLang leaves alone"
+    assert in_cluster(render("rollout"), "engine") == {CUMEM: "-2"}, (
+        "NCCL's own default, which SGLang leaves alone"
+    )
 
 
 def test_an_engine_without_gpus_has_no_nccl() -> None:
@@ -47,8 +52,14 @@ def test_an_engine_without_gpus_has_no_nccl() -> None:
 def test_users_say_otherwise_by_a_template(role: str, container: str) -> None:
     own = {"name": container, "env": [{"name": CUMEM, "value": "1"}, {"name": NVLS, "value": "0"}]}
     overrides = [{"roles": ["trainer", "rollout"], "template": {"spec": {"containers": [own]}}}]
-    assert in_cluster(render(role, podTemplateOverrides=overrides), container) == {CUMEM: "1", NVLS: "0"}
-    assert on_one_machine(render(role, podTemplateOverrides=overrides), container) == {CUMEM: "1", NVLS: "0"}
+    assert in_cluster(render(role, podTemplateOverrides=overrides), container) == {
+        CUMEM: "1",
+        NVLS: "0",
+    }
+    assert on_one_machine(render(role, podTemplateOverrides=overrides), container) == {
+        CUMEM: "1",
+        NVLS: "0",
+    }
 
 
 @pytest.mark.parametrize(("role", "container"), [("trainer", "trainer"), ("rollout", "engine")])

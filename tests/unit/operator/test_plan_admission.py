@@ -27,7 +27,9 @@ def message(world: World, kind: str) -> str:
 
 def workload(**unmet: str) -> KubeObject:
     """What Kueue says of a group. unmet: condition -> why it is not met; empty: it is."""
-    conditions = [{"type": kind, "status": str(not why), "message": why} for kind, why in unmet.items()]
+    conditions = [
+        {"type": kind, "status": str(not why), "message": why} for kind, why in unmet.items()
+    ]
     return {"kind": "Workload", "metadata": {"name": WHOLE}, "status": {"conditions": conditions}}
 
 
@@ -50,11 +52,20 @@ def test_a_queued_job_says_so_and_where_to_look() -> None:
 
 def test_a_queued_job_gives_the_queues_own_words() -> None:
     world = queued()
-    world.objects["Workload", WHOLE] = workload(QuotaReserved="insufficient unused quota for cpu, 4 more needed")
+    world.objects["Workload", WHOLE] = workload(
+        QuotaReserved="insufficient unused quota for cpu, 4 more needed"
+    )
     world.settle()
-    assert "team-a: insufficient unused quota for cpu, 4 more needed; see" in message(world, "Admitted")
-    assert message(world, "Running") == "the job waits in a queue: insufficient unused quota for cpu, 4 more needed"
-    world.objects["Workload", WHOLE] = workload(QuotaReserved="", Admitted="waits for the admission check budget")
+    assert "team-a: insufficient unused quota for cpu, 4 more needed; see" in message(
+        world, "Admitted"
+    )
+    assert (
+        message(world, "Running")
+        == "the job waits in a queue: insufficient unused quota for cpu, 4 more needed"
+    )
+    world.objects["Workload", WHOLE] = workload(
+        QuotaReserved="", Admitted="waits for the admission check budget"
+    )
     world.settle()
     assert "team-a: waits for the admission check budget; see" in message(world, "Admitted")
 
@@ -69,7 +80,9 @@ def test_a_job_that_waits_too_long_fails_with_the_cause() -> None:
     world.settle()
     assert world.status.state == "Failed"
     assert world.status.condition("Failed").reason == "QueueTimeoutExceeded"  # type: ignore[union-attr]
-    told = "the job waited in a queue for 600 s (queueTimeoutSeconds): LocalQueue team-a doesn't exist"
+    told = (
+        "the job waited in a queue for 600 s (queueTimeoutSeconds): LocalQueue team-a doesn't exist"
+    )
     assert message(world, "Failed") == told
     assert world.status.queued_time is None
 
@@ -135,7 +148,9 @@ def test_a_preempted_gang_queues_again_and_has_lost_no_restart() -> None:
     world.progress = Progress(3, engines=1, engines_in_sync=1)
     world.settle()
     assert world.status.state == "Running"
-    for name in world.names("trainer"):  # as Kueue does when it evicts a group: a condition, then a deletion
+    for name in world.names(
+        "trainer"
+    ):  # as Kueue does when it evicts a group: a condition, then a deletion
         pod = world.pods[name]
         reason = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
         pod["status"]["conditions"].append(reason)
@@ -164,7 +179,11 @@ def test_a_preempted_gang_queues_again_and_has_lost_no_restart() -> None:
 def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
     policy: dict[str, object] | None, role: str, scheduled: bool, expected: bool
 ) -> None:
-    condition = {"type": "PodScheduled", "status": str(scheduled), "message": "2/3 tasks in gang unschedulable"}
+    condition = {
+        "type": "PodScheduled",
+        "status": str(scheduled),
+        "message": "2/3 tasks in gang unschedulable",
+    }
     pod = make_pod(role, phase="Pending", conditions=[condition])
     job = make_job(**({"podGroupPolicy": policy} if policy else {}))
     assert waits(job, pod) is expected

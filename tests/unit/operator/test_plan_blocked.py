@@ -16,7 +16,12 @@ def waiting(reason: str, message: str, **pod: Any) -> KubeObject:
 
 
 def unscheduled(message: str) -> KubeObject:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
     return make_pod(phase="Pending", conditions=[condition], containerStatuses=[])
 
 
@@ -49,17 +54,23 @@ def unscheduled(message: str) -> KubeObject:
             ["create the PersistentVolumeClaim models"],
         ),
         (
-            unscheduled("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+            unscheduled(
+                "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+            ),
             "Unschedulable",
             ["check its storage class"],
         ),
         (
-            unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: }."),
+            unscheduled(
+                "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: }."
+            ),
             "Unschedulable",
             ["add tolerations to the role's template"],
         ),
         (
-            unscheduled("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."),
+            unscheduled(
+                "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+            ),
             "Unschedulable",
             ["nodeSelector or affinity"],
         ),
@@ -106,10 +117,17 @@ def test_a_refused_container_is_shown_at_once_and_noted_once() -> None:
     world.step()
     failure = world.status.last_failure
     assert failure is not None
-    assert (failure.pod, failure.container, failure.reason) == ("demo-trainer-0-1-0", "trainer", "ErrImagePull")
+    assert (failure.pod, failure.container, failure.reason) == (
+        "demo-trainer-0-1-0",
+        "trainer",
+        "ErrImagePull",
+    )
     running = world.status.condition("Running")
     assert running is not None
-    assert "demo-trainer-0-1-0 (trainer): ErrImagePull: no such image; check the image's name" in running.message
+    assert (
+        "demo-trainer-0-1-0 (trainer): ErrImagePull: no such image; check the image's name"
+        in running.message
+    )
     world.advance(30)
     world.pods["demo-trainer-0-1-0"] = waiting("ImagePullBackOff", "Back-off")
     world.step()
@@ -139,7 +157,10 @@ def test_a_gang_that_fails_again_and_again_says_of_what() -> None:
     running = world.status.condition("Running")
     assert running is not None
     assert running.reason == "Restarting"
-    assert running.message == "waiting for rollout-0 (attempt 2); demo-rollout-0-1-0: engine: CUDA out of memory"
+    assert (
+        running.message
+        == "waiting for rollout-0 (attempt 2); demo-rollout-0-1-0: engine: CUDA out of memory"
+    )
 
 
 def placed() -> KubeObject:
@@ -148,13 +169,29 @@ def placed() -> KubeObject:
     return {**pod, "spec": {"nodeName": "n1"}}
 
 
-@pytest.mark.parametrize(("warning", "words"), [
-    (Warned("FailedMount", 'MountVolume.SetUp failed for volume "x" : secret "hf" not found'), "create the secret hf"),
-    (Warned("FailedAttachVolume", "Multi-Attach error for volume pvc-1 Volume is already used by pod(s) a"),
-     "another node holds the volume"),
-    (Warned("FailedCreatePodSandBox", "Failed to create pod sandbox: rpc error"), "container runtime or network"),
-    (Warned("SomethingNew", "who knows"), "SomethingNew: who knows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("warning", "words"),
+    [
+        (
+            Warned(
+                "FailedMount", 'MountVolume.SetUp failed for volume "x" : secret "hf" not found'
+            ),
+            "create the secret hf",
+        ),
+        (
+            Warned(
+                "FailedAttachVolume",
+                "Multi-Attach error for volume pvc-1 Volume is already used by pod(s) a",
+            ),
+            "another node holds the volume",
+        ),
+        (
+            Warned("FailedCreatePodSandBox", "Failed to create pod sandbox: rpc error"),
+            "container runtime or network",
+        ),
+        (Warned("SomethingNew", "who knows"), "SomethingNew: who knows"),
+    ],
+)
 def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(warning: Warned, words: str) -> None:
     found = blocked([placed()], {"demo-trainer-0-1-0": warning})
     assert found is not None
@@ -164,7 +201,10 @@ def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(warning: Warned, wo
 
 
 def test_a_warning_about_a_pod_that_runs_is_nothing_to_tell() -> None:
-    assert blocked([make_pod("trainer")], {"demo-trainer-0-1-0": Warned("FailedMount", "it was late")}) is None
+    assert (
+        blocked([make_pod("trainer")], {"demo-trainer-0-1-0": Warned("FailedMount", "it was late")})
+        is None
+    )
 
 
 def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> None:
@@ -180,7 +220,11 @@ def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> Non
     world.step()
     failure = world.status.last_failure
     assert failure is not None
-    assert (failure.pod, failure.container, failure.reason) == ("demo-trainer-0-1-0", "", "FailedMount")
+    assert (failure.pod, failure.container, failure.reason) == (
+        "demo-trainer-0-1-0",
+        "",
+        "FailedMount",
+    )
     world.advance(30)
     world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device", 9)}
     world.step()
@@ -188,7 +232,8 @@ def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> Non
 
 
 def failing(world: World, message: str) -> tuple[int, str]:
-    """An engine ends and is started again: how often in a row it has ended so, and the message of Running."""
+    """An engine ends and is started again: how often in a row it has ended so, and the message of
+    Running."""
     world.advance(600)
     world.settle()
     [name] = world.names("rollout")
@@ -208,7 +253,10 @@ def test_a_start_that_fails_of_one_cause_alone_will_not_be_mended_by_trying_agai
     assert (times, "trying again" in message) == (2, False)
     times, message = failing(world, "error: port 30003 is taken")
     assert times == 3
-    assert "port 30003 is taken; the same end 3 times in a row, and no step yet: trying again will not help" in message
+    assert (
+        "port 30003 is taken; the same end 3 times in a row, and no step yet: trying again will "
+        "not help" in message
+    )
     told = [event.message for event in world.events if event.reason == "GangRestarting"]
     assert ["trying again will not help" in text for text in told] == [False, False, True]
     times, message = failing(world, "error: no such model")

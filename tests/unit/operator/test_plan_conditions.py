@@ -7,7 +7,14 @@ from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice_operator.plan import Progress, clock
 from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.model import Gang, GangFacts
-from sluice_operator.plan.report.conditions import Finding, running, state_word, summary, updated, weights_in_sync
+from sluice_operator.plan.report.conditions import (
+    Finding,
+    running,
+    state_word,
+    summary,
+    updated,
+    weights_in_sync,
+)
 
 UP, DOWN = GangFacts(ready=1), GangFacts()
 FRESH = GangStatus(replica=0, attempt=1)
@@ -19,7 +26,8 @@ TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=c
 def steps(**facts: GangFacts) -> list[Step]:
     roles = {"rendezvous": UP, "buffer": UP, "rollout": UP, "trainer": UP} | facts
     return [
-        Step(Gang(role, 0, 1), RESTARTED if found is DOWN and facts else FRESH, found) for role, found in roles.items()
+        Step(Gang(role, 0, 1), RESTARTED if found is DOWN and facts else FRESH, found)
+        for role, found in roles.items()
     ]  # type: ignore[arg-type]
 
 
@@ -42,7 +50,12 @@ def test_running(status, found, progress, expected) -> None:  # type: ignore[no-
 
 
 def test_running_says_why_a_pod_waits() -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPUs"}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "no GPUs",
+    }
     pod = make_pod(phase="Pending", conditions=[condition])
     finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None)
     assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable: no GPUs"
@@ -96,15 +109,30 @@ def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
     assert summary(conditions)["state"] == word
 
 
-@pytest.mark.parametrize(("found", "reason"), [
-    ([], ""),
-    ([("Admitted", "True", "Admitted"), ("Running", "False", "PodsPending"), ("WeightsInSync", "Unknown", "Unknown")],
-     "PodsPending"),
-    ([("Running", "True", "Running"), ("WeightsInSync", "False", "EnginesBehind")], "Running"),
-    ([("Running", "True", "Running"), ("Suspended", "False", "Resumed")], "Running"),
-    ([("Running", "False", "Stopped"), ("Suspended", "True", "Suspended")], "Suspended"),
-    ([("Running", "False", "Stopped"), ("Failed", "True", "ReachedMaxRestarts")], "ReachedMaxRestarts"),
-], ids=["nothing", "waits", "trains", "resumed", "suspended", "failed"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ([], ""),
+        (
+            [
+                ("Admitted", "True", "Admitted"),
+                ("Running", "False", "PodsPending"),
+                ("WeightsInSync", "Unknown", "Unknown"),
+            ],
+            "PodsPending",
+        ),
+        ([("Running", "True", "Running"), ("WeightsInSync", "False", "EnginesBehind")], "Running"),
+        ([("Running", "True", "Running"), ("Suspended", "False", "Resumed")], "Running"),
+        ([("Running", "False", "Stopped"), ("Suspended", "True", "Suspended")], "Suspended"),
+        (
+            [("Running", "False", "Stopped"), ("Failed", "True", "ReachedMaxRestarts")],
+            "ReachedMaxRestarts",
+        ),
+    ],
+    ids=["nothing", "waits", "trains", "resumed", "suspended", "failed"],
+)
 def test_the_reason_is_that_of_the_state(found: list[tuple[str, str, str]], reason: str) -> None:
-    conditions = [Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in found]  # type: ignore[arg-type]
+    conditions = [
+        Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in found
+    ]  # type: ignore[arg-type]
     assert summary(conditions)["reason"] == reason

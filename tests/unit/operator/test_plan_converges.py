@@ -11,9 +11,24 @@ from world import World, make_job
 from sluice_operator.plan import is_finished, podstate
 
 MAX_RESTARTS = 2
-SMALL = ("start", "remove", "fail", "end", "vanish", "disrupt", "pass", "pass", "crash", "cut", "cut", "time")
+SMALL = (
+    "start",
+    "remove",
+    "fail",
+    "end",
+    "vanish",
+    "disrupt",
+    "pass",
+    "pass",
+    "crash",
+    "cut",
+    "cut",
+    "time",
+)
 LARGE = ("rest", "crash-loop", "finish", "suspend", "resume", "scale")
-EVENTS = st.lists(st.tuples(st.sampled_from(SMALL + LARGE), st.integers(0, 99)), min_size=1, max_size=60)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(SMALL + LARGE), st.integers(0, 99)), min_size=1, max_size=60
+)
 
 
 class Watched:
@@ -67,7 +82,9 @@ class Watched:
         alive = defaultdict(set)
         for pod in self.world.pods.values():
             alive[podstate.role(pod), podstate.replica(pod)].add(podstate.attempt(pod))
-        assert all(len(attempts) == 1 for attempts in alive.values()), f"two attempts at once: {alive}"
+        assert all(len(attempts) == 1 for attempts in alive.values()), (
+            f"two attempts at once: {alive}"
+        )
         for role in self.world.status.roles:
             for gang in role.gangs:
                 key = role.name, gang.replica
@@ -80,14 +97,27 @@ class Watched:
 SPEC = {
     "trainer": {"steps": 10, "nodes": 2, "gpusPerNode": 0},
     "rollout": {"replicas": 2, "gpusPerReplica": 0},
-    "failurePolicy": {"maxRestarts": MAX_RESTARTS, "rolloutBackoff": {"baseSeconds": 5, "maxSeconds": 20}},
+    "failurePolicy": {
+        "maxRestarts": MAX_RESTARTS,
+        "rolloutBackoff": {"baseSeconds": 5, "maxSeconds": 20},
+    },
 }
 
 
 @settings(max_examples=120, deadline=None)
 @given(EVENTS)
 @example([("pass", 0), ("cut", 5), ("pass", 0), ("vanish", 64)])
-@example([("pass", 0), ("cut", 5), ("pass", 0), ("vanish", 64), ("suspend", 0), ("rest", 0), ("resume", 0)])
+@example(
+    [
+        ("pass", 0),
+        ("cut", 5),
+        ("pass", 0),
+        ("vanish", 64),
+        ("suspend", 0),
+        ("rest", 0),
+        ("resume", 0),
+    ]
+)
 def test_promises_hold_and_plans_converge(events: list[tuple[str, int]]) -> None:
     watched = Watched()
     for action, number in events:

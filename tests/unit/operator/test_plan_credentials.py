@@ -8,7 +8,10 @@ from world import make_job
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
 
-SECRETS = {"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}}
+SECRETS = {
+    "huggingFace": {"name": "hf", "key": "token"},
+    "wandb": {"name": "wandb", "key": "api-key"},
+}
 HF = {"secretKeyRef": {"name": "hf", "key": "token"}}
 WANDB = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
 
@@ -17,7 +20,9 @@ def variables(role: Any, **spec: Any) -> dict[str, dict[str, Any]]:
     """Container -> variables."""
     found = pod(make_job(**spec), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
     return {
-        each["name"]: {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in each["env"]}
+        each["name"]: {
+            entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in each["env"]
+        }
         for each in found["spec"]["containers"]
     }
 

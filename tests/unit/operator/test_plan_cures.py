@@ -1,4 +1,5 @@
-"""What the API server refuses comes with what to do. The messages are servers' own, of 1.29 and later."""
+"""What the API server refuses comes with what to do. The messages are servers' own, of 1.29 and
+later."""
 
 from __future__ import annotations
 
@@ -13,19 +14,23 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
     ("message", "cure"),
     [
         (
-            "exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=8, limited: "
+            "exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: "
+            "requests.nvidia.com/gpu=8, limited: "
             "requests.nvidia.com/gpu=8",
             "wait until others give some back, have ResourceQuota gpus raised, or ask for less",
         ),
         (
             "failed quota: compute: must specify limits.cpu for: proxy; limits.memory for: proxy",
-            "ResourceQuota compute wants limits.cpu for: proxy; limits.memory for: proxy of every container: set "
+            "ResourceQuota compute wants limits.cpu for: proxy; limits.memory for: proxy of every "
+            "container: set "
             "resources of the role, and of containers in its template",
         ),
         (
-            'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false (container "engine" must set '
+            'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
+            '(container "engine" must set '
             "securityContext.allowPrivilegeEscalation=false)",
-            "the namespace takes pods of level restricted alone: change what is named in the role's template, or have "
+            "the namespace takes pods of level restricted alone: change what is named in the "
+            "role's template, or have "
             "the namespace's label pod-security.kubernetes.io/enforce lowered",
         ),
         (
@@ -33,13 +38,16 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
             "a LimitRange of the namespace bounds memory: set resources of the role within it",
         ),
         (
-            "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: registry is not allowed",
+            "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: registry is "
+            "not allowed",
             "a policy of the cluster, images, does not allow it: ask who runs it",
         ),
         (
-            'User "system:serviceaccount:sluice:operator" cannot create resource "pods" in API group "" in the '
+            'User "system:serviceaccount:sluice:operator" cannot create resource "pods" in API '
+            'group "" in the '
             'namespace "team"',
-            "the operator's service account sluice:operator may not create pods: upgrade the chart with this namespace "
+            "the operator's service account sluice:operator may not create pods: upgrade the chart "
+            "with this namespace "
             "in watchNamespaces",
         ),
         (
@@ -51,7 +59,16 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
             "the namespace is being deleted",
         ),
     ],
-    ids=["quota", "unset", "pod security", "limit range", "policy", "rights", "priority", "namespace"],
+    ids=[
+        "quota",
+        "unset",
+        "pod security",
+        "limit range",
+        "policy",
+        "rights",
+        "priority",
+        "namespace",
+    ],
 )
 def test_a_refusal_says_what_to_do(message: str, cure: str) -> None:
     assert with_cure(FORBIDDEN + message, OF_REFUSALS) == f"{FORBIDDEN}{message}; {cure}"

@@ -22,10 +22,14 @@ from sluice_operator.plan.model import GangFacts
         ({"startupDeadlineSeconds": 60, "activeDeadlineSeconds": 60}, None, 60, "DeadlineExceeded"),
     ],
 )
-def test_job_deadline(spec: dict[str, int], step: int | None, after: int, reason: str | None) -> None:
+def test_job_deadline(
+    spec: dict[str, int], step: int | None, after: int, reason: str | None
+) -> None:
     progress = clock.text(START) if step else None
     status = RLJobStatus(start_time=clock.text(START), step=step, last_progress_time=progress)
-    found = job_deadline(make_job(**spec).spec, status, START + timedelta(seconds=after), "pods are pending")
+    found = job_deadline(
+        make_job(**spec).spec, status, START + timedelta(seconds=after), "pods are pending"
+    )
     assert (found[0] if found else None) == reason
 
 
@@ -46,17 +50,25 @@ RUNNING = GangFacts(seen=2, running=2, started=START + timedelta(seconds=100))
         (60, RUNNING, 500, 560),
     ],
 )
-def test_progress_due(deadline: int | None, facts: GangFacts, last_progress: int | None, expected: int | None) -> None:
-    seen = clock.text(START + timedelta(seconds=last_progress)) if last_progress is not None else None
+def test_progress_due(
+    deadline: int | None, facts: GangFacts, last_progress: int | None, expected: int | None
+) -> None:
+    seen = (
+        clock.text(START + timedelta(seconds=last_progress)) if last_progress is not None else None
+    )
     status = RLJobStatus(start_time=clock.text(START), last_progress_time=seen)
     job = make_job(progressDeadlineSeconds=deadline, trainer={"nodes": 2})
     due = progress_due(job.spec, status, GangStatus(replica=0, attempt=1), facts, 2)
     assert due == (START + timedelta(seconds=expected) if expected is not None else None)
 
 
-@pytest.mark.parametrize(("due", "hangs"), [(None, False), (START, True), (START + timedelta(seconds=1), False)])
+@pytest.mark.parametrize(
+    ("due", "hangs"), [(None, False), (START, True), (START + timedelta(seconds=1), False)]
+)
 def test_hang(due: datetime | None, hangs: bool) -> None:
-    failure = hang(due, RLJobStatus(step=7), make_job(progressDeadlineSeconds=60).spec, "pod", START)
+    failure = hang(
+        due, RLJobStatus(step=7), make_job(progressDeadlineSeconds=60).spec, "pod", START
+    )
     assert (failure is not None) is hangs
     if failure:
         assert failure.reason == "ProgressDeadlineExceeded"

@@ -53,7 +53,15 @@ def test_later_stages_do_not_wait_for_ended_pods() -> None:
     """A kubelet takes up to a minute until it takes the object of an ended pod away."""
     rollout = make_pod("rollout", phase="Failed")
     rollout["metadata"]["deletionTimestamp"] = clock.text(START)
-    found = drain([rollout, make_pod("trainer", phase="Succeeded"), make_pod("buffer"), make_pod("rendezvous")], START)
+    found = drain(
+        [
+            rollout,
+            make_pod("trainer", phase="Succeeded"),
+            make_pod("buffer"),
+            make_pod("rendezvous"),
+        ],
+        START,
+    )
     assert [deletion.name for deletion in found] == ["demo-trainer-0-1-0", "demo-buffer-0-1-0"]
 
 

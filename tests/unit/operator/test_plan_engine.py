@@ -25,13 +25,16 @@ def test_render_args(args: dict[str, Any], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["memFractionStatic", "mem_fraction_static", "mem-fraction-static", "--mem-fraction-static"]
+    "name",
+    ["memFractionStatic", "mem_fraction_static", "mem-fraction-static", "--mem-fraction-static"],
 )
 def test_all_spellings_are_one_argument(name: str) -> None:
     assert normalized({name: 0.5}) == {"mem-fraction-static": 0.5}
 
 
-@pytest.mark.parametrize(("name", "known"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")])
+@pytest.mark.parametrize(
+    ("name", "known"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")]
+)
 def test_aliases(name: str, known: str) -> None:
     assert normalized({name: 2}) == {known: 2}
 
@@ -73,7 +76,9 @@ def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
 
 
 def test_the_users_arguments_win() -> None:
-    args = engine_args(make_job(rollout={"engineArgs": {"dtype": "bfloat16", "sleep_on_idle": False}}))
+    args = engine_args(
+        make_job(rollout={"engineArgs": {"dtype": "bfloat16", "sleep_on_idle": False}})
+    )
     assert value(args, "--dtype") == "bfloat16"
     assert "--sleep-on-idle" not in args
     assert args.count("--dtype") == 1

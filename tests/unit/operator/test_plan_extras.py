@@ -23,11 +23,16 @@ BUDGET, POLICY = ("PodDisruptionBudget", "demo-rollout"), ("NetworkPolicy", "dem
         ({"podDisruptionBudget": {"enabled": False}}, 2, None),
     ],
 )
-def test_one_engine_stays_while_machines_are_drained(spec: Any, replicas: int, expected: int | None) -> None:
+def test_one_engine_stays_while_machines_are_drained(
+    spec: Any, replicas: int, expected: int | None
+) -> None:
     found = disruption_budget(make_job(**spec), replicas)
     assert (found["spec"]["minAvailable"] if found else None) == expected
     if found:
-        assert found["spec"]["selector"]["matchLabels"] == {"sluice.dev/job-name": "demo", "sluice.dev/role": "rollout"}
+        assert found["spec"]["selector"]["matchLabels"] == {
+            "sluice.dev/job-name": "demo",
+            "sluice.dev/role": "rollout",
+        }
 
 
 def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:
@@ -35,10 +40,15 @@ def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:
     assert found is not None
     own, operator, scrape = found["spec"]["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": {"sluice.dev/job-name": "demo"}}}]}
-    assert operator["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "sluice-system"}
+    assert operator["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "sluice-system"
+    }
     assert operator["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "sluice"}
     assert [port["port"] for port in operator["ports"]] == [7700, 7701]
-    assert scrape == {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": 9400}]}
+    assert scrape == {
+        "from": [{"namespaceSelector": {}}],
+        "ports": [{"protocol": "TCP", "port": 9400}],
+    }
     assert found["spec"]["policyTypes"] == ["Ingress"]
 
 
@@ -61,7 +71,10 @@ def test_a_job_may_do_without_a_network_policy() -> None:
 
 def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
     job = make_job(rollout={"replicas": 2})
-    assert {each["kind"] for each in extra_objects(job, Observed())} == {"PodDisruptionBudget", "NetworkPolicy"}
+    assert {each["kind"] for each in extra_objects(job, Observed())} == {
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+    }
     observed = Observed(absent_kinds=frozenset({"PodDisruptionBudget"}))
     assert {each["kind"] for each in missing_extras(job, observed)} == {"NetworkPolicy"}
 
@@ -147,4 +160,6 @@ def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made()
     world.step(create=order.index(("PodGroup", WHOLE)) + 1)
     again = world.plan()
     assert again.delete == ()
-    assert ("PodGroup", WHOLE) not in [(each["kind"], each["metadata"]["name"]) for each in again.create]
+    assert ("PodGroup", WHOLE) not in [
+        (each["kind"], each["metadata"]["name"]) for each in again.create
+    ]

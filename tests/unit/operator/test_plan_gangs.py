@@ -7,7 +7,13 @@ from sluice.api import GangStatus, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import BROKEN_GRACE
-from sluice_operator.plan.decide.gangs import advance, deletions, desired_gangs, retire, rollout_replicas
+from sluice_operator.plan.decide.gangs import (
+    advance,
+    deletions,
+    desired_gangs,
+    retire,
+    rollout_replicas,
+)
 from sluice_operator.plan.model import Deletion, Gang
 
 GANG = Gang("trainer", 0, 2)
@@ -28,13 +34,23 @@ def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, o
         pytest.param(DUE, [], (0, 1), 0, 3, True, id="an attempt that is due is created"),
         pytest.param(LATER, [], (), 0, 3, True, id="an attempt waits for its back-off"),
         pytest.param(AN_HOUR_AHEAD, [], (0, 1), 0, 3, True, id="the clock was set back since"),
-        pytest.param(DUE, pods(count=1), (1,), 0, 3, True, id="a creation that was cut off is completed"),
+        pytest.param(
+            DUE, pods(count=1), (1,), 0, 3, True, id="a creation that was cut off is completed"
+        ),
         pytest.param(DUE, pods(), (), 0, 3, False, id="all pods seen: created"),
         pytest.param(CREATED, pods(), (), 0, 3, False, id="nothing to do"),
         pytest.param(CREATED, [], (), 0, 4, True, id="all pods vanished"),
         pytest.param(CREATED, pods(count=1), (), 1, 4, True, id="a lost pod takes its gang along"),
         pytest.param(DUE, pods(attempt=2), (), 2, 3, True, id="older pods go first"),
-        pytest.param(DUE, pods(attempt=2) + pods(count=1), (), 2, 3, True, id="nothing is created beside older pods"),
+        pytest.param(
+            DUE,
+            pods(attempt=2) + pods(count=1),
+            (),
+            2,
+            3,
+            True,
+            id="nothing is created beside older pods",
+        ),
         pytest.param(DUE, pods(attempt=5), (), 0, 5, False, id="a lost status believes its pods"),
         pytest.param(None, pods(attempt=5, count=1), (1,), 0, 5, True, id="no status, half a gang"),
     ],
@@ -50,7 +66,10 @@ def test_advance(status, found, create, delete, attempt, retry) -> None:  # type
 def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
     found = [make_pod(attempt=3), make_pod(attempt=3, index=1, phase="Failed", ends={"trainer": 1})]
     step = advance(GANG, CREATED, found, FailurePolicy(), START)
-    assert [deletion.name for deletion in step.delete] == ["demo-trainer-0-3-0", "demo-trainer-0-3-1"]
+    assert [deletion.name for deletion in step.delete] == [
+        "demo-trainer-0-3-0",
+        "demo-trainer-0-3-1",
+    ]
     assert (step.status.attempt, step.status.restarts) == (4, 1)
     assert step.create == ()
 
@@ -77,14 +96,18 @@ def test_retire_keeps_the_count_of_restarts() -> None:
     ("after", "expected"),
     [(None, [300]), (0, []), (119, []), (420, [0])],
 )
-def test_deletions_use_force_only_on_a_pod_that_a_dead_node_keeps(after: int | None, expected: list[int]) -> None:
+def test_deletions_use_force_only_on_a_pod_that_a_dead_node_keeps(
+    after: int | None, expected: list[int]
+) -> None:
     pod = make_pod()
     if after is not None:  # deletionTimestamp is the request plus the grace of 120 s
         pod["metadata"]["deletionTimestamp"] = clock.text(START + timedelta(seconds=120 - after))
     assert [deletion.grace for deletion in deletions([pod], START)] == expected
 
 
-@pytest.mark.parametrize(("role", "grace"), [("trainer", 300), ("rollout", 60), ("buffer", 30), ("rendezvous", 10)])
+@pytest.mark.parametrize(
+    ("role", "grace"), [("trainer", 300), ("rollout", 60), ("buffer", 30), ("rendezvous", 10)]
+)
 def test_grace_of_a_role(role: str, grace: int) -> None:
     assert deletions([make_pod(role)], START) == (Deletion("Pod", f"demo-{role}-0-1-0", grace),)
 
@@ -102,7 +125,10 @@ def test_zero_seconds_of_grace_are_no_deletion_by_force() -> None:
 
 
 def test_what_is_left_of_a_broken_trainer_gang_is_not_waited_for() -> None:
-    alive, dead = make_pod("trainer"), make_pod("trainer", index=1, phase="Failed", ends={"trainer": 1})
+    alive, dead = (
+        make_pod("trainer"),
+        make_pod("trainer", index=1, phase="Failed", ends={"trainer": 1}),
+    )
     alive["spec"]["terminationGracePeriodSeconds"] = 1800
     gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
     step = advance(gang, known, [alive, dead], FailurePolicy(), START)
@@ -115,7 +141,9 @@ def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:
     evicted["metadata"]["deletionTimestamp"] = clock.text(START)
     gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
     step = advance(gang, known, [alive, evicted], FailurePolicy(), START)
-    assert [(deletion.name, deletion.grace) for deletion in step.delete] == [("demo-trainer-0-1-0", 1800)]
+    assert [(deletion.name, deletion.grace) for deletion in step.delete] == [
+        ("demo-trainer-0-1-0", 1800)
+    ]
 
 
 @pytest.mark.parametrize(

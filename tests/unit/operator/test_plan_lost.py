@@ -37,7 +37,9 @@ def test_an_attempt_that_is_still_to_be_created_misses_none() -> None:
 
 def test_a_suspended_job_misses_none() -> None:
     world = settled()
-    world.job = world.job.model_copy(update={"spec": world.job.spec.model_copy(update={"suspend": True})})
+    world.job = world.job.model_copy(
+        update={"spec": world.job.spec.model_copy(update={"suspend": True})}
+    )
     world.pods.clear()
     assert not lacks(world)
 

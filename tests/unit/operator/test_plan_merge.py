@@ -13,7 +13,11 @@ WORKER = {"name": "worker", "image": "b"}
         ({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}}, {"a": {"x": 1, "y": 3}}),
         ({"a": 1, "b": 2}, {"a": None}, {"b": 2}),
         ({"args": ["--x"]}, {"args": ["--y"]}, {"args": ["--y"]}),
-        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, {"tolerations": [{"key": "b"}]}),
+        (
+            {"tolerations": [{"key": "a"}]},
+            {"tolerations": [{"key": "b"}]},
+            {"tolerations": [{"key": "b"}]},
+        ),
         (
             {"containers": [ENGINE, WORKER]},
             {"containers": [{"name": "worker", "image": "c"}]},
@@ -27,7 +31,11 @@ WORKER = {"name": "worker", "image": "b"}
         (
             {"containers": [ENGINE]},
             {"containers": [{"name": "engine", "env": [{"name": "B", "value": "2"}]}]},
-            {"containers": [ENGINE | {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}]},
+            {
+                "containers": [
+                    ENGINE | {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}
+                ]
+            },
         ),
         (
             {"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]},
@@ -42,7 +50,13 @@ WORKER = {"name": "worker", "image": "b"}
         (
             {"ports": [{"name": "http", "containerPort": 30000}]},
             {"ports": [{"containerPort": 8080}, {"containerPort": 8081}]},
-            {"ports": [{"name": "http", "containerPort": 30000}, {"containerPort": 8080}, {"containerPort": 8081}]},
+            {
+                "ports": [
+                    {"name": "http", "containerPort": 30000},
+                    {"containerPort": 8080},
+                    {"containerPort": 8081},
+                ]
+            },
         ),
         (
             {"topologySpreadConstraints": [{"topologyKey": "host", "maxSkew": 1}]},

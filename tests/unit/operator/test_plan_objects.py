@@ -24,11 +24,16 @@ def test_what_is_missing_is_made_once() -> None:
 
 
 def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
-    objects = {found["metadata"]["name"]: found["metadata"] for found in supporting_objects(make_job())}
+    objects = {
+        found["metadata"]["name"]: found["metadata"] for found in supporting_objects(make_job())
+    }
     claim = objects.pop("demo-checkpoint-1234")
     assert {each["ownerReferences"][0]["uid"] for each in objects.values()} == {"1234"}
     assert "ownerReferences" not in claim
-    assert claim["labels"] | {"sluice.dev/job-name": "demo", "sluice.dev/job-uid": "1234"} == claim["labels"]
+    assert (
+        claim["labels"] | {"sluice.dev/job-name": "demo", "sluice.dev/job-uid": "1234"}
+        == claim["labels"]
+    )
 
 
 def checkpoint_claim(**spec: Any) -> KubeObject | None:
@@ -36,13 +41,20 @@ def checkpoint_claim(**spec: Any) -> KubeObject | None:
     return objects.get("demo-checkpoint-1234")
 
 
-@pytest.mark.parametrize("place", [{"volume": VOLUME}, {"ephemeral": True}], ids=["volume", "ephemeral"])
+@pytest.mark.parametrize(
+    "place", [{"volume": VOLUME}, {"ephemeral": True}], ids=["volume", "ephemeral"]
+)
 def test_no_claim_is_made_where_checkpoints_lie_elsewhere(place: dict[str, Any]) -> None:
     assert checkpoint_claim(checkpoint=place) is None
 
 
 def test_the_claim_is_what_the_spec_wants_and_goes_with_the_job_where_it_says_so() -> None:
-    storage = {"size": "2Ti", "storageClassName": "fast", "accessModes": ["ReadWriteMany"], "whenDeleted": "Delete"}
+    storage = {
+        "size": "2Ti",
+        "storageClassName": "fast",
+        "accessModes": ["ReadWriteMany"],
+        "whenDeleted": "Delete",
+    }
     claim = checkpoint_claim(checkpoint={"storage": storage})
     assert claim is not None
     assert claim["metadata"]["ownerReferences"][0]["uid"] == "1234"
@@ -58,20 +70,29 @@ def test_the_claim_is_what_the_spec_wants_and_goes_with_the_job_where_it_says_so
     [
         pytest.param({}, "ReadWriteOnce", id="one trainer pod"),
         pytest.param({"trainer": {"nodes": 2}}, "ReadWriteMany", id="trainer pods of two nodes"),
-        pytest.param({"weightSync": {"transport": "disk"}}, "ReadWriteMany", id="engines of any node read weights"),
+        pytest.param(
+            {"weightSync": {"transport": "disk"}},
+            "ReadWriteMany",
+            id="engines of any node read weights",
+        ),
         pytest.param(
             {"trainer": {"gpusPerNode": 2, "colocate": True}, "rollout": {"gpusPerReplica": 1}},
             "ReadWriteOnce",
             id="engines on the trainer's node read weights",
         ),
         pytest.param(
-            {"weightSync": {"transport": "disk"}, "checkpoint": {"storage": {"accessModes": ["ReadWriteOnce"]}}},
+            {
+                "weightSync": {"transport": "disk"},
+                "checkpoint": {"storage": {"accessModes": ["ReadWriteOnce"]}},
+            },
             "ReadWriteOnce",
             id="a cluster of one node",
         ),
     ],
 )
-def test_pods_of_several_nodes_need_a_claim_that_all_can_mount(spec: dict[str, Any], mode: str) -> None:
+def test_pods_of_several_nodes_need_a_claim_that_all_can_mount(
+    spec: dict[str, Any], mode: str
+) -> None:
     claim = checkpoint_claim(**spec)
     assert claim is not None
     assert claim["spec"]["accessModes"] == [mode]
@@ -97,9 +118,11 @@ def test_paths_in_the_resolved_manifest_are_those_of_the_pod() -> None:
         data={"prompts": [{"path": "train.jsonl@[0:100]"}], "volume": VOLUME},
         evaluation={"datasets": [{"path": "/test.jsonl"}]},
         algorithm={
-            "estimator": "ppo", "critic": {"modelPath": "reward"}, "distillation": {"teacher": {"path": "./large"}},
+            "estimator": "ppo",
+            "critic": {"modelPath": "reward"},
+            "distillation": {"teacher": {"path": "./large"}},
         },
-    )  # fmt: skip
+    )
     spec = resolved_manifest(job)["spec"]
     assert spec["model"]["path"] == "/sluice/model/qwen"
     assert spec["model"]["referencePath"] == "/sluice/model/base/step-1"
@@ -121,7 +144,9 @@ def test_so_are_those_of_tokenizers_and_dumped_rollouts_and_functions_are_the_im
     )
     spec = resolved_manifest(job)["spec"]
     assert spec["reward"]["model"]["tokenizer"] == "/sluice/model/judge"
-    assert spec["evaluation"]["datasets"][0]["reward"]["model"]["tokenizer"] == "/sluice/model/judge"
+    assert (
+        spec["evaluation"]["datasets"][0]["reward"]["model"]["tokenizer"] == "/sluice/model/judge"
+    )
     assert spec["debug"]["replay"] == "/sluice/data/run/rollouts"
     assert spec["data"]["prompts"][0] == {"source": {"function": "rows.py:make"}}
 
@@ -159,7 +184,9 @@ def test_the_job_file_is_json_and_the_token_is_left_to_whoever_applies_it() -> N
 
 def test_a_secret_carries_the_jobs_uid_in_its_name_since_it_is_never_read() -> None:
     job = make_job(tls={"enabled": True})
-    secrets = [found["metadata"]["name"] for found in supporting_objects(job) if found["kind"] == "Secret"]
+    secrets = [
+        found["metadata"]["name"] for found in supporting_objects(job) if found["kind"] == "Secret"
+    ]
     assert secrets == ["demo-token-1234", "demo-tls-1234"]
 
 

@@ -16,7 +16,9 @@ from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.plan.model import Gang, Images
 from sluice_rollout.worker import RETURN_SECONDS, Worker
 
-DRAIN_SECONDS = next(float(field.default) for field in fields(Worker) if field.name == "drain_seconds")
+DRAIN_SECONDS = next(
+    float(field.default) for field in fields(Worker) if field.name == "drain_seconds"
+)
 NEEDED_SECONDS = {"rollout": DRAIN_SECONDS + RETURN_SECONDS, "buffer": _GRACE_SECONDS}
 """What a role allows itself after SIGTERM."""
 
@@ -31,7 +33,9 @@ def test_trainer_and_engines_prefer_one_zone_and_demand_nothing(role: str) -> No
     assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["podAffinityTerm"]["topologyKey"] == ZONE
-    assert term["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"sluice.dev/job-name": "demo"}
+    assert term["podAffinityTerm"]["labelSelector"]["matchLabels"] == {
+        "sluice.dev/job-name": "demo"
+    }
 
 
 def test_engines_are_spread_over_machines_where_there_is_a_choice() -> None:
@@ -46,7 +50,10 @@ def test_autoscalers_leave_pods_alone_that_they_would_move_to_save_a_machine(rol
 
 
 def test_users_may_let_autoscalers_move_pods() -> None:
-    annotations = {"karpenter.sh/do-not-disrupt": "false", "cluster-autoscaler.kubernetes.io/safe-to-evict": None}
+    annotations = {
+        "karpenter.sh/do-not-disrupt": "false",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": None,
+    }
     overrides = [{"roles": ["rollout"], "template": {"metadata": {"annotations": annotations}}}]
     found = render(make_job(podTemplateOverrides=overrides), "rollout")["metadata"]["annotations"]
     assert found == {"karpenter.sh/do-not-disrupt": "false"}
@@ -57,7 +64,7 @@ def test_the_grace_of_a_role_covers_what_it_does_at_its_end(role: str, needs: fl
     assert render(make_job(), role)["spec"]["terminationGracePeriodSeconds"] >= 1.5 * needs
 
 
-def test_a_trainer_gets_time_for_a_step_a_checkpoint_and_an_update_that_waits_for_a_lost_engine() -> None:
+def test_a_trainer_gets_time_for_a_step_a_checkpoint_and_an_update_that_waits() -> None:
     found = render(make_job(weightSync={"timeoutSeconds": 45.5}), "trainer")
     assert found["spec"]["terminationGracePeriodSeconds"] == GRACE["trainer"] + 46
 
@@ -77,7 +84,10 @@ def test_users_choose_nodes_priority_account_and_grace() -> None:
 
 
 def test_users_remove_or_replace_our_wishes() -> None:
-    spec = {"affinity": None, "topologySpreadConstraints": [{"$patch": "delete", "topologyKey": HOST}]}
+    spec = {
+        "affinity": None,
+        "topologySpreadConstraints": [{"$patch": "delete", "topologyKey": HOST}],
+    }
     found = render(make_job(rollout={"template": {"spec": spec}}), "rollout")["spec"]
     assert "affinity" not in found
     assert found["topologySpreadConstraints"] == []
@@ -87,7 +97,9 @@ def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None
     key = "kueue.x-k8s.io/podset-required-topology"
     template = {"metadata": {"annotations": {key: "cloud.provider.com/topology-rack"}}}
     job = make_job(podGroupPolicy={"kueue": {"queueName": "q"}}, trainer={"template": template})
-    trainer = next(each for each in render_all(job) if each["metadata"]["name"] == "demo-trainer-0-1-0")
+    trainer = next(
+        each for each in render_all(job) if each["metadata"]["name"] == "demo-trainer-0-1-0"
+    )
     annotations = trainer["metadata"]["annotations"]
     assert annotations[key] == "cloud.provider.com/topology-rack"
     assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"

@@ -27,7 +27,9 @@ def affinity(found: KubeObject) -> dict[str, Any]:
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
 def test_a_job_s_level_takes_the_place_of_the_zone(role: str) -> None:
-    (term,) = affinity(render(role, 1, topology={"required": BLOCK}))["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity(render(role, 1, topology={"required": BLOCK}))[
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
     assert term["topologyKey"] == BLOCK
     assert term["labelSelector"]["matchLabels"] == {"sluice.dev/job-name": "demo"}
     wish = affinity(render(role, 1, topology={"preferred": BLOCK}))
@@ -36,7 +38,9 @@ def test_a_job_s_level_takes_the_place_of_the_zone(role: str) -> None:
 
 
 def test_a_gang_s_level_is_about_its_own_pods_beside_that_of_the_job() -> None:
-    found = affinity(render("rollout", 2, rollout={"nodesPerReplica": 2, "topology": {"required": RACK}}))
+    found = affinity(
+        render("rollout", 2, rollout={"nodesPerReplica": 2, "topology": {"required": RACK}})
+    )
     (term,) = found["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == RACK
     assert term["labelSelector"]["matchLabels"] == {
@@ -60,18 +64,27 @@ def test_one_pod_is_always_together() -> None:
         pytest.param({"topology": {"required": BLOCK}}, {REQUIRED: BLOCK}, id="of the job"),
         pytest.param({"topology": {"preferred": BLOCK}}, {PREFERRED: BLOCK}, id="a wish"),
         pytest.param(
-            {"topology": {"preferred": BLOCK}, "trainer": {"nodes": 2, "topology": {"required": RACK}}},
+            {
+                "topology": {"preferred": BLOCK},
+                "trainer": {"nodes": 2, "topology": {"required": RACK}},
+            },
             {REQUIRED: RACK},
             id="the gang's own before the job's",
         ),
         pytest.param({}, {}, id="nothing said"),
     ],
 )
-def test_in_a_queue_of_kueue_the_level_is_an_annotation(spec: dict[str, Any], wanted: dict[str, str]) -> None:
+def test_in_a_queue_of_kueue_the_level_is_an_annotation(
+    spec: dict[str, Any], wanted: dict[str, str]
+) -> None:
     found = render("trainer", 2, **QUEUE, **spec)
     annotations = found["metadata"]["annotations"]
     assert {key: annotations[key] for key in (REQUIRED, PREFERRED) if key in annotations} == wanted
-    keys = [each["podAffinityTerm"]["topologyKey"] for terms in affinity(found).values() for each in terms]
+    keys = [
+        each["podAffinityTerm"]["topologyKey"]
+        for terms in affinity(found).values()
+        for each in terms
+    ]
     assert keys == [ZONE], "the level itself is Kueue's matter alone"
 
 
@@ -82,7 +95,9 @@ def test_services_may_be_anywhere(role: str) -> None:
     assert REQUIRED not in found["metadata"].get("annotations", {})
 
 
-@pytest.mark.parametrize("topology", [{}, {"required": RACK, "preferred": BLOCK}, {"required": "a rack"}])
+@pytest.mark.parametrize(
+    "topology", [{}, {"required": RACK, "preferred": BLOCK}, {"required": "a rack"}]
+)
 def test_exactly_one_level_by_a_label_of_nodes(topology: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match=r"topology|exactly one"):
         make_job(topology=topology)

@@ -1,4 +1,5 @@
-"""The group in which a job is admitted: how large it is, when another follows, and when Kueue is told of its end."""
+"""The group in which a job is admitted: how large it is, when another follows, and when Kueue is
+told of its end."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ FIRST, SECOND = "demo-group-1234-1", "demo-group-1234-2"
 FINALIZER, RETRIABLE = "kueue.x-k8s.io/managed", "kueue.x-k8s.io/retriable-in-group"
 
 
-def of_group(role: str, phase: str, *, group: str = FIRST, deleted: bool = False, marked: bool = False) -> KubeObject:
+def of_group(
+    role: str, phase: str, *, group: str = FIRST, deleted: bool = False, marked: bool = False
+) -> KubeObject:
     """A pod that Kueue queues. phase Pending: behind its gate."""
     pod = make_pod(role, phase=phase)
     pod["metadata"]["labels"]["sluice.dev/pod-group"] = group
@@ -30,21 +33,37 @@ def of_group(role: str, phase: str, *, group: str = FIRST, deleted: bool = False
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
-        pytest.param([of_group("trainer", "Succeeded"), of_group("rollout", "Failed")], True, id="all have ended"),
-        pytest.param([of_group("trainer", "Succeeded"), of_group("rollout", "Running")], False, id="one still runs"),
         pytest.param(
-            [of_group("trainer", "Succeeded", marked=True), of_group("rollout", "Failed")], False, id="told already"
+            [of_group("trainer", "Succeeded"), of_group("rollout", "Failed")],
+            True,
+            id="all have ended",
         ),
-        pytest.param([of_group("trainer", "Pending", deleted=True)], True, id="deleted behind its gate"),
         pytest.param(
-            [of_group("rollout", "Pending", deleted=True, marked=True)], True, id="deleted behind its gate, alone"
+            [of_group("trainer", "Succeeded"), of_group("rollout", "Running")],
+            False,
+            id="one still runs",
+        ),
+        pytest.param(
+            [of_group("trainer", "Succeeded", marked=True), of_group("rollout", "Failed")],
+            False,
+            id="told already",
+        ),
+        pytest.param(
+            [of_group("trainer", "Pending", deleted=True)], True, id="deleted behind its gate"
+        ),
+        pytest.param(
+            [of_group("rollout", "Pending", deleted=True, marked=True)],
+            True,
+            id="deleted behind its gate, alone",
         ),
         pytest.param([of_group("trainer", "Pending")], False, id="waits behind its gate"),
         pytest.param([of_group("trainer", "Running", deleted=True)], False, id="ends"),
         pytest.param([make_pod("trainer", phase="Succeeded")], False, id="of no group"),
     ],
 )
-def test_kueue_is_told_the_end_of_a_group_once_none_of_its_pods_runs(pods: list[KubeObject], expected: bool) -> None:
+def test_kueue_is_told_the_end_of_a_group_once_none_of_its_pods_runs(
+    pods: list[KubeObject], expected: bool
+) -> None:
     assert ends(pods) == ((Deletion("Workload", FIRST),) if expected else ())
     assert ends(pods, present=[FIRST]) == (), "while the group goes on, its pods are replaced"
 
@@ -96,7 +115,9 @@ def groups(world: World) -> dict[str, str]:
     return {name: podstate.group(pod) for name, pod in world.pods.items() if podstate.group(pod)}
 
 
-def test_a_gang_that_restarts_stays_in_the_group_and_waits_for_no_pod_that_only_kueue_keeps() -> None:
+def test_a_gang_that_restarts_stays_in_the_group_and_waits_for_no_pod_that_only_kueue_keeps() -> (
+    None
+):
     world = World(make_job(**KUEUE))
     world.settle()
     world.pods["demo-trainer-0-1-0"]["spec"]["nodeName"] = "somewhere"
@@ -145,7 +166,8 @@ def test_a_pod_that_ended_well_and_is_replaced_takes_the_job_into_another_group(
 
 
 def test_pods_of_an_older_release_move_into_the_group_when_one_of_them_is_replaced() -> None:
-    """Its groups were of one gang each. A group of the trainer's replacement alone would never be whole."""
+    """Its groups were of one gang each. A group of the trainer's replacement alone would never be
+    whole."""
     world = World(make_job(**KUEUE))
     world.settle()
     for name in (*world.names("trainer"), *world.names("rollout")):
@@ -172,7 +194,8 @@ def with_further_engine() -> World:
 
 
 def test_a_further_engine_is_made_when_the_jobs_group_has_its_places() -> None:
-    """Before it, it could be admitted in the place that the group waits for, and the job would wait for itself."""
+    """Before it, it could be admitted in the place that the group waits for, and the job would wait
+    for itself."""
     world = with_further_engine()
     assert world.names("rollout") == ["demo-rollout-0-1-0"]
     world.admit("trainer", "rollout")

@@ -24,7 +24,11 @@ JOBS = {
     "cluster": make_job(
         model={"path": "qwen3-4b", "volume": CLAIM, "trustRemoteCode": True},
         data={"prompts": [{"path": "gsm8k.parquet"}], "volume": CLAIM},
-        trainer={"nodes": 2, "gpusPerNode": 8, "template": {"spec": {"nodeSelector": {"gpu": "h200"}}}},
+        trainer={
+            "nodes": 2,
+            "gpusPerNode": 8,
+            "template": {"spec": {"nodeSelector": {"gpu": "h200"}}},
+        },
         rollout={"gpusPerReplica": 4, "replicas": 2, "engineArgs": {"memFractionStatic": 0.8}},
         buffer={"memory": "8Gi", "storage": {"size": "100Gi", "storageClassName": "fast"}},
         checkpoint={"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
@@ -34,7 +38,10 @@ JOBS = {
         trainer={"nodes": 2, "gpusPerNode": 8},
         rollout={"gpusPerReplica": 1, "replicas": 2},
         podGroupPolicy={"kueue": {"queueName": "team-a", "priorityClass": "high"}},
-        secrets={"huggingFace": {"name": "hf", "key": "token"}, "wandb": {"name": "wandb", "key": "api-key"}},
+        secrets={
+            "huggingFace": {"name": "hf", "key": "token"},
+            "wandb": {"name": "wandb", "key": "api-key"},
+        },
     ),
     "volcano": make_job(
         trainer={"nodes": 2, "gpusPerNode": 8},
@@ -47,7 +54,11 @@ JOBS = {
         podGroupPolicy={"native": {}},
     ),
     "rows": make_job(
-        data={"prompts": [{"source": {"function": "tasks.additions", "args": {"digits": 2}, "rows": 1000}}]},
+        data={
+            "prompts": [
+                {"source": {"function": "tasks.additions", "args": {"digits": 2}, "rows": 1000}}
+            ]
+        },
         rollout={"gpusPerReplica": 0},
         tls={"enabled": True},
         secrets={"huggingFace": {"name": "hf", "key": "token"}},
@@ -63,7 +74,10 @@ JOBS = {
         weightSync={"transport": "disk"},
         checkpoint={"volume": {"hostPath": {"path": "/mnt/shared"}}},
         podTemplateOverrides=[
-            {"roles": ["rollout", "trainer"], "template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}
+            {
+                "roles": ["rollout", "trainer"],
+                "template": {"spec": {"tolerations": [{"operator": "Exists"}]}},
+            }
         ],
     ),
 }
@@ -110,7 +124,10 @@ def env(container: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_template_changes_one_container_and_leaves_the_other() -> None:
     patch = {"name": "worker", "env": [{"name": "DEBUG", "value": "1"}], "image": "mine"}
-    template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"containers": [patch], "hostNetwork": True}}
+    template = {
+        "metadata": {"annotations": {"a": "b"}},
+        "spec": {"containers": [patch], "hostNetwork": True},
+    }
     found = render(make_job(rollout={"template": template}), "rollout")
     assert found["spec"]["hostNetwork"] is True
     assert found["metadata"]["annotations"]["a"] == "b"
@@ -123,7 +140,9 @@ def test_a_template_changes_one_container_and_leaves_the_other() -> None:
 def test_overrides_go_over_the_roles_template() -> None:
     job = make_job(
         trainer={"template": {"spec": {"priorityClassName": "low"}}},
-        podTemplateOverrides=[{"roles": ["trainer"], "template": {"spec": {"priorityClassName": "high"}}}],
+        podTemplateOverrides=[
+            {"roles": ["trainer"], "template": {"spec": {"priorityClassName": "high"}}}
+        ],
     )
     assert render(job, "trainer")["spec"]["priorityClassName"] == "high"
     assert "priorityClassName" not in render(job, "buffer")["spec"]
@@ -158,7 +177,11 @@ def test_every_container_knows_what_the_contract_promises(role: str) -> None:
         assert found["SLUICE_JOB_FILE"] == "/sluice/config/rljob.json"
         assert found["SLUICE_RENDEZVOUS"] == "10.0.0.1:7700"
         assert (found["SLUICE_ROLE"], found["SLUICE_NAME"]) == (role, f"{role}-0")
-        assert (found["SLUICE_ATTEMPT"], found["SLUICE_REPLICA"], found["SLUICE_INDEX"]) == ("3", "0", "0")
+        assert (found["SLUICE_ATTEMPT"], found["SLUICE_REPLICA"], found["SLUICE_INDEX"]) == (
+            "3",
+            "0",
+            "0",
+        )
         assert found["SLUICE_BIND"] == "0.0.0.0"
         assert found["SLUICE_ADVERTISE"] == {"fieldRef": {"fieldPath": "status.podIP"}}
         for port in container["ports"]:
@@ -171,13 +194,20 @@ def place(found: KubeObject, container: str, path: str) -> tuple[Any, Any] | Non
     if path not in mounts:
         return None
     volume = next(each for each in found["spec"]["volumes"] if each["name"] == mounts[path]["name"])
-    return {key: value for key, value in volume.items() if key != "name"}, mounts[path].get("subPath")
+    return {key: value for key, value in volume.items() if key != "name"}, mounts[path].get(
+        "subPath"
+    )
 
 
 def test_checkpoints_and_the_runs_files_lie_on_the_jobs_claim() -> None:
-    found, claim = render(make_job(), "trainer"), {"persistentVolumeClaim": {"claimName": "demo-checkpoint-1234"}}
+    found, claim = (
+        render(make_job(), "trainer"),
+        {"persistentVolumeClaim": {"claimName": "demo-checkpoint-1234"}},
+    )
     assert place(found, "trainer", "/sluice/run") == (claim, None)
-    assert place(found, "trainer", "/sluice/checkpoint") == (claim, "checkpoints"), "as in runs/NAME on a laptop"
+    assert place(found, "trainer", "/sluice/checkpoint") == (claim, "checkpoints"), (
+        "as in runs/NAME on a laptop"
+    )
 
 
 def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
@@ -193,14 +223,25 @@ def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
         ({"weightSync": {"transport": "disk"}}, True),
         ({"weightSync": {"transport": "disk"}, "checkpoint": {"volume": CLAIM}}, True),
         ({"trainer": {"colocate": True}, "rollout": {"gpusPerReplica": 1}}, True),
-        ({"trainer": {"colocate": True}, "rollout": {"gpusPerReplica": 1}, "checkpoint": {"volume": CLAIM}}, True),
+        (
+            {
+                "trainer": {"colocate": True},
+                "rollout": {"gpusPerReplica": 1},
+                "checkpoint": {"volume": CLAIM},
+            },
+            True,
+        ),
     ],
 )
-def test_engines_read_where_the_trainer_writes_when_weights_travel_by_disk(spec: dict[str, Any], shared: bool) -> None:
+def test_engines_read_where_the_trainer_writes_when_weights_travel_by_disk(
+    spec: dict[str, Any], shared: bool
+) -> None:
     job = make_job(**{**spec, "trainer": {"gpusPerNode": 1, **spec.get("trainer", {})}})
     trainer = place(render(job, "trainer"), "trainer", "/sluice/checkpoint")
     assert trainer is not None
-    assert place(render(job, "rollout"), "engine", "/sluice/checkpoint") == (trainer if shared else None)
+    assert place(render(job, "rollout"), "engine", "/sluice/checkpoint") == (
+        trainer if shared else None
+    )
 
 
 def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:
@@ -222,25 +263,43 @@ def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:
         ] == ["model"]
         for container in spec["containers"]:
             mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-            assert mounts["/sluice/data"] == {"name": "model", "mountPath": "/sluice/data", "readOnly": True}
+            assert mounts["/sluice/data"] == {
+                "name": "model",
+                "mountPath": "/sluice/data",
+                "readOnly": True,
+            }
             assert all(mount["name"] in volumes for mount in mounts.values())
-    trainer = {mount["mountPath"]: mount for mount in containers(render(job, "trainer"))["trainer"]["volumeMounts"]}
-    assert (trainer["/sluice/checkpoint"]["name"], trainer["/sluice/run"]["name"]) == ("model", "model")
+    trainer = {
+        mount["mountPath"]: mount
+        for mount in containers(render(job, "trainer"))["trainer"]["volumeMounts"]
+    }
+    assert (trainer["/sluice/checkpoint"]["name"], trainer["/sluice/run"]["name"]) == (
+        "model",
+        "model",
+    )
 
 
 def test_code_that_makes_rows_has_no_token_and_sees_its_own_directory_alone() -> None:
-    found = pod(JOBS["rows"], Gang("buffer", 0, 1), 1, 0, "1.2.3.4:7700", Images(rollout="worker:1"))
+    found = pod(
+        JOBS["rows"], Gang("buffer", 0, 1), 1, 0, "1.2.3.4:7700", Images(rollout="worker:1")
+    )
     (init,) = found["spec"]["initContainers"]
     assert init["image"] == "worker:1"
     assert not {"SLUICE_TOKEN", "SLUICE_TLS_DIR"} & {each["name"] for each in init["env"]}
     storage = [mount for mount in init["volumeMounts"] if mount["name"] == "storage"]
     assert storage == [{"name": "storage", "mountPath": "/sluice/rows", "subPath": "rows"}]
-    assert init["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert init["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     assert "tls" not in [mount["name"] for mount in init["volumeMounts"]]
 
 
 def test_a_job_of_files_has_no_container_that_makes_rows() -> None:
-    assert "initContainers" not in pod(JOBS["laptop"], Gang("buffer", 0, 1), 1, 0, "", Images())["spec"]
+    assert (
+        "initContainers"
+        not in pod(JOBS["laptop"], Gang("buffer", 0, 1), 1, 0, "", Images())["spec"]
+    )
 
 
 def test_the_engine_starts_with_our_plugin_from_the_workers_image() -> None:

@@ -18,7 +18,10 @@ EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEv
         (make_pod(conditions=[EVICTED]), "demo-trainer-0-1-0: EvictionByEvictionAPI"),
         (make_pod(phase="Failed", reason="Evicted"), "demo-trainer-0-1-0: Evicted"),
         (make_pod(conditions=[STOPPED_BY_KUEUE]), "demo-trainer-0-1-0: WorkloadEvicted"),
-        (make_pod(phase="Failed", reason="OutOfnvidia.com/gpu"), "demo-trainer-0-1-0: OutOfnvidia.com/gpu"),
+        (
+            make_pod(phase="Failed", reason="OutOfnvidia.com/gpu"),
+            "demo-trainer-0-1-0: OutOfnvidia.com/gpu",
+        ),
         (make_pod(phase="Failed", ends={"trainer": 137}), ""),
         (make_pod(phase="Failed", reason="DeadlineExceeded"), ""),
     ],
@@ -52,20 +55,33 @@ def test_succeeded(pod: KubeObject, expected: bool) -> None:
         (make_pod("rollout"), []),
         (make_pod("rollout", ends={"worker": 1}), [("worker", "Error", 1)]),
         (make_pod("rollout", ends={"engine": 0}), [("engine", "UnexpectedEnd", 0)]),
-        (make_pod("buffer", phase="Succeeded", ends={"buffer": 0}), [("buffer", "UnexpectedEnd", 0)]),
+        (
+            make_pod("buffer", phase="Succeeded", ends={"buffer": 0}),
+            [("buffer", "UnexpectedEnd", 0)],
+        ),
         (make_pod("trainer", phase="Succeeded", ends={"trainer": 0}), []),
-        (make_pod("rollout", ends={"engine": 137, "worker": 1}), [("worker", "Error", 1), ("engine", "Error", 137)]),
-        (make_pod("trainer", phase="Failed", reason="Unknown", containerStatuses=[]), [("", "Unknown", None)]),
+        (
+            make_pod("rollout", ends={"engine": 137, "worker": 1}),
+            [("worker", "Error", 1), ("engine", "Error", 137)],
+        ),
+        (
+            make_pod("trainer", phase="Failed", reason="Unknown", containerStatuses=[]),
+            [("", "Unknown", None)],
+        ),
     ],
 )
-def test_failures_root_cause_first(pod: KubeObject, expected: list[tuple[str, str, int | None]]) -> None:
+def test_failures_root_cause_first(
+    pod: KubeObject, expected: list[tuple[str, str, int | None]]
+) -> None:
     found = podstate.failures(pod, START)
     assert [(failure.container, failure.reason, failure.exit_code) for failure in found] == expected
 
 
 def test_what_died_first_is_the_root_cause() -> None:
     early = make_pod("trainer", index=1, phase="Failed", ends={"trainer": 137}, at=START)
-    late = make_pod("trainer", index=0, phase="Failed", ends={"trainer": 1}, at=START + timedelta(seconds=2))
+    late = make_pod(
+        "trainer", index=0, phase="Failed", ends={"trainer": 1}, at=START + timedelta(seconds=2)
+    )
     found = [podstate.failures(pod, START)[0] for pod in (late, early)]
     assert min(found, key=podstate.root_cause_order).pod == "demo-trainer-0-1-1"
 
@@ -101,20 +117,46 @@ RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
 """
 
 
-@pytest.mark.parametrize(("message", "expected"), [
-    (SCHEDULER, "engine: killed by SIGKILL after RuntimeError: Not enough memory. "
-     "Please try to increase --mem-fraction-static."),
-    (SCHEDULER.partition("scheduler = ")[2], "engine: killed by SIGKILL after RuntimeError: Not enough memory. "
-     "Please try to increase --mem-fraction-static."),
-    ("  File \"a.py\", line 1, in f\n    f()\ntorch.OutOfMemoryError: CUDA out of memory\n[x] bye",
-     "engine: killed by SIGKILL after torch.OutOfMemoryError: CUDA out of memory"),
-    ("  File \"a.py\", line 1, in f\n    f()\nKeyboardInterrupt\n",
-     "engine: killed by SIGKILL after KeyboardInterrupt"),
-    ("    an indented line\n[2026-01-31] INFO: one of a log\n", "engine: killed by SIGKILL"),
-    ("RuntimeError: without a traceback\n", "engine: killed by SIGKILL"),
-    ("", "engine: killed by SIGKILL"),
-], ids=["scheduler", "cut off above", "torch's", "without message", "a log", "no traceback", "nothing"])  # fmt: skip
-def test_a_process_that_was_killed_died_of_the_last_exception_in_its_log(message: str, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            SCHEDULER,
+            "engine: killed by SIGKILL after RuntimeError: Not enough memory. "
+            "Please try to increase --mem-fraction-static.",
+        ),
+        (
+            SCHEDULER.partition("scheduler = ")[2],
+            "engine: killed by SIGKILL after RuntimeError: Not "
+            "enough memory. "
+            "Please try to increase --mem-fraction-static.",
+        ),
+        (
+            '  File "a.py", line 1, in f\n    f()\ntorch.OutOfMemoryError: CUDA out of memory\n[x] '
+            "bye",
+            "engine: killed by SIGKILL after torch.OutOfMemoryError: CUDA out of memory",
+        ),
+        (
+            '  File "a.py", line 1, in f\n    f()\nKeyboardInterrupt\n',
+            "engine: killed by SIGKILL after KeyboardInterrupt",
+        ),
+        ("    an indented line\n[2026-01-31] INFO: one of a log\n", "engine: killed by SIGKILL"),
+        ("RuntimeError: without a traceback\n", "engine: killed by SIGKILL"),
+        ("", "engine: killed by SIGKILL"),
+    ],
+    ids=[
+        "scheduler",
+        "cut off above",
+        "torch's",
+        "without message",
+        "a log",
+        "no traceback",
+        "nothing",
+    ],
+)
+def test_a_process_that_was_killed_died_of_the_last_exception_in_its_log(
+    message: str, expected: str
+) -> None:
     pod = make_pod("rollout", ends={"engine": 137}, message=message)
     assert podstate.headline(podstate.failures(pod, START)[0]) == expected
 
@@ -127,8 +169,15 @@ def test_so_did_one_that_ended_by_itself() -> None:
 
 
 def test_headline_of_a_process_that_used_too_much_memory() -> None:
-    end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-31T12:00:00Z", "message": "step 3"}
-    pod = make_pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
+    end = {
+        "exitCode": 137,
+        "reason": "OOMKilled",
+        "finishedAt": "2026-01-31T12:00:00Z",
+        "message": "step 3",
+    }
+    pod = make_pod(
+        phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}]
+    )
     assert podstate.headline(podstate.failures(pod, START)[0]) == (
         "trainer: OOMKilled, killed by SIGKILL; it used more memory than it may: "
         "raise spec.trainer.resources.limits.memory"

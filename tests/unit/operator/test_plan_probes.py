@@ -13,7 +13,9 @@ from sluice_operator.plan.model import Gang, Images
 @pytest.mark.parametrize("container", ["buffer", "rendezvous", "worker"])
 def test_services_and_workers_are_asked_at_their_metrics_port(container: str) -> None:
     found = probes(make_job(), container)
-    paths = {kind: (probe["httpGet"]["port"], probe["httpGet"]["path"]) for kind, probe in found.items()}
+    paths = {
+        kind: (probe["httpGet"]["port"], probe["httpGet"]["path"]) for kind, probe in found.items()
+    }
     assert paths == {
         "startupProbe": ("metrics", "/healthz"),
         "readinessProbe": ("metrics", "/readyz"),
@@ -32,8 +34,12 @@ def test_an_engine_outlives_every_pause_for_an_update(timeout: int, at_least: in
     assert found["httpGet"]["path"] == "/health"
 
 
-@pytest.mark.parametrize(("role", "size", "index"), [("rollout", 1, 0), ("rollout", 2, 1), ("trainer", 1, 0)])
-def test_every_container_says_when_it_is_ready_at_a_port_that_it_has(role: Any, size: int, index: int) -> None:
+@pytest.mark.parametrize(
+    ("role", "size", "index"), [("rollout", 1, 0), ("rollout", 2, 1), ("trainer", 1, 0)]
+)
+def test_every_container_says_when_it_is_ready_at_a_port_that_it_has(
+    role: Any, size: int, index: int
+) -> None:
     found = pod(make_job(), Gang(role, 0, size), 1, index, "10.0.0.1:7700", Images())
     for container in found["spec"]["containers"]:
         ports = {port["name"] for port in container["ports"]}
@@ -43,7 +49,9 @@ def test_every_container_says_when_it_is_ready_at_a_port_that_it_has(role: Any, 
 def test_a_template_may_change_or_remove_a_probe() -> None:
     patch = {"name": "engine", "livenessProbe": None, "startupProbe": {"failureThreshold": 9}}
     job = make_job(rollout={"template": {"spec": {"containers": [patch]}}})
-    engine = pod(job, Gang("rollout", 0, 1), 1, 0, "10.0.0.1:7700", Images())["spec"]["containers"][0]
+    engine = pod(job, Gang("rollout", 0, 1), 1, 0, "10.0.0.1:7700", Images())["spec"]["containers"][
+        0
+    ]
     assert "livenessProbe" not in engine
     assert engine["startupProbe"]["failureThreshold"] == 9
     assert engine["startupProbe"]["httpGet"]["path"] == "/health"

@@ -1,4 +1,5 @@
-"""What Kueue, Volcano and Kubernetes' own gang scheduling are told, as their documentation wants it."""
+"""What Kueue, Volcano and Kubernetes' own gang scheduling are told, as their documentation wants
+it."""
 
 from typing import Any
 
@@ -21,25 +22,39 @@ KUEUE = {"kueue": {"queueName": "team-a", "priorityClass": "high"}}
 
 
 def render(
-    policy: dict[str, Any], gang: Gang, attempt: int = 2, shared: PodGroupStatus = SHARED, nodes: int = 1
+    policy: dict[str, Any],
+    gang: Gang,
+    attempt: int = 2,
+    shared: PodGroupStatus = SHARED,
+    nodes: int = 1,
 ) -> tuple[Group | None, list[KubeObject]]:
     rollout = {"replicas": 4, "minReplicas": 2, "nodesPerReplica": nodes, "gpusPerReplica": 1}
     wide = {"weightSync": {"transport": "disk"}} if nodes > 1 else {}
-    job = make_job(podGroupPolicy=policy, trainer={"nodes": 2, "gpusPerNode": 8}, rollout=rollout, **wide)
+    job = make_job(
+        podGroupPolicy=policy, trainer={"nodes": 2, "gpusPerNode": 8}, rollout=rollout, **wide
+    )
     group = group_of(job, gang, attempt, shared)
     return group, gang_pods(job, gang, attempt, "10.0.0.1:7700", Images(), group)
 
 
 def whole(policy: dict[str, Any]) -> KubeObject | None:
     """The object of the group in which the job is admitted."""
-    pods = [pod for gang in (TRAINER, Gang("rollout", 0, 1), Gang("rollout", 1, 1)) for pod in render(policy, gang)[1]]
+    pods = [
+        pod
+        for gang in (TRAINER, Gang("rollout", 0, 1), Gang("rollout", 1, 1))
+        for pod in render(policy, gang)[1]
+    ]
     group, _ = render(policy, TRAINER)
     assert group is not None
     return group_object(make_job(podGroupPolicy=policy), group, pods)
 
 
 def of_kueue(found: dict[str, str]) -> dict[str, str]:
-    return {key.removeprefix("kueue.x-k8s.io/"): value for key, value in found.items() if key.startswith("kueue")}
+    return {
+        key.removeprefix("kueue.x-k8s.io/"): value
+        for key, value in found.items()
+        if key.startswith("kueue")
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,9 +86,16 @@ def test_replacements_join_the_group_of_those_that_they_replace() -> None:
 
 def test_each_further_engine_is_a_group_of_its_own_which_ends_with_it() -> None:
     _, (pod,) = render(KUEUE, ENGINE, attempt=7)
-    labels, annotations = of_kueue(pod["metadata"]["labels"]), of_kueue(pod["metadata"]["annotations"])
+    labels, annotations = (
+        of_kueue(pod["metadata"]["labels"]),
+        of_kueue(pod["metadata"]["annotations"]),
+    )
     assert (labels["pod-group-name"], labels["pod-group-pod-index"]) == ("demo-rollout-3-7", "0")
-    assert annotations == {"pod-group-total-count": "1", "role-hash": "engine", "retriable-in-group": "false"}
+    assert annotations == {
+        "pod-group-total-count": "1",
+        "role-hash": "engine",
+        "retriable-in-group": "false",
+    }
 
 
 def test_pods_of_one_kind_have_ranks_of_their_own() -> None:
@@ -82,7 +104,10 @@ def test_pods_of_one_kind_have_ranks_of_their_own() -> None:
     for replica in range(2):
         _, pods = render(KUEUE, Gang("rollout", replica, 3), nodes=3)
         for pod in pods:
-            annotations, labels = of_kueue(pod["metadata"]["annotations"]), of_kueue(pod["metadata"]["labels"])
+            annotations, labels = (
+                of_kueue(pod["metadata"]["annotations"]),
+                of_kueue(pod["metadata"]["labels"]),
+            )
             places.append((annotations["role-hash"], labels["pod-group-pod-index"]))
             assert annotations["pod-group-total-count"] == "8"
     leaders = [("engine", "0"), ("engine", "1")]
@@ -99,7 +124,9 @@ def test_a_job_without_engines_is_admitted_by_its_trainer_alone() -> None:
 def test_services_do_not_queue(policy: dict[str, Any], role: Any) -> None:
     group, pods = render(policy, Gang(role, 0, 1))
     assert group is None
-    assert not {"kueue.x-k8s.io/queue-name", "sluice.dev/pod-group"} & set(pods[0]["metadata"]["labels"])
+    assert not {"kueue.x-k8s.io/queue-name", "sluice.dev/pod-group"} & set(
+        pods[0]["metadata"]["labels"]
+    )
     assert not {"schedulerName", "schedulingGroup"} & set(pods[0]["spec"])
 
 
@@ -115,15 +142,23 @@ def test_volcano_gets_one_pod_group_for_the_job() -> None:
     for gang in (TRAINER, Gang("rollout", 1, 1)):
         for pod in render(policy, gang)[1]:
             assert pod["spec"]["schedulerName"] == "volcano"
-            assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "demo-group-1234-5"
+            assert (
+                pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
+                == "demo-group-1234-5"
+            )
 
 
 def test_kubernetes_own_gangs() -> None:
     found = whole({"native": {}})
     assert found is not None
     assert found["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert found["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}, "disruptionMode": {"all": {}}}
-    V1beta1PodGroup.model_validate(found)  # of Kubernetes 1.37; refuses fields that it does not know
+    assert found["spec"] == {
+        "schedulingPolicy": {"gang": {"minCount": 4}},
+        "disruptionMode": {"all": {}},
+    }
+    V1beta1PodGroup.model_validate(
+        found
+    )  # of Kubernetes 1.37; refuses fields that it does not know
     for gang in (TRAINER, Gang("rollout", 1, 1)):
         for pod in render({"native": {}}, gang)[1]:
             assert pod["spec"]["schedulingGroup"] == {"podGroupName": "demo-group-1234-5"}
@@ -156,7 +191,10 @@ def test_groups_are_labelled_and_owned_like_their_pods() -> None:
 
 
 def test_resources_are_summed_over_containers_and_pods() -> None:
-    first = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "2", "nvidia.com/gpu": 4}}
+    first = {
+        "requests": {"cpu": "500m", "memory": "1Gi"},
+        "limits": {"cpu": "2", "nvidia.com/gpu": 4},
+    }
     second = {"limits": {"cpu": "250m"}}
     pod = {"spec": {"containers": [{"resources": first}, {"resources": second}, {}]}}
     assert requests([pod, pod]) == {"cpu": "1500m", "memory": str(2 * 2**30), "nvidia.com/gpu": "8"}

@@ -1,4 +1,6 @@
-"""What containers ask for: never nothing, what the spec says, and what a template says over that."""
+"""What containers ask for: never nothing, what the spec says, and what a template
+says over that.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def render(role: str, **spec: Any) -> KubeObject:
 def resources(role: str, container: str, **spec: Any) -> dict[str, Any]:
     found = render(role, **spec)["spec"]
     return next(  # type: ignore[no-any-return]
-        each["resources"] for each in found.get("initContainers", []) + found["containers"] if each["name"] == container
+        each["resources"]
+        for each in found.get("initContainers", []) + found["containers"]
+        if each["name"] == container
     )
 
 
@@ -41,8 +45,12 @@ def test_every_container_asks_for_cpu_and_memory(role: str, spec: dict[str, Any]
 def test_init_containers_do_not_make_a_pod_larger(role: str) -> None:
     found = render(role, **ROWS)["spec"]
     for name in ("cpu", "memory"):
-        first = [quantity_value(each["resources"]["requests"][name]) for each in found["initContainers"]]
-        assert max(first) <= sum(quantity_value(each["resources"]["requests"][name]) for each in found["containers"])
+        first = [
+            quantity_value(each["resources"]["requests"][name]) for each in found["initContainers"]
+        ]
+        assert max(first) <= sum(
+            quantity_value(each["resources"]["requests"][name]) for each in found["containers"]
+        )
 
 
 def test_requests_grow_with_the_gpus() -> None:
@@ -65,10 +73,18 @@ def test_only_the_buffer_has_a_limit_which_is_its_request() -> None:
 
 
 def test_what_the_spec_names_replaces_the_default_and_the_rest_stays() -> None:
-    rollout = {"resources": {"requests": {"cpu": 3}}, "workerResources": {"limits": {"memory": "4Gi"}}}
-    assert resources("rollout", "engine", rollout=rollout)["requests"] == {"cpu": "3", "memory": "1Gi"}
+    rollout = {
+        "resources": {"requests": {"cpu": 3}},
+        "workerResources": {"limits": {"memory": "4Gi"}},
+    }
+    assert resources("rollout", "engine", rollout=rollout)["requests"] == {
+        "cpu": "3",
+        "memory": "1Gi",
+    }
     worker = resources("rollout", "worker", rollout=rollout)
-    assert worker == {"limits": {"memory": "4Gi"}, "requests": {"cpu": "100m"}}, "the limit is the request, too"
+    assert worker == {"limits": {"memory": "4Gi"}, "requests": {"cpu": "100m"}}, (
+        "the limit is the request, too"
+    )
 
 
 def test_a_limit_beside_gpus_keeps_the_gpus() -> None:
@@ -78,7 +94,9 @@ def test_a_limit_beside_gpus_keeps_the_gpus() -> None:
 
 
 def test_a_template_goes_over_the_spec() -> None:
-    template = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "512Mi"}}}]}}
+    template = {
+        "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "512Mi"}}}]}
+    }
     trainer = {"resources": {"requests": {"cpu": 3}}, "template": template}
     found = resources("trainer", "trainer", trainer=trainer)
     assert found == {"limits": {"memory": "512Mi"}, "requests": {"cpu": "3"}}
@@ -86,7 +104,10 @@ def test_a_template_goes_over_the_spec() -> None:
 
 def test_containers_of_the_user_ask_for_what_he_says() -> None:
     template = {"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}}
-    found = {each["name"]: each for each in render("trainer", trainer={"template": template})["spec"]["containers"]}
+    found = {
+        each["name"]: each
+        for each in render("trainer", trainer={"template": template})["spec"]["containers"]
+    }
     assert found["logs"] == {"name": "logs", "image": "logs:1"}
 
 

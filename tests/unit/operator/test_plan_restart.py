@@ -10,8 +10,12 @@ from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
 from sluice_operator.plan.model import Gang, GangFacts
 
 TRAINER, ROLLOUT, BUFFER = Gang("trainer", 0, 2), Gang("rollout", 1, 1), Gang("buffer", 0, 1)
-CRASH = LastFailure(role="trainer", pod="p", container="c", exit_code=1, time="2026-01-31T12:00:00Z", message="boom")
-POLICY = FailurePolicy.model_validate({"maxRestarts": 2, "rolloutBackoff": {"baseSeconds": 10, "maxSeconds": 60}})
+CRASH = LastFailure(
+    role="trainer", pod="p", container="c", exit_code=1, time="2026-01-31T12:00:00Z", message="boom"
+)
+POLICY = FailurePolicy.model_validate(
+    {"maxRestarts": 2, "rolloutBackoff": {"baseSeconds": 10, "maxSeconds": 60}}
+)
 STARTED = START - timedelta(seconds=5)
 
 
@@ -22,14 +26,34 @@ STARTED = START - timedelta(seconds=5)
         (TRAINER, GangFacts(failure=CRASH), 0, Restart(1, 1, CRASH)),
         (TRAINER, GangFacts(failure=CRASH), 1, Restart(2, 2, CRASH)),
         (TRAINER, GangFacts(disruption="evicted"), 2, Restart(1, 2, disruption="evicted")),
-        (TRAINER, GangFacts(disruption="evicted", failure=CRASH), 2, Restart(1, 2, disruption="evicted")),
+        (
+            TRAINER,
+            GangFacts(disruption="evicted", failure=CRASH),
+            2,
+            Restart(1, 2, disruption="evicted"),
+        ),
         (ROLLOUT, GangFacts(failure=CRASH), 0, Restart(10, 1, CRASH)),
         (ROLLOUT, GangFacts(failure=CRASH), 1, Restart(20, 2, CRASH)),
         (ROLLOUT, GangFacts(failure=CRASH), 9, Restart(60, 10, CRASH)),
-        (ROLLOUT, GangFacts(failure=CRASH, started=START - timedelta(seconds=119)), 9, Restart(60, 10, CRASH)),
-        (ROLLOUT, GangFacts(failure=CRASH, started=START - timedelta(seconds=120)), 9, Restart(10, 1, CRASH)),
+        (
+            ROLLOUT,
+            GangFacts(failure=CRASH, started=START - timedelta(seconds=119)),
+            9,
+            Restart(60, 10, CRASH),
+        ),
+        (
+            ROLLOUT,
+            GangFacts(failure=CRASH, started=START - timedelta(seconds=120)),
+            9,
+            Restart(10, 1, CRASH),
+        ),
         (BUFFER, GangFacts(failure=CRASH), 99, Restart(60, 100, CRASH)),
-        (BUFFER, GangFacts(failure=CRASH, started=START - timedelta(hours=1)), 99, Restart(1, 1, CRASH)),
+        (
+            BUFFER,
+            GangFacts(failure=CRASH, started=START - timedelta(hours=1)),
+            99,
+            Restart(1, 1, CRASH),
+        ),
     ],
 )
 def test_restart(gang: Gang, facts: GangFacts, restarts: int, expected: Restart | None) -> None:
@@ -46,7 +70,11 @@ def test_restart(gang: Gang, facts: GangFacts, restarts: int, expected: Restart 
             "ReachedMaxRestarts",
             "the trainer failed after 2 restarts (maxRestarts): c: boom",
         ),
-        (GangFacts(failure=CRASH, started=START - timedelta(days=3)), "ReachedMaxRestarts", "the trainer failed after"),
+        (
+            GangFacts(failure=CRASH, started=START - timedelta(days=3)),
+            "ReachedMaxRestarts",
+            "the trainer failed after",
+        ),
         (GangFacts(config_error=CRASH, disruption="evicted"), "InvalidConfiguration", "p: c: boom"),
     ],
 )
@@ -58,10 +86,14 @@ def test_the_job_gives_up(facts: GangFacts, reason: str, message: str) -> None:
 
 
 def test_a_configuration_error_of_any_role_ends_the_job() -> None:
-    decision = restart(ROLLOUT, GangFacts(config_error=CRASH), GangStatus(replica=1, attempt=1), POLICY, START)
+    decision = restart(
+        ROLLOUT, GangFacts(config_error=CRASH), GangStatus(replica=1, attempt=1), POLICY, START
+    )
     assert isinstance(decision, GiveUp)
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(0, 10), (1, 20), (4, 160), (5, 300), (10_000, 300)])
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(0, 10), (1, 20), (4, 160), (5, 300), (10_000, 300)]
+)
 def test_back_off_doubles_up_to_its_limit(failures: int, seconds: float) -> None:
     assert delay(10, 300, failures) == seconds

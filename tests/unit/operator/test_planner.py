@@ -44,14 +44,22 @@ def test_an_unchanged_world_needs_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("checkpoint", "claim"),
-    [({}, "demo-checkpoint-1234"), ({"ephemeral": True}, None), ({"volume": {"hostPath": {"path": "/c"}}}, None)],
+    [
+        ({}, "demo-checkpoint-1234"),
+        ({"ephemeral": True}, None),
+        ({"volume": {"hostPath": {"path": "/c"}}}, None),
+    ],
 )
-def test_the_status_names_the_claim_of_the_checkpoints(checkpoint: dict[str, Any], claim: str | None) -> None:
+def test_the_status_names_the_claim_of_the_checkpoints(
+    checkpoint: dict[str, Any], claim: str | None
+) -> None:
     world = settled(checkpoint=checkpoint)
     assert world.status.checkpoint_claim == claim
     world.end("demo-trainer-0-1-0", 0)
     world.settle()
-    assert (world.status.state, world.status.checkpoint_claim) == ("Succeeded", claim), "that is where the model is"
+    assert (world.status.state, world.status.checkpoint_claim) == ("Succeeded", claim), (
+        "that is where the model is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,9 @@ def test_disruptions_do_not_count(how: str) -> None:
 
 def two_pods_of_which_one_lost_the_other() -> World:
     world = settled(trainer={"nodes": 2})
-    world.end("demo-trainer-0-1-0", EXIT_PEER_LOST, message="error: another rank of the trainer is gone")
+    world.end(
+        "demo-trainer-0-1-0", EXIT_PEER_LOST, message="error: another rank of the trainer is gone"
+    )
     return world
 
 
@@ -248,7 +258,11 @@ def test_a_pod_that_lost_a_disrupted_peer_costs_no_restart() -> None:
     world.advance(2)
     world.disrupt("demo-trainer-0-1-1")
     world.settle()
-    assert (trainer_attempt(world), world.status.restarts, world.status.last_failure) == (2, 0, None)
+    assert (trainer_attempt(world), world.status.restarts, world.status.last_failure) == (
+        2,
+        0,
+        None,
+    )
 
 
 def test_a_peer_that_never_says_a_word_is_not_waited_for_long() -> None:
@@ -298,7 +312,10 @@ def test_scaling() -> None:
     assert world.status.rollout_replicas == 1
     world.job = make_job(rollout={"replicas": 2})
     world.settle()
-    assert world.names("rollout") == ["demo-rollout-0-1-0", "demo-rollout-1-2-0"]  # the number did not fall
+    assert world.names("rollout") == [
+        "demo-rollout-0-1-0",
+        "demo-rollout-1-2-0",
+    ]  # the number did not fall
     assert world.status.restarts == 0
     assert [event.reason for event in world.events] == ["Scaled", "Scaled"]
 
@@ -341,8 +358,13 @@ def test_a_trainer_that_hangs_is_restarted_and_counted() -> None:
     assert world.step().delete == ()
     world.advance(1)
     found = world.step()
-    assert [(deletion.name, deletion.grace) for deletion in found.delete] == [("demo-trainer-0-1-0", 30)]
-    assert (world.status.restarts, world.status.last_failure.reason) == (1, "ProgressDeadlineExceeded")  # type: ignore[union-attr]
+    assert [(deletion.name, deletion.grace) for deletion in found.delete] == [
+        ("demo-trainer-0-1-0", 30)
+    ]
+    assert (world.status.restarts, world.status.last_failure.reason) == (
+        1,
+        "ProgressDeadlineExceeded",
+    )  # type: ignore[union-attr]
     assert found.events[0].reason == "ProgressDeadlineExceeded"
 
 
@@ -366,7 +388,9 @@ def test_the_deadline_of_the_start_says_what_it_waited_for() -> None:
     world.settle()
     condition = world.status.condition("Failed")
     assert condition is not None
-    assert condition.message.startswith("no step within 60 s (startupDeadlineSeconds): pods are running; the buffer")
+    assert condition.message.startswith(
+        "no step within 60 s (startupDeadlineSeconds): pods are running; the buffer"
+    )
 
 
 def test_a_finished_job_is_deleted_after_its_time() -> None:
@@ -400,7 +424,9 @@ def test_a_changed_spec_reaches_the_config_map() -> None:
     before = world.objects["ConfigMap", "demo-config"]["data"]["rljob.json"]
     world.job = make_job(trainer={"steps": 20})
     world.settle()
-    assert world.objects["ConfigMap", "demo-config"]["data"]["rljob.json"] == before.replace("10", "20")
+    assert world.objects["ConfigMap", "demo-config"]["data"]["rljob.json"] == before.replace(
+        "10", "20"
+    )
 
 
 def test_a_failed_job_can_be_tried_again() -> None:
@@ -428,12 +454,17 @@ def test_a_rewind_to_step_0_is_no_new_start() -> None:
 
 
 def test_autoscalers_see_one_pod_of_each_engine() -> None:
-    """They divide by the number of engines what all selected pods use: the followers of an engine must not count."""
+    """They divide by the number of engines what all selected pods use: the followers of an engine
+    must not count."""
     world = World(make_job(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3}))
     world.settle()
     assert world.status.rollout_selector is not None
     wanted = dict(each.split("=") for each in world.status.rollout_selector.split(","))
-    selected = [each["metadata"]["name"] for each in world.pods.values() if wanted.items() <= labels(each).items()]
+    selected = [
+        each["metadata"]["name"]
+        for each in world.pods.values()
+        if wanted.items() <= labels(each).items()
+    ]
     assert selected == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
 
 

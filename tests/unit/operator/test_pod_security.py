@@ -39,35 +39,55 @@ def test_all_pods_are_restricted_but_those_with_sglangs_own_image(name: str) -> 
 
 def test_what_a_user_mounts_is_the_users_matter() -> None:
     (trainer,) = pods(make_job(checkpoint={"volume": {"hostPath": {"path": "/mnt"}}}), "trainer")
-    assert violations(trainer, "baseline") == ["volume checkpoint: hostPath", "volume run: hostPath"]
+    assert violations(trainer, "baseline") == [
+        "volume checkpoint: hostPath",
+        "volume run: hostPath",
+    ]
 
 
 def test_an_engine_whose_image_needs_no_root_is_restricted_by_a_template() -> None:
     """The example of docs/security.md."""
-    context = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "capabilities": {"drop": ["ALL"]}}
+    context = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "capabilities": {"drop": ["ALL"]},
+    }
     template = {"spec": {"containers": [{"name": "engine", "securityContext": context}]}}
-    for pod in pods(make_job(rollout={**GPU_ENGINE, "nodesPerReplica": 2, "template": template}), "rollout"):
+    for pod in pods(
+        make_job(rollout={**GPU_ENGINE, "nodesPerReplica": 2, "template": template}), "rollout"
+    ):
         assert violations(pod, "restricted") == []
 
 
 @pytest.mark.parametrize("role", ["trainer", "buffer", "rendezvous"])
 def test_a_template_sets_another_user_for_the_whole_pod(role: str) -> None:
-    overrides = [{"roles": [role], "template": {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}}}]
+    overrides = [
+        {
+            "roles": [role],
+            "template": {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}},
+        }
+    ]
     (found,) = pods(make_job(podTemplateOverrides=overrides), role)
     assert (
-        found["spec"]["securityContext"].items() >= {"runAsUser": 1000, "fsGroup": 1000, "runAsNonRoot": True}.items()
+        found["spec"]["securityContext"].items()
+        >= {"runAsUser": 1000, "fsGroup": 1000, "runAsNonRoot": True}.items()
     )
     assert all("runAsUser" not in each["securityContext"] for each in found["spec"]["containers"])
 
 
 def test_the_worker_beside_an_engine_of_root_has_a_user_of_its_own() -> None:
     (found,) = pods(make_job(rollout=GPU_ENGINE), "rollout")
-    users = {each["name"]: each["securityContext"].get("runAsUser") for each in found["spec"]["containers"]}
+    users = {
+        each["name"]: each["securityContext"].get("runAsUser")
+        for each in found["spec"]["containers"]
+    }
     assert users == {"engine": None, "worker": 65532}
     assert "runAsUser" not in found["spec"]["securityContext"], "the engine's user is its image's"
 
 
-# -- the checks themselves: each finds what it is about ---------------------------------------------------------------
+# -- the checks themselves: each finds what it is about
+# ---------------------------------------------------------------
 
 FORBIDDEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("_host_namespaces", {"hostNetwork": True}, {}),
@@ -91,8 +111,12 @@ FORBIDDEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "spec", "container"), FORBIDDEN, ids=[each[0] for each in FORBIDDEN])
-def test_each_check_finds_what_it_is_about(check: str, spec: dict[str, Any], container: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("check", "spec", "container"), FORBIDDEN, ids=[each[0] for each in FORBIDDEN]
+)
+def test_each_check_finds_what_it_is_about(
+    check: str, spec: dict[str, Any], container: dict[str, Any]
+) -> None:
     (fine,) = pods(make_job(), "buffer")
     wrong = copy.deepcopy(fine)
     wrong["spec"] |= spec
@@ -103,4 +127,6 @@ def test_each_check_finds_what_it_is_about(check: str, spec: dict[str, Any], con
 
 
 def test_every_check_is_tried() -> None:
-    assert [name for name, _, _ in FORBIDDEN] == [each.__name__ for each in (*BASELINE, *RESTRICTED)]
+    assert [name for name, _, _ in FORBIDDEN] == [
+        each.__name__ for each in (*BASELINE, *RESTRICTED)
+    ]

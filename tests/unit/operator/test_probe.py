@@ -68,7 +68,9 @@ async def services() -> AsyncIterator[tuple[Target, Rendezvous, Buffer]]:
 
 
 async def test_progress_is_what_buffer_and_rendezvous_say(services: Any) -> None:
-    expected = Progress(7, total_steps=10, reward=0.25, version=7, lag=0.5, engines=2, engines_in_sync=1)
+    expected = Progress(
+        7, total_steps=10, reward=0.25, version=7, lag=0.5, engines=2, engines_in_sync=1
+    )
     assert await ask(services[0]) == expected
 
 
@@ -92,29 +94,48 @@ async def test_a_foreign_token_is_refused_and_that_is_no_progress_but_told(servi
     assert "was its key replaced?" in told[0]["event"]
 
 
-async def test_pods_of_another_release_are_no_progress_but_told(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "carried", lambda: (("sluice-protocol", "1"), ("sluice-release", "0.0.9")))
+async def test_pods_of_another_release_are_no_progress_but_told(
+    services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        protocol, "carried", lambda: (("sluice-protocol", "1"), ("sluice-release", "0.0.9"))
+    )
     with capture_logs() as told:
         assert await ask(services[0]) is None
     assert told[0]["log_level"] == "warning"
-    assert told[0]["event"] == "the job's pods are of another release, and its progress is not known"
-    assert told[0]["cause"].startswith("the caller speaks protocol 1 (sluice 0.0.9), the server protocol 2")
+    assert (
+        told[0]["event"] == "the job's pods are of another release, and its progress is not known"
+    )
+    assert told[0]["cause"].startswith(
+        "the caller speaks protocol 1 (sluice 0.0.9), the server protocol 2"
+    )
 
 
 async def test_progress_is_asked_for_over_tls() -> None:
     files = {name: text.encode() for name, text in KEYS.certificates("u", "demo.n.sluice").items()}
     served = Tls(files["ca.crt"], "demo.n.sluice", files["tls.crt"], files["tls.key"])
     async with serving(served) as (target, _, _):
-        assert await ask(replace(target, tls=Tls(KEYS.authority("u").encode(), "demo.n.sluice"))) is not None
+        assert (
+            await ask(replace(target, tls=Tls(KEYS.authority("u").encode(), "demo.n.sluice")))
+            is not None
+        )
         with capture_logs() as told:
-            assert await ask(replace(target, tls=Tls(KEYS.authority("other").encode(), "demo.n.sluice"))) is None
+            assert (
+                await ask(
+                    replace(target, tls=Tls(KEYS.authority("other").encode(), "demo.n.sluice"))
+                )
+                is None
+            )
     assert "belongs to another job" in told[0]["cause"]
 
 
 def pod(role: str, phase: str = "Running", code: int | None = None) -> dict[str, Any]:
     states = [] if code is None else [{"name": role, "state": {"terminated": {"exitCode": code}}}]
     labels = {"sluice.dev/role": role}
-    return {"metadata": {"name": role, "labels": labels}, "status": {"phase": phase, "containerStatuses": states}}
+    return {
+        "metadata": {"name": role, "labels": labels},
+        "status": {"phase": phase, "containerStatuses": states},
+    }
 
 
 def config(**spec: Any) -> dict[str, Any]:
@@ -125,7 +146,9 @@ class Seen:
     def __init__(self) -> None:
         self.pods = [pod("rendezvous"), pod("buffer"), pod("trainer")]
         self.objects = {
-            ("Service", "demo-rendezvous"): {"spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 7700}]}},
+            ("Service", "demo-rendezvous"): {
+                "spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 7700}]}
+            },
             ("ConfigMap", "demo-config"): config(),
         }
 

@@ -69,7 +69,9 @@ async def test_status_then_deletions_then_creations_then_events(recorder: Record
 
 
 @pytest.mark.parametrize("broken", ["status", "delete", "apply"])
-async def test_a_crash_in_between_is_made_good_by_the_next_pass(recorder: Recorder, broken: str) -> None:
+async def test_a_crash_in_between_is_made_good_by_the_next_pass(
+    recorder: Recorder, broken: str
+) -> None:
     world = recorder.world
     world.job = make_job(rollout={"replicas": 2})
     world.end("demo-trainer-0-1-0", 1)

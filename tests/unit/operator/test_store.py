@@ -16,11 +16,17 @@ KEY = ("ns", "demo")
 
 
 def pod(name: str = "p", version: int = 1, **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), **more}}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), **more}
+    }
 
 
 def make(clock: Any = lambda: 0.0) -> Store:
-    return Store(lambda found: KEY if "alien" not in found["metadata"]["name"] else None, lambda found: found, clock)
+    return Store(
+        lambda found: KEY if "alien" not in found["metadata"]["name"] else None,
+        lambda found: found,
+        clock,
+    )
 
 
 def test_an_older_version_from_the_watch_does_not_undo_our_own_write() -> None:
@@ -32,7 +38,11 @@ def test_an_older_version_from_the_watch_does_not_undo_our_own_write() -> None:
 
 def test_an_echo_is_no_news() -> None:
     store = make()
-    assert [store.put(pod(version=9)), store.put(pod(version=9)), store.put(pod(version=10))] == [True, False, True]
+    assert [store.put(pod(version=9)), store.put(pod(version=9)), store.put(pod(version=10))] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_what_is_buried_does_not_come_back_with_a_late_event() -> None:
@@ -82,8 +92,16 @@ def test_of_two_lives_of_one_name_the_newest_is_the_present_one() -> None:
     assert found["metadata"]["name"] == "second"
 
 
-WAITS = {"name": "engine", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
-UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+WAITS = {
+    "name": "engine",
+    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+}
+UNPLACED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes",
+}
 VICTIM = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 PODS = {
     "ready": make_pod("rollout"),
@@ -95,13 +113,31 @@ PODS = {
     "unplaced": make_pod("trainer", phase="Pending", conditions=[UNPLACED]),
 }
 READERS: tuple[Callable[[KubeObject], Any], ...] = (
-    podstate.name, podstate.role, podstate.replica, podstate.attempt, podstate.index, podstate.is_terminating,
-    podstate.is_finished, podstate.is_gated, podstate.is_scheduled, podstate.unscheduled_because, podstate.is_ready,
-    podstate.group, podstate.is_kept, podstate.has_left, podstate.ends_group, podstate.is_succeeded,
-    podstate.is_starting, podstate.is_running, podstate.started, podstate.disruption, podstate.succeeded,
-    lambda pod: podstate.failures(pod, START), lambda pod: podstate.config_error(pod, START),
+    podstate.name,
+    podstate.role,
+    podstate.replica,
+    podstate.attempt,
+    podstate.index,
+    podstate.is_terminating,
+    podstate.is_finished,
+    podstate.is_gated,
+    podstate.is_scheduled,
+    podstate.unscheduled_because,
+    podstate.is_ready,
+    podstate.group,
+    podstate.is_kept,
+    podstate.has_left,
+    podstate.ends_group,
+    podstate.is_succeeded,
+    podstate.is_starting,
+    podstate.is_running,
+    podstate.started,
+    podstate.disruption,
+    podstate.succeeded,
+    lambda pod: podstate.failures(pod, START),
+    lambda pod: podstate.config_error(pod, START),
     lambda pod: blocked([pod], {}),
-)  # fmt: skip
+)
 
 
 def whole(pod: KubeObject) -> KubeObject:
@@ -114,13 +150,24 @@ def whole(pod: KubeObject) -> KubeObject:
         "finalizers": ["kueue.x-k8s.io/managed"],
         "annotations": {"kueue.x-k8s.io/retriable-in-group": "false", "networks": "large"},
     }
-    spec = {"nodeName": "n", "schedulingGates": [{"name": "g"}], "containers": [{"name": "c", "env": []}]}
-    return {**pod, "metadata": pod["metadata"] | more, "spec": spec, "status": pod["status"] | {"podIP": "10.0.0.1"}}
+    spec = {
+        "nodeName": "n",
+        "schedulingGates": [{"name": "g"}],
+        "containers": [{"name": "c", "env": []}],
+    }
+    return {
+        **pod,
+        "metadata": pod["metadata"] | more,
+        "spec": spec,
+        "status": pod["status"] | {"podIP": "10.0.0.1"},
+    }
 
 
 @pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
 @pytest.mark.parametrize("more", [lambda pod: pod, whole], ids=["", "whole"])
-def test_the_planner_reads_the_same_from_a_lean_pod(pod: KubeObject, more: Callable[[KubeObject], KubeObject]) -> None:
+def test_the_planner_reads_the_same_from_a_lean_pod(
+    pod: KubeObject, more: Callable[[KubeObject], KubeObject]
+) -> None:
     pod = more(pod)
     assert [read(lean_pod(pod)) for read in READERS] == [read(pod) for read in READERS]
 

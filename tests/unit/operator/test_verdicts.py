@@ -30,5 +30,7 @@ def status(running: str, **more: Any) -> RLJobStatus:
     ],
     ids=["at once", "after a wait", "not yet", "still", "after a restart or a resume"],
 )
-def test_a_job_runs_for_the_first_time(before: RLJobStatus | None, now: RLJobStatus, first: bool) -> None:
+def test_a_job_runs_for_the_first_time(
+    before: RLJobStatus | None, now: RLJobStatus, first: bool
+) -> None:
     assert runs_first(before, now) is first

@@ -49,7 +49,9 @@ async def test_a_key_added_many_times_is_worked_on_once(queue: WorkQueue[str]) -
     assert [await ready(queue) for _ in range(3)] == ["a", "b", None]
 
 
-async def test_a_key_added_while_it_is_worked_on_comes_back_only_after_that(queue: WorkQueue[str]) -> None:
+async def test_a_key_added_while_it_is_worked_on_comes_back_only_after_that(
+    queue: WorkQueue[str],
+) -> None:
     queue.add("a")
     assert await ready(queue) == "a"
     queue.add("a")
@@ -85,7 +87,9 @@ async def test_an_addition_makes_a_delay_void(queue: WorkQueue[str], clock: Cloc
     assert await ready(queue) is None
 
 
-async def test_a_delay_set_while_the_key_is_worked_on_is_kept(queue: WorkQueue[str], clock: Clock) -> None:
+async def test_a_delay_set_while_the_key_is_worked_on_is_kept(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
     queue.add("a")
     await ready(queue)
     queue.add("a")
@@ -97,7 +101,9 @@ async def test_a_delay_set_while_the_key_is_worked_on_is_kept(queue: WorkQueue[s
     assert await ready(queue) == "a"
 
 
-def test_back_off_doubles_up_to_a_limit_and_starts_anew_after_success(queue: WorkQueue[str]) -> None:
+def test_back_off_doubles_up_to_a_limit_and_starts_anew_after_success(
+    queue: WorkQueue[str],
+) -> None:
     assert [queue.retry("a") for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
     assert [queue.retry("a") for _ in range(40)][-1] == 300
     assert queue.retry("a", at_most=30) == 30

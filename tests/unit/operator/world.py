@@ -1,4 +1,5 @@
-"""A world that does what plans say; pods live, die and vanish, and time passes, at a test's command."""
+"""A world that does what plans say; pods live, die and vanish, and time passes, at a test's
+command."""
 
 from __future__ import annotations
 
@@ -40,8 +41,15 @@ def make_pod(
     at: datetime = START,
     **status: Any,
 ) -> KubeObject:
-    """A pod as an API server shows it. ends: container -> exit code; the role's other containers run."""
-    labels = {"job-name": "demo", "role": role, "replica": str(replica), "attempt": str(attempt), "index": str(index)}
+    """A pod as an API server shows it. ends: container -> exit code; the role's other containers
+    run."""
+    labels = {
+        "job-name": "demo",
+        "role": role,
+        "replica": str(replica),
+        "attempt": str(attempt),
+        "index": str(index),
+    }
     names = ["engine", "worker"] if role == "rollout" else [role]
     states = [_container(name, (ends or {}).get(name), phase, message, at) for name in names]
     ready = phase == "Running" and not ends
@@ -62,10 +70,16 @@ def make_pod(
     }
 
 
-def _container(name: str, code: int | None, phase: str, message: str, at: datetime) -> dict[str, Any]:
+def _container(
+    name: str, code: int | None, phase: str, message: str, at: datetime
+) -> dict[str, Any]:
     if code is None:
         return {"name": name, "state": {"running": {}} if phase == "Running" else {"waiting": {}}}
-    end = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": clock.text(at)}
+    end = {
+        "exitCode": code,
+        "reason": "Completed" if code == 0 else "Error",
+        "finishedAt": clock.text(at),
+    }
     return {"name": name, "state": {"terminated": end | ({"message": message} if message else {})}}
 
 
@@ -93,13 +107,16 @@ class World:
     def observed(self) -> Observed:
         status = RLJobStatus.model_validate(self.stored) if self.stored is not None else None
         pods = tuple(deepcopy(list(self.pods.values())))
-        return Observed(pods, self.objects, status, self.progress, warned=self.warned, note=self.note)
+        return Observed(
+            pods, self.objects, status, self.progress, warned=self.warned, note=self.note
+        )
 
     def plan(self) -> Plan:
         return plan(self.job, self.observed(), self.now)
 
     def step(self, *, delete: bool = False, create: int | None = None) -> Plan:
-        """One pass. delete: the operator crashes before it deletes; create: after it has created so many objects."""
+        """One pass. delete: the operator crashes before it deletes; create: after it has created so
+        many objects."""
         self.seen |= set(self.pods)
         found = self.plan()
         self.stored = manifest(found.status)
@@ -120,7 +137,8 @@ class World:
         return found
 
     def settle(self, passes: int = 20) -> None:
-        """Pass after pass, with pods that start and end as they are told at once, until nothing changes."""
+        """Pass after pass, with pods that start and end as they are told at once, until nothing
+        changes."""
         for _ in range(passes):
             before = (self.stored, sorted(self.pods))
             self.step()
@@ -147,14 +165,20 @@ class World:
         self.replace(name, phase=phase, ends=dict.fromkeys(ended, code), message=message)
 
     def disrupt(self, name: str) -> None:
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+        }
         self.pods[name]["status"]["conditions"].append(condition)
 
     def vanish(self, name: str) -> None:
         del self.pods[name]
 
     def remove_terminating(self) -> None:
-        self.pods = {name: pod for name, pod in self.pods.items() if not podstate.is_terminating(pod)}
+        self.pods = {
+            name: pod for name, pod in self.pods.items() if not podstate.is_terminating(pod)
+        }
 
     def replace(self, name: str, **change: Any) -> None:
         old = self.pods[name]
@@ -182,8 +206,12 @@ class World:
             self.objects[found["kind"], name] = stored
             return
         assert name not in self.pods, f"{name} is created twice"
-        assert name not in self.seen, f"{name} is created again: two executions would share an attempt"
-        labels = {key.rpartition("/")[2]: value for key, value in found["metadata"]["labels"].items()}
+        assert name not in self.seen, (
+            f"{name} is created again: two executions would share an attempt"
+        )
+        labels = {
+            key.rpartition("/")[2]: value for key, value in found["metadata"]["labels"].items()
+        }
         place = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
         self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
         del self.pods[name]["status"]["startTime"]

@@ -53,7 +53,9 @@ def test_joiners_only_leaves_those_in_sync_alone(registry: Registry) -> None:
     assert registry.begin_update("trainer-0", 1, 4, joiners_only=True) == [held, newcomer]
 
 
-def test_after_a_restart_of_the_rendezvous_engines_go_on_with_what_they_hold(registry: Registry) -> None:
+def test_after_a_restart_of_the_rendezvous_engines_go_on_with_what_they_hold(
+    registry: Registry,
+) -> None:
     assert registry.join(engine(version=7), 0.0).admitted
     registry.begin_update("trainer-0", 1, 8, joiners_only=False)
     assert not registry.join(engine("rollout-1", version=7), 0.0).admitted

@@ -1,4 +1,5 @@
-"""What the rewards of the examples pay for: the order in which a model from random weights can find things out."""
+"""What the rewards of the examples pay for: the order in which a model from random weights can find
+things out."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.parametrize(
     ("response", "truncated", "paid"),
-    [("7", False, 1), ("7 7 7", False, 0.5), ("7", True, 0.5), ("8", False, 0), ("8 7", False, 0), ("", False, 0)],
+    [
+        ("7", False, 1),
+        ("7 7 7", False, 0.5),
+        ("7", True, 0.5),
+        ("8", False, 0),
+        ("8 7", False, 0),
+        ("", False, 0),
+    ],
 )
 def test_the_quickstart_pays_for_the_end_after_the_right_digit_only(
     response: str, truncated: bool, paid: float
@@ -36,6 +44,8 @@ def test_the_quickstart_pays_for_the_end_after_the_right_digit_only(
     ],
     ids=str,
 )
-def test_the_game_with_tools_pays_for_the_call_then_the_digit_then_the_end(game: dict[str, Any], paid: float) -> None:
+def test_the_game_with_tools_pays_for_the_call_then_the_digit_then_the_end(
+    game: dict[str, Any], paid: float
+) -> None:
     right = runpy.run_path(str(EXAMPLES / "tools/tools.py"))["right"]
     assert right(RewardInput("7 * 8 + 5 =", "", "1", metadata=game)) == paid

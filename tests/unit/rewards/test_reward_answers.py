@@ -40,7 +40,9 @@ def test_the_last_closed_box_counts(text: str, expected: str | None) -> None:
     assert boxed(text) == expected
 
 
-@pytest.mark.parametrize(("text", "expected"), [(r"\boxed{" * 200_000, None), (r"\boxed{1}" * 200_000, "1")])
+@pytest.mark.parametrize(
+    ("text", "expected"), [(r"\boxed{" * 200_000, None), (r"\boxed{1}" * 200_000, "1")]
+)
 def test_a_text_of_many_boxes_is_read_in_one_pass(text: str, expected: str | None) -> None:
     assert boxed(text) == expected  # anything quadratic would run into the test's time limit
 

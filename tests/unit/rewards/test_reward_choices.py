@@ -77,4 +77,6 @@ def test_a_row_without_a_right_answer_is_refused(reward: Any, label: Any) -> Non
 
 def test_pages_of_blanks_are_read_in_one_pass() -> None:
     text = ("answer" + " " * 2000) * 500
-    assert gpqa(sample(text)) == multiple_choice(sample(text)) == 0.0  # anything else would run into the time limit
+    assert (
+        gpqa(sample(text)) == multiple_choice(sample(text)) == 0.0
+    )  # anything else would run into the time limit

@@ -35,12 +35,27 @@ CHECK = "def check(f): assert f(1) == 2"
             {},
             [Case({"call": "f", "arguments": '[1, "a"]'}, "b")],
         ),
-        ({"assert_case": ["assert f(1)", "assert f(2)"]}, {}, [Case({"check": f"\nassert f({i})\n"}) for i in (1, 2)]),
-        ({"test_list": ["assert x"], "test_setup_code": "x=1"}, {}, [Case({"check": "x=1\nassert x\n"})]),
+        (
+            {"assert_case": ["assert f(1)", "assert f(2)"]},
+            {},
+            [Case({"check": f"\nassert f({i})\n"}) for i in (1, 2)],
+        ),
+        (
+            {"test_list": ["assert x"], "test_setup_code": "x=1"},
+            {},
+            [Case({"check": "x=1\nassert x\n"})],
+        ),
         ({"test": CHECK, "entry_point": "f"}, {}, [Case({"check": f"{CHECK}\ncheck(f)\n"})]),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], {}, [Case({"input": "1"}, "2")]),
         (
-            [{"input": "1", "output": "2", "testtype": "functional", "metadata": {"func_name": "f"}}],
+            [
+                {
+                    "input": "1",
+                    "output": "2",
+                    "testtype": "functional",
+                    "metadata": {"func_name": "f"},
+                }
+            ],
             {},
             [Case({"call": "f", "arguments": "[1]"}, 2)],
         ),
@@ -52,7 +67,9 @@ CHECK = "def check(f): assert f(1) == 2"
     ],
 )
 @pytest.mark.parametrize("as_text", [False, True])
-def test_forms_of_tests(label: Any, metadata: dict[str, Any], tests: list[Case], as_text: bool) -> None:
+def test_forms_of_tests(
+    label: Any, metadata: dict[str, Any], tests: list[Case], as_text: bool
+) -> None:
     assert cases_of(sample(json.dumps(label) if as_text else label, **metadata)) == tests
 
 
@@ -63,7 +80,10 @@ def test_forms_of_tests(label: Any, metadata: dict[str, Any], tests: list[Case],
         ("no json", "label: code needs tests as JSON, got 'no json'"),
         ({"inputs": [], "outputs": []}, "with at least one test"),
         ({"inputs": ["1"], "outputs": []}, "lists of the same length"),
-        ({"inputs": ["x y"], "outputs": ["1"], "fn_name": "f"}, "inputs of f must be JSON, one argument a line"),
+        (
+            {"inputs": ["x y"], "outputs": ["1"], "fn_name": "f"},
+            "inputs of f must be JSON, one argument a line",
+        ),
         ([{"input": "1", "output": "2", "testtype": "functional"}], "needs func_name"),
         ([1, 2], "label: code needs {inputs"),
     ],
@@ -125,8 +145,13 @@ def test_the_last_python_block_is_the_program(response: str, program: str) -> No
 
 
 def test_a_missing_layer_is_named_with_its_cause_and_its_meaning() -> None:
-    here = Isolation(("landlock", "seccomp"), {"namespaces": "[Errno 1] unshare: Operation not permitted"})
+    here = Isolation(
+        ("landlock", "seccomp"), {"namespaces": "[Errno 1] unshare: Operation not permitted"}
+    )
     assert str(here) == "landlock+seccomp"
     line = here.warning("namespaces")
-    assert "no layer 'namespaces' here ([Errno 1] unshare: Operation not permitted): programs write" in line
+    assert (
+        "no layer 'namespaces' here ([Errno 1] unshare: Operation not permitted): programs write"
+        in line
+    )
     assert "\n" not in line

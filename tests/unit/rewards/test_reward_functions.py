@@ -14,7 +14,8 @@ USER = """
 import functools
 def sluice(sample): return ("sluice", sample.response)
 def sluice_default(sample, factor=2): return ("default", sample.label)
-def slime(args, sample, **kwargs): return ("slime", args.rm_url, sample.response, sample.metadata["k"])
+def slime(args, sample, **kwargs):
+    return ("slime", args.rm_url, sample.response, sample.metadata["k"])
 def verl(data_source, solution_str, ground_truth, extra_info=None):
     return (data_source, solution_str, ground_truth, extra_info["k"])
 def verl_short(solution_str, ground_truth): return (solution_str, ground_truth)
@@ -47,7 +48,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_parameters(user: Path, name: str, expected: Any) -> None:
-    sample = RewardInput(prompt="p", response="r", label="l", metadata={"k": "v", "data_source": "src"})
+    sample = RewardInput(
+        prompt="p", response="r", label="l", metadata={"k": "v", "data_source": "src"}
+    )
     assert load_reward(f"{user}:{name}")(sample) == expected
 
 
@@ -57,7 +60,10 @@ def test_parameters(user: Path, name: str, expected: Any) -> None:
         ("{file}:nothing", "has no function 'nothing'; it has sluice, "),
         ("/no/such.py:f", "there is no file"),
         ("a.b.c", "No module"),
-        ("nonzero", "nonzero names no function; expected package.module.name or path/to/file.py:name"),
+        (
+            "nonzero",
+            "nonzero names no function; expected package.module.name or path/to/file.py:name",
+        ),
         ("judge.py", "judge.py names no function"),
     ],
 )

@@ -45,7 +45,9 @@ def test_built_in(reward: Any, response: str, label: Any, expected: float) -> No
 @pytest.mark.parametrize("reward", [exact_match, contains, f1])
 @pytest.mark.parametrize("label", [None, {"a": 1}])
 def test_a_row_without_a_label_is_named(reward: Any, label: Any) -> None:
-    with pytest.raises(RewardError, match=f"^label: {reward.__name__} needs a text or a number, the row has"):
+    with pytest.raises(
+        RewardError, match=f"^label: {reward.__name__} needs a text or a number, the row has"
+    ):
         reward(sample("r", label))
 
 
@@ -76,12 +78,16 @@ def test_every_type_of_the_api_has_a_reward() -> None:
         ({"data_source": "openai/gsm8k", "rm_type": "math"}, "data_source", "math"),
     ],
 )
-def test_which_reward_judges_a_row(metadata: dict[str, Any], default: str | None, expected: str | None) -> None:
+def test_which_reward_judges_a_row(
+    metadata: dict[str, Any], default: str | None, expected: str | None
+) -> None:
     assert registry.choose(sample("r", **metadata), default)[0] == expected
 
 
 def test_boxed_leaves_only_the_last_box() -> None:
-    name, judged = registry.choose(sample(r"\boxed{no} so \boxed{the cat}", "cat", rm_type="boxed_f1"), None)
+    name, judged = registry.choose(
+        sample(r"\boxed{no} so \boxed{the cat}", "cat", rm_type="boxed_f1"), None
+    )
     assert (name, judged.response) == ("f1", "the cat")
     assert registry.choose(sample("no box", rm_type="boxed_f1"), None)[1].response == ""
 
@@ -89,11 +95,19 @@ def test_boxed_leaves_only_the_last_box() -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"rm_type": "nope"}, "metadata.rm_type: no reward is called 'nope'; there are code, contains"),
-        ({"rm_type": "data_source", "data_source": "my/own"}, "data_source: 'my/own' has no reward; those that have"),
+        (
+            {"rm_type": "nope"},
+            "metadata.rm_type: no reward is called 'nope'; there are code, contains",
+        ),
+        (
+            {"rm_type": "data_source", "data_source": "my/own"},
+            "data_source: 'my/own' has no reward; those that have",
+        ),
     ],
 )
-def test_a_row_that_names_no_reward_is_told_which_exist(metadata: dict[str, Any], message: str) -> None:
+def test_a_row_that_names_no_reward_is_told_which_exist(
+    metadata: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RewardError, match=message):
         registry.choose(sample("r", **metadata), None)
 

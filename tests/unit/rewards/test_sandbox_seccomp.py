@@ -1,4 +1,5 @@
-"""The verdicts of the seccomp filter: its BPF, interpreted as the kernel would, for machines that are not here, too."""
+"""The verdicts of the seccomp filter: its BPF, interpreted as the kernel would, for machines that
+are not here, too."""
 
 from __future__ import annotations
 
@@ -19,10 +20,20 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
 
 NUMBERS = {
-    "fcntl": (72, 25), "ioctl": (16, 29), "openat": (257, 56), "mknodat": (259, 33), "clone": (56, 220),
-    "prlimit64": (302, 261), "socketpair": (53, 199), "read": (0, 63), "futex": (202, 98), "mmap": (9, 222),
-    "ftruncate": (77, 46), "getrandom": (318, 278), "close_range": (436, 436),
-}  # fmt: skip
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "openat": (257, 56),
+    "mknodat": (259, 33),
+    "clone": (56, 220),
+    "prlimit64": (302, 261),
+    "socketpair": (53, 199),
+    "read": (0, 63),
+    "futex": (202, 98),
+    "mmap": (9, 222),
+    "ftruncate": (77, 46),
+    "getrandom": (318, 278),
+    "close_range": (436, 436),
+}
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
@@ -97,7 +108,9 @@ on_both = pytest.mark.parametrize("machine", ARCHITECTURES)
         ("socketpair", (30, 1), REFUSE),  # AF_TIPC
     ],
 )
-def test_verdicts_that_depend_on_arguments(machine: str, name: str, arguments: tuple[int, ...], expected: int) -> None:
+def test_verdicts_that_depend_on_arguments(
+    machine: str, name: str, arguments: tuple[int, ...], expected: int
+) -> None:
     assert call(machine, name, *arguments) == expected
 
 

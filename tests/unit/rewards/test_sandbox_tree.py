@@ -1,4 +1,5 @@
-"""Directories as hostile programs leave them: counted without entering too deep, removed without following a link."""
+"""Directories as hostile programs leave them: counted without entering too deep, removed without
+following a link."""
 
 from __future__ import annotations
 

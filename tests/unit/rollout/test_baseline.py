@@ -1,4 +1,5 @@
-"""remax: the greedy response beside a group. It is scored, noted, and never one of the group's samples."""
+"""remax: the greedy response beside a group. It is scored, noted, and never one of the group's
+samples."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ async def test_an_evaluation_has_none() -> None:
     assert await maker(house, "remax")._greedy([1], {"temperature": 1.0}, group.prompt) is None
 
 
-@pytest.mark.parametrize(("greedy", "reason"), [("failed", "the engine said no"), ("unjudged", "no idea")])
+@pytest.mark.parametrize(
+    ("greedy", "reason"), [("failed", "the engine said no"), ("unjudged", "no idea")]
+)
 async def test_a_group_without_a_baseline_fails(greedy: str, reason: str) -> None:
     group = await maker(House(greedy), "remax")(PROMPT, [])
     assert {s.status for s in group.samples} == {SampleStatus.FAILED}

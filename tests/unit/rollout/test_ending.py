@@ -1,4 +1,5 @@
-"""When an engine that is told to end does so. The engine's part is a stand-in; its shape is SGLang's."""
+"""When an engine that is told to end does so. The engine's part is a stand-in; its shape is
+SGLang's."""
 
 from __future__ import annotations
 

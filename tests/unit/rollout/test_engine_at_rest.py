@@ -37,7 +37,9 @@ class Engine:
 
 
 def stalled(engine: Engine) -> EngineHealth:
-    return EngineHealth(cast("Any", engine), 600.0, last_progress=time.monotonic() - STALL_SECONDS - 1)
+    return EngineHealth(
+        cast("Any", engine), 600.0, last_progress=time.monotonic() - STALL_SECONDS - 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,12 @@ def stalled(engine: Engine) -> EngineHealth:
     [
         pytest.param(Engine(resting=True), "", id="rests"),
         pytest.param(Engine(paused=599.0), "", id="paused"),
-        pytest.param(Engine(paused=600.0), "paused for 600 s, and no trainer has ended", id="for ever"),
-        pytest.param(Engine(), "engine http://engine: 3 health .*: /health_generate answered 503", id="hangs"),
+        pytest.param(
+            Engine(paused=600.0), "paused for 600 s, and no trainer has ended", id="for ever"
+        ),
+        pytest.param(
+            Engine(), "engine http://engine: 3 health .*: /health_generate answered 503", id="hangs"
+        ),
     ],
 )
 async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
@@ -60,7 +66,9 @@ async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
     assert bool(health.unhealthy) == bool(lost)
 
 
-async def test_an_engine_without_work_need_not_prove_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_without_work_need_not_prove_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
     engine = Engine()
     with contextlib.suppress(TimeoutError):
@@ -68,7 +76,9 @@ async def test_an_engine_without_work_need_not_prove_anything(monkeypatch: pytes
     assert engine.asked == {False}
 
 
-@pytest.mark.parametrize(("answers", "reason"), [(True, ""), (False, "it is paused, and its scheduler hangs")])
+@pytest.mark.parametrize(
+    ("answers", "reason"), [(True, ""), (False, "it is paused, and its scheduler hangs")]
+)
 async def test_an_engine_that_was_dropped_in_a_pause_must_answer(
     monkeypatch: pytest.MonkeyPatch, answers: bool, reason: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""Connections to the engine: SGLang closes idle ones after 5 s, and a request may meet the closing."""
+"""Connections to the engine: SGLang closes idle ones after 5 s, and a request may meet the
+closing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
 
 @asynccontextmanager
 async def closing(answers: list[bool]) -> AsyncIterator[str]:
-    """A server that answers a request where the list says so, else closes the connection that brought it."""
+    """A server that answers a request where the list says so, else closes the connection that
+    brought it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (await reader.read(65536)) and answers and answers.pop(0):

@@ -1,4 +1,5 @@
-"""A generate function's conversation: tokens and masks, ends, interruptions, and being played again."""
+"""A generate function's conversation: tokens and masks, ends, interruptions, and being played
+again."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Script:
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
         return False, "/health: refused"
 
-    async def generate(self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str) -> Generation:
+    async def generate(
+        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
+    ) -> Generation:
         self.asked.append(input_ids)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -57,7 +60,9 @@ class Script:
         return Generation(answer, [-0.5] * len(answer), spans, finish, None)
 
 
-def player(play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: float = 5.0) -> Player:
+def player(
+    play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: float = 5.0
+) -> Player:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
@@ -79,7 +84,9 @@ def drain_after_the_last(engine: Script, made: Player) -> None:
     engine.generate = drained  # type: ignore[method-assign]
 
 
-async def run(play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None) -> Sample:
+async def run(
+    play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None
+) -> Sample:
     found = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
     codec.sample_to_message(found)
     return found
@@ -99,7 +106,11 @@ async def test_what_the_model_said_is_trained_and_what_it_was_told_is_not() -> N
     assert sample.loss_mask.tolist() == [1, 1, 0, 0, 1]
     assert sample.rollout_log_probs.tolist() == [-0.5, -0.5, 0, 0, -0.5]
     assert sample.weight_versions == [WeightSpan(0, 0, 5)]
-    assert (sample.status, sample.response, sample.response_length) == (SampleStatus.COMPLETED, "10 11 90 91 12", 5)
+    assert (sample.status, sample.response, sample.response_length) == (
+        SampleStatus.COMPLETED,
+        "10 11 90 91 12",
+        5,
+    )
     sample.check_tokens()
 
 
@@ -161,7 +172,9 @@ async def test_a_turn_may_be_shorter_than_the_response() -> None:
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_of_one(swallow: bool) -> None:
+async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_of_one(
+    swallow: bool,
+) -> None:
     async def play(episode: Episode) -> None:
         try:
             await ask_twice(episode)
@@ -180,7 +193,10 @@ async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_
     sample = await run(play, other, sample)
     assert other.asked == [[*PROMPT, 10, 11, 90, 91, 12]]
     assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12, 13]
-    assert (sample.status, sample.loss_mask.tolist()) == (SampleStatus.COMPLETED, [1, 1, 0, 0, 1, 1])
+    assert (sample.status, sample.loss_mask.tolist()) == (
+        SampleStatus.COMPLETED,
+        [1, 1, 0, 0, 1, 1],
+    )
     assert [turn["by"] for turn in sample.metadata[TURNS]] == ["model", "environment", "model"]
 
 
@@ -280,8 +296,12 @@ async def tampers(episode: Episode) -> None:
     (nonsense, "raised RewardError: the reward is str 'good', expected a number"),
     (tampers, r"left a broken sample: samples\[0\].lossMask: 1 entries for 2 response tokens"),
 ])  # fmt: skip
-async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(play: Any, error: str) -> None:
-    sample = await player(play, Script([10]), seconds=0.05)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(
+    play: Any, error: str
+) -> None:
+    sample = await player(play, Script([10]), seconds=0.05)(
+        Prompt(0, "?"), PROMPT, Sample(0), PARAMS
+    )
     assert sample.status is SampleStatus.FAILED
     assert sample.trainable_tokens == 0
     with pytest.raises(AssertionError, match=error):
@@ -296,7 +316,9 @@ async def test_time_at_the_engine_is_not_the_functions() -> None:
             await asyncio.sleep(0.2)
             return await super().generate(*arguments, **options)
 
-    sample = await player(ask_twice, Slow([10], [11]), seconds=0.1)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    sample = await player(ask_twice, Slow([10], [11]), seconds=0.1)(
+        Prompt(0, "?"), PROMPT, Sample(0), PARAMS
+    )
     assert sample.status is SampleStatus.COMPLETED
 
 

@@ -12,7 +12,9 @@ def test_a_kind_is_logged_in_full_once_and_then_every_hundredth() -> None:
     log = FailureLog()
     with capture_logs() as lines:
         for row in range(250):
-            log.note("a reward failed", f"KeyError: 'x' (mine.py:3)\nrow {row}", "Traceback ...", row=row)
+            log.note(
+                "a reward failed", f"KeyError: 'x' (mine.py:3)\nrow {row}", "Traceback ...", row=row
+            )
     assert [line["row"] for line in lines] == [0, 100, 200]
     assert [line["of_this_kind"] for line in lines] == [1, 101, 201]
     assert lines[0]["error"] == "KeyError: 'x' (mine.py:3)"

@@ -39,7 +39,9 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def test_the_first_call_of_a_newer_attempt_ends_the_older_ones_say(fence: SimpleNamespace) -> None:
+async def test_the_first_call_of_a_newer_attempt_ends_the_older_ones_say(
+    fence: SimpleNamespace,
+) -> None:
     one = fence.Fence(application)
 
     def source(attempt: int) -> tuple[bytes, bytes]:

@@ -77,7 +77,10 @@ def maker(house: House, own: hooks.Hooks | None = None, **judges: Any) -> GroupM
             "trainer": {"steps": 1},
             "rollout": {"samplesPerPrompt": 2},
             "evaluation": {
-                "datasets": [{"path": "easy", "reward": {"type": "contains"}}, {"path": "hard", "samplesPerPrompt": 3}]
+                "datasets": [
+                    {"path": "easy", "reward": {"type": "contains"}},
+                    {"path": "hard", "samplesPerPrompt": 3},
+                ]
             },
         }
     )
@@ -93,9 +96,13 @@ def maker(house: House, own: hooks.Hooks | None = None, **judges: Any) -> GroupM
     )
 
 
-async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_the_reward(code: str) -> None:
+async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_the_reward(
+    code: str,
+) -> None:
     house = House()
-    own = hooks.Hooks(hooks.load("beforeReward", f"{code}:strip"), hooks.load("afterReward", f"{code}:halve"))
+    own = hooks.Hooks(
+        hooks.load("beforeReward", f"{code}:strip"), hooks.load("afterReward", f"{code}:halve")
+    )
     group = await maker(house, own)(Prompt(0, "2+2", label="unsure"), [])
     assert [seen.response for seen in house.seen] == ["4", "4"]
     assert [sample.reward for sample in group.samples] == [0.5, 0.5]
@@ -108,17 +115,26 @@ async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_
     ("breaks", "SampleError: samples[0].lossMask: 1 entries for 2 response tokens"),
 ])  # fmt: skip
 async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, error: str) -> None:
-    group = await maker(House(), hooks.Hooks(hooks.load("beforeReward", f"{code}:{name}")))(Prompt(0, "2+2"), [])
+    group = await maker(House(), hooks.Hooks(hooks.load("beforeReward", f"{code}:{name}")))(
+        Prompt(0, "2+2"), []
+    )
     assert group.samples[0].error == f"hook {code}:{name}: {error}"
     group.check_finished(2)
 
 
 def test_hooks_and_functions_that_cannot_be_had(code: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"spec\.rollout\.hooks\.afterReward: .*has no function 'none'"):
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.rollout\.hooks\.afterReward: .*has no function 'none'"
+    ):
         hooks.load("afterReward", f"{code}:none")
-    with pytest.raises(ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"):
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"
+    ):
         function.load(f"{code}:none")
-    with pytest.raises(ConfigurationError, match=r"code\.py:play is not async: expected `async def play\(episode\)`"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"code\.py:play is not async: expected `async def play\(episode\)`",
+    ):
         function.load(f"{code}:play")
 
 

@@ -39,9 +39,12 @@ def started(directory: Path, server: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, 1), (3, 3)], ids=["as if all were well", "with a code of its own"])
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, 1), (3, 3)], ids=["as if all were well", "with a code of its own"]
+)
 def test_a_server_that_ends_by_itself_has_failed(tmp_path: Path, code: int, expected: int) -> None:
-    """As the first process of a container SGLang cannot kill itself, and ends with 0 where its scheduler has died."""
+    """As the first process of a container SGLang cannot kill itself, and ends with 0 where its
+    scheduler has died."""
     process = started(tmp_path, FAILS.format(code=code))
     assert process.wait(60) == expected
 

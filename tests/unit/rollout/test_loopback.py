@@ -1,4 +1,5 @@
-"""The part of our plugin for SGLang that decides who reaches the store in which an engine's processes meet."""
+"""The part of our plugin for SGLang that decides who reaches the store in which an engine's
+processes meet."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_where_an_engine_meets(loopback: ModuleType, host: str, expected: str | 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_store_serves_the_loopback_alone_and_its_ranks_meet_there(loopback: ModuleType, host: str) -> None:
+def test_the_store_serves_the_loopback_alone_and_its_ranks_meet_there(
+    loopback: ModuleType, host: str
+) -> None:
     from torch.distributed.rendezvous import _create_c10d_store
 
     port, minute = free_port(), timedelta(seconds=60)
@@ -47,5 +50,7 @@ def test_the_store_serves_the_loopback_alone_and_its_ranks_meet_there(loopback: 
     joined.set("key", "value")
     assert served.get("key") == b"value"
     sockets = psutil.Process().net_connections(kind="tcp")
-    listening = [each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"]
+    listening = [
+        each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"
+    ]
     assert listening == ["127.0.0.1"]

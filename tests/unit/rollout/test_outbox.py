@@ -1,4 +1,5 @@
-"""A stream to the buffer that breaks: what was not answered goes out again, and nobody is left reading."""
+"""A stream to the buffer that breaks: what was not answered goes out again, and nobody is left
+reading."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from sluice_rollout.buffer import Answer, Outbox
 
 
 class Streams:
-    """The first stream breaks after one group, as gRPC's do: its reader stays. The second one answers."""
+    """The first stream breaks after one group, as gRPC's do: its reader stays. The second one
+    answers."""
 
     def __init__(self) -> None:
         self.readers: list[asyncio.Task[None]] = []

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch.distributed import TCPStore
-from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
 
 from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
@@ -22,7 +27,8 @@ from sluice_trainer.weights.buckets import buckets
 
 STORE = """
 import sys, time, datetime, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, True, datetime.timedelta(seconds=60), wait_for_workers=False)
+minute = datetime.timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, True, minute, wait_for_workers=False)
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -40,7 +46,11 @@ def receive(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
     receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = [("a", torch.randn(3, 5)), ("b", torch.arange(7, dtype=torch.bfloat16)), ("c", torch.randn(2, 2, 3))]
+    sent = [
+        ("a", torch.randn(3, 5)),
+        ("b", torch.arange(7, dtype=torch.bfloat16)),
+        ("c", torch.randn(2, 2, 3)),
+    ]
     [bucket] = buckets(sent, 1 << 20, Layout())
     came = []
 
@@ -53,7 +63,11 @@ def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
     for (_, one), (_, other) in zip(found, sent, strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
-    assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in found] == [True, True, False]
+    assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in found] == [
+        True,
+        True,
+        False,
+    ]
 
 
 class Group:
@@ -83,7 +97,9 @@ class Arrival:
 @pytest.fixture
 def sender() -> tuple[subprocess.Popen[bytes], int]:
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", STORE, str(port)], stdout=subprocess.PIPE, cwd=Path("/"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", STORE, str(port)], stdout=subprocess.PIPE, cwd=Path("/")
+    )
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     yield process, port
@@ -92,7 +108,9 @@ def sender() -> tuple[subprocess.Popen[bytes], int]:
 
 
 class Watch(NamedTuple):
-    """A thread of the engine that looks after a sender, a process, while weights are on their way."""
+    """A thread of the engine that looks after a sender, a process, while weights are
+    on their way.
+    """
 
     process: subprocess.Popen[bytes]
     group: Group
@@ -133,10 +151,14 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
     receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, idle: bool, saver: bool
 ) -> None:
     dropped: list[object] = []
-    monkeypatch.setattr(receive, "drop_unused", dropped.append)  # SGLang's own: tested at a real engine
+    monkeypatch.setattr(
+        receive, "drop_unused", dropped.append
+    )  # SGLang's own: tested at a real engine
     waiting = [SimpleNamespace(extra_key="3"), SimpleNamespace(extra_key=None)]
     scheduler = SimpleNamespace(
-        is_fully_idle=lambda: idle, waiting_queue=waiting, server_args=SimpleNamespace(enable_memory_saver=saver)
+        is_fully_idle=lambda: idle,
+        waiting_queue=waiting,
+        server_args=SimpleNamespace(enable_memory_saver=saver),
     )
     asked: list[bool] = []
 
@@ -149,7 +171,9 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
     first = [request.extra_key for request in waiting]
     assert receive.flush_cache(original, scheduler, True) is idle
     second = [request.extra_key for request in waiting]
-    assert asked == [saver, True], "spare memory goes back only where a trainer wants it, or the caller does"
+    assert asked == [saver, True], (
+        "spare memory goes back only where a trainer wants it, or the caller does"
+    )
     assert dropped == ([] if idle else [scheduler] * 2)
     names = {*before, *first, *second}
     assert len(names) == (2 if idle else 6)
@@ -159,10 +183,18 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
 
 
 def alone(name: str) -> Any:
-    """A process group of this process alone, as SGLang makes those that it receives weights over."""
+    """A process group of this process alone, as SGLang makes those that it receives
+    weights over.
+    """
     store = TCPStore("127.0.0.1", free_port(), 1, is_master=True, wait_for_workers=False)
     group, _ = _new_process_group_helper(
-        1, 0, [], Backend("gloo"), PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=10)
+        1,
+        0,
+        [],
+        Backend("gloo"),
+        PrefixStore(name, store),
+        group_name=name,
+        timeout=timedelta(seconds=10),
     )
     _world.pg_group_ranks[group] = {0: 0}
     return group

@@ -33,9 +33,14 @@ class Refuses:
 
 @pytest.mark.parametrize(
     ("error", "filtered"),
-    [(PromptTooLongError("p row 7: 9 tokens"), "prompt_too_long"), (PromptError("p row 7: no such role"), None)],
+    [
+        (PromptTooLongError("p row 7: 9 tokens"), "prompt_too_long"),
+        (PromptError("p row 7: no such role"), None),
+    ],
 )
-def test_only_a_prompt_that_is_too_long_counts_as_left_out(error: PromptError, filtered: str | None) -> None:
+def test_only_a_prompt_that_is_too_long_counts_as_left_out(
+    error: PromptError, filtered: str | None
+) -> None:
     encoder: Any = Refuses(error)
     make = GroupMaker(RLJobSpec.model_validate(SPEC), encoder, encoder, encoder, encoder)
     group = asyncio.run(make(Prompt(0, "x", dataset="p", row=7), []))

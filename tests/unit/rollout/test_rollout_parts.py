@@ -1,4 +1,5 @@
-"""The worker's pure parts: an engine's answers, weight spans, masks, filters, prompts, sampling parameters."""
+"""The worker's pure parts: an engine's answers, weight spans, masks, filters, prompts, sampling
+parameters."""
 
 from __future__ import annotations
 
@@ -20,19 +21,29 @@ from sluice_rollout.group import mask_off_policy
 
 def answer(tokens: int, finish: str = "stop", **more: Any) -> dict[str, Any]:
     entries = [[-float(i), i, None] for i in range(tokens)]
-    meta = {"weight_version": "5", "output_token_logprobs": entries, "finish_reason": {"type": finish}}
+    meta = {
+        "weight_version": "5",
+        "output_token_logprobs": entries,
+        "finish_reason": {"type": finish},
+    }
     return {"meta_info": meta | more}
 
 
 def test_spans_of_an_answer_count() -> None:
     told = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 2}]
     made = generation(answer(3, weight_versions=[*told, {"version": "5", "start": 2, "end": 3}]))
-    assert made == Generation([0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None)
+    assert made == Generation(
+        [0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None
+    )
 
 
 def test_versions_of_tokens_are_put_together_to_spans() -> None:
     made = generation(answer(5, "length", sluice_versions=[None, "3", "3", "4", "4"]))
-    assert made.spans == [WeightSpan(UNKNOWN_VERSION, 0, 1), WeightSpan(3, 1, 3), WeightSpan(4, 3, 5)]
+    assert made.spans == [
+        WeightSpan(UNKNOWN_VERSION, 0, 1),
+        WeightSpan(3, 1, 3),
+        WeightSpan(4, 3, 5),
+    ]
 
 
 def test_before_the_first_update_the_name_of_the_weights_counts() -> None:
@@ -42,7 +53,9 @@ def test_before_the_first_update_the_name_of_the_weights_counts() -> None:
 
 
 def test_an_answer_without_versions_is_refused_and_without_tokens_needs_none() -> None:
-    with pytest.raises(EngineError, match=r"does not tell which weights.* set weightSync.enginePlugin to true"):
+    with pytest.raises(
+        EngineError, match=r"does not tell which weights.* set weightSync.enginePlugin to true"
+    ):
         generation(answer(3))
     with pytest.raises(EngineError, match="does not tell"):
         generation(answer(3, sluice_versions=["3", "3"]))
@@ -61,19 +74,33 @@ def test_a_request_that_is_aborted_before_it_begins_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("status", "text", "kind", "message"),
     [
-        (400, '{"error": {"message": "too long"}}', PromptRefusedError, r"^engine answered 400: too long$"),
-        (500, '{"error": {"message": "out of memory"}}', EngineError, r"^engine answered 500: out of memory$"),
+        (
+            400,
+            '{"error": {"message": "too long"}}',
+            PromptRefusedError,
+            r"^engine answered 400: too long$",
+        ),
+        (
+            500,
+            '{"error": {"message": "out of memory"}}',
+            EngineError,
+            r"^engine answered 500: out of memory$",
+        ),
         (502, "<html>", EngineError, r"^engine answered 502: <html>$"),
         (500, '{"error": "out"}', EngineError, r'^engine answered 500: {"error": "out"}$'),
     ],
 )
-def test_another_answer_is_an_error(status: int, text: str, kind: type[EngineError], message: str) -> None:
+def test_another_answer_is_an_error(
+    status: int, text: str, kind: type[EngineError], message: str
+) -> None:
     with pytest.raises(EngineError, match=message) as caught:
         refusal(status, text)
     assert type(caught.value) is kind
 
 
-@pytest.mark.parametrize(("text", "number"), [("12", 12), ("0", 0), ("default", UNKNOWN_VERSION), ("", -1), ("-1", -1)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("12", 12), ("0", 0), ("default", UNKNOWN_VERSION), ("", -1), ("-1", -1)]
+)
 def test_weight_versions_of_ours_are_numbers(text: str, number: int) -> None:
     assert version_number(text) == number
 
@@ -110,22 +137,36 @@ async def test_filters_of_the_buffer_keep_everything_here() -> None:
 
 
 def test_a_filter_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"spec\.rollout\.dynamicFilter: .*there is no file"):
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.rollout\.dynamicFilter: .*there is no file"
+    ):
         filters.load(f"{tmp_path}/none.py:mine")
 
 
-@pytest.mark.parametrize(("path", "name"), [
-    ("/data/gsm8k.jsonl", "gsm8k"), ("/data/gsm8k.jsonl@[0:100]", "gsm8k"), ("math.v2.parquet", "math.v2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/data/gsm8k.jsonl", "gsm8k"),
+        ("/data/gsm8k.jsonl@[0:100]", "gsm8k"),
+        ("math.v2.parquet", "math.v2"),
+    ],
+)
 def test_a_source_is_called_as_its_file(path: str, name: str) -> None:
     assert PromptSource(path=path).source_name == name
 
 
 def test_sampling_parameters_are_sglangs() -> None:
-    params = sampling_params(Sampling(temperature=0.7, top_p=0.9, max_response_tokens=5, stop=["\n"]))
+    params = sampling_params(
+        Sampling(temperature=0.7, top_p=0.9, max_response_tokens=5, stop=["\n"])
+    )
     assert params == {
-        "temperature": 0.7, "top_p": 0.9, "top_k": -1, "max_new_tokens": 5, "stop": ["\n"], "skip_special_tokens": True,
-    }  # fmt: skip
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": -1,
+        "max_new_tokens": 5,
+        "stop": ["\n"],
+        "skip_special_tokens": True,
+    }
 
 
 def test_evaluation_overrides_what_it_sets_and_nothing_else() -> None:

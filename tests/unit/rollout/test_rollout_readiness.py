@@ -13,13 +13,18 @@ from sluice_rollout.__main__ import Readiness
 from sluice_rollout.worker import Worker
 
 
-def make_worker(latest: pb.ServerMessage | None, *, connected: bool = True, unhealthy: str = "") -> Worker:
+def make_worker(
+    latest: pb.ServerMessage | None, *, connected: bool = True, unhealthy: str = ""
+) -> Worker:
     joined = asyncio.Event()
     if connected:
         joined.set()
     membership = cast("Any", SimpleNamespace(latest=latest, connected=joined))
     nothing = cast("Any", None)
-    make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=SimpleNamespace(unhealthy=unhealthy))))
+    make = cast(
+        "Any",
+        SimpleNamespace(generator=SimpleNamespace(health=SimpleNamespace(unhealthy=unhealthy))),
+    )
     return Worker(nothing, nothing, make, nothing, nothing, membership, nothing, nothing)
 
 
@@ -33,11 +38,19 @@ ADMITTED = pb.ServerMessage(admitted=True, version=3)
         (make_worker(None, connected=False), "not joined: the rendezvous does not answer"),
         (make_worker(ADMITTED, connected=False), "not joined: the rendezvous does not answer"),
         (make_worker(pb.ServerMessage(version=-1)), "the engine holds no weights that may be used"),
-        (make_worker(pb.ServerMessage(dropped="hung")), "the engine holds no weights that may be used (hung)"),
-        (make_worker(ADMITTED, unhealthy="/health answered 503"), "the engine is not healthy: /health answered 503"),
+        (
+            make_worker(pb.ServerMessage(dropped="hung")),
+            "the engine holds no weights that may be used (hung)",
+        ),
+        (
+            make_worker(ADMITTED, unhealthy="/health answered 503"),
+            "the engine is not healthy: /health answered 503",
+        ),
     ],
 )
-def test_an_engine_is_ready_while_it_holds_weights_that_may_be_used(worker: Worker, expected: str) -> None:
+def test_an_engine_is_ready_while_it_holds_weights_that_may_be_used(
+    worker: Worker, expected: str
+) -> None:
     assert worker.unready() == expected
 
 

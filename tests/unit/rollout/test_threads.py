@@ -53,14 +53,18 @@ async def test_beyond_the_bound_no_call_is_begun_until_one_has_ended(gate: threa
     calls = [threads.call(search, seconds=0.02) for _ in range(4)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LateError] * 2 + [NoThreadError] * 2
-    with pytest.raises(NoThreadError, match=r"^2 calls hang, and no more are begun .*: search \(2\)$"):
+    with pytest.raises(
+        NoThreadError, match=r"^2 calls hang, and no more are begun .*: search \(2\)$"
+    ):
         await threads.call(lambda: 7, seconds=10)
     gate.set()
     await settled(threads)
     assert await threads.call(lambda: 7, seconds=10) == 7
 
 
-async def test_a_call_that_nobody_waits_for_any_more_counts_as_hanging(gate: threading.Event) -> None:
+async def test_a_call_that_nobody_waits_for_any_more_counts_as_hanging(
+    gate: threading.Event,
+) -> None:
     threads = Threads("test")
     call = asyncio.create_task(threads.call(gate.wait, seconds=100))
     await asyncio.sleep(0)
@@ -103,7 +107,9 @@ async def test_a_functions_own_time_out_is_not_ours() -> None:
     assert not isinstance(caught.value, LateError)
 
 
-async def test_a_tool_that_cannot_be_called_fails_the_sample(gate: threading.Event, tokenizer: object) -> None:
+async def test_a_tool_that_cannot_be_called_fails_the_sample(
+    gate: threading.Event, tokenizer: object
+) -> None:
     def hang() -> None:
         gate.wait()
 
@@ -121,4 +127,6 @@ async def test_a_tool_may_say_that_it_is_not_the_models_fault(tokenizer: object)
 
     sample, _ = await played(ToolLoop([hang]), tokenizer, CALL, "it is 3")
     assert sample.status is SampleStatus.FAILED
-    assert sample.error.startswith("mine.py:play raised ToolUnavailableError: hang: the index is down")
+    assert sample.error.startswith(
+        "mine.py:play raised ToolUnavailableError: hang: the index is down"
+    )

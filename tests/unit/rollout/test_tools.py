@@ -1,4 +1,6 @@
-"""Calls of tools: found in what the model says, answered, and written as the chat template would."""
+"""Calls of tools: found in what the model says, answered, and written as the chat
+template would.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,36 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sluice.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.tools import ANSWER, CALLS, ToolCall, ToolLoop, hermes_calls, json_calls, turn_tokens
+from sluice_rollout.tools import (
+    ANSWER,
+    CALLS,
+    ToolCall,
+    ToolLoop,
+    hermes_calls,
+    json_calls,
+    turn_tokens,
+)
 from tests.unit.rollout.test_episode import PROMPT, Script, player
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 
-@pytest.mark.parametrize(("text", "calls"), [
-    ("3", []),
-    (f"<tool_call>{CALL}</tool_call>", [ADD]),
-    (f"<think>hm</think>\n<tool_call>\n{CALL}\n</tool_call> and <tool_call>{CALL}</tool_call>", [ADD, ADD]),
-    (f"<tool_call>{CALL}", [ADD]),
-    ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>', [ADD]),
-    ('<tool_call>{"name": "now"}</tool_call>', [ToolCall("now")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("3", []),
+        (f"<tool_call>{CALL}</tool_call>", [ADD]),
+        (
+            f"<think>hm</think>\n<tool_call>\n{CALL}\n</tool_call> and "
+            f"<tool_call>{CALL}</tool_call>",
+            [ADD, ADD],
+        ),
+        (f"<tool_call>{CALL}", [ADD]),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>', [ADD]),
+        ('<tool_call>{"name": "now"}</tool_call>', [ToolCall("now")]),
+    ],
+)
 def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
     assert hermes_calls(text) == calls
 
@@ -33,17 +50,26 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
     ("<tool_call>add 1 2</tool_call>", "the tool call is not valid JSON"),
     ("<tool_call>[1]</tool_call>", "a tool call is an object"),
     ('<tool_call>{"name": "add", "arguments": 3}</tool_call>', "a tool call is an object"),
-    ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "the arguments are not valid JSON"),
+    ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "the arguments are not valid "
+                                                                   "JSON"),
 ])  # fmt: skip
 def test_a_call_that_cannot_be_understood(text: str, error: str) -> None:
     [call] = hermes_calls(text)
     assert call.error.startswith(error)
 
 
-@pytest.mark.parametrize(("text", "calls"), [
-    (CALL, [ADD]), (f"[{CALL}, {CALL}]", [ADD, ADD]), (f"So:\n```json\n{CALL}\n```", [ADD]), ("3", []), ("{}", []),
-    ('{"name": "add", "parameters": {"a": 1, "b": 2}}', [ADD]), ("the answer is {3}", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (CALL, [ADD]),
+        (f"[{CALL}, {CALL}]", [ADD, ADD]),
+        (f"So:\n```json\n{CALL}\n```", [ADD]),
+        ("3", []),
+        ("{}", []),
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}}', [ADD]),
+        ("the answer is {3}", []),
+    ],
+)
 def test_calls_in_plain_json(text: str, calls: list[ToolCall]) -> None:
     assert json_calls(text) == calls
 
@@ -67,7 +93,9 @@ def tokenizer() -> Any:
 @pytest.mark.parametrize(("last", "expected"), [
     (4, "<tool> 3 <end> <assistant>"), (6, "<end> <tool> 3 <end> <assistant>"),
 ])  # fmt: skip
-def test_between_two_turns_stands_what_the_template_writes(tokenizer: Any, last: int, expected: str) -> None:
+def test_between_two_turns_stands_what_the_template_writes(
+    tokenizer: Any, last: int, expected: str
+) -> None:
     ids = turn_tokens(tokenizer, [{"role": "tool", "content": "3"}], last)
     assert tokenizer.convert_ids_to_tokens(ids) == expected.split()
 
@@ -103,7 +131,9 @@ async def played(loop: ToolLoop, tokenizer: Any, *texts: str) -> tuple[Sample, C
 
 
 async def test_tools_are_called_until_the_model_answers(tokenizer: Any) -> None:
-    sample, engine = await played(ToolLoop([add, later]), tokenizer, f"<tool_call>{CALL}</tool_call>", "it is 3")
+    sample, engine = await played(
+        ToolLoop([add, later]), tokenizer, f"<tool_call>{CALL}</tool_call>", "it is 3"
+    )
     assert engine.asked[1] == [*PROMPT, 100, 4, *tokenizer.encode("<tool> 3 <end> <assistant>")]
     assert sample.loss_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
     assert (sample.metadata[CALLS], sample.metadata[ANSWER]) == (1, "it is 3")
@@ -111,7 +141,9 @@ async def test_tools_are_called_until_the_model_answers(tokenizer: Any) -> None:
 
 
 async def test_turns_are_counted(tokenizer: Any) -> None:
-    sample, engine = await played(ToolLoop([add], max_turns=2), tokenizer, *[f"<tool_call>{CALL}</tool_call>"] * 3)
+    sample, engine = await played(
+        ToolLoop([add], max_turns=2), tokenizer, *[f"<tool_call>{CALL}</tool_call>"] * 3
+    )
     assert (len(engine.asked), sample.metadata[CALLS]) == (2, 1)
 
 
@@ -125,4 +157,7 @@ async def test_what_the_model_is_told(call: ToolCall, answer: str) -> None:
 
 
 async def test_the_model_is_told_of_a_tool_that_hangs() -> None:
-    assert await ToolLoop([slow], seconds=0.05)._answer(ToolCall("slow")) == "error: no answer after 0.05 s"
+    assert (
+        await ToolLoop([slow], seconds=0.05)._answer(ToolCall("slow"))
+        == "error: no answer after 0.05 s"
+    )

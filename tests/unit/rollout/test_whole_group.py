@@ -1,4 +1,5 @@
-"""Generate functions that try several ways, and that play all samples of a prompt at once; one for each data set."""
+"""Generate functions that try several ways, and that play all samples of a prompt at once; one for
+each data set."""
 
 from __future__ import annotations
 
@@ -103,7 +104,9 @@ async def test_an_episode_of_another_prompt_cannot_be_adopted() -> None:
         episode.adopt(strangers[0])
 
     assert (await run(play, Script([10]))).status is SampleStatus.COMPLETED
-    assert "adopt: the other episode answers another prompt" in (await run(play, Script([10]))).error
+    assert (
+        "adopt: the other episode answers another prompt" in (await run(play, Script([10]))).error
+    )
 
 
 async def test_an_engine_that_is_gone_in_a_branch_is_no_fault_of_the_function() -> None:
@@ -129,7 +132,9 @@ async def test_time_is_the_functions_only_while_no_branch_is_at_the_engine() -> 
         await together(*(one(branch) for branch in branches))
         episode.adopt(branches[0])
 
-    sample = await player(play, Slow([10], [11], [12]), seconds=0.25)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    sample = await player(play, Slow([10], [11], [12]), seconds=0.25)(
+        Prompt(0, "?"), PROMPT, Sample(0), PARAMS
+    )
     assert sample.status is SampleStatus.COMPLETED
 
 
@@ -144,7 +149,9 @@ async def tree(episodes: list[Episode]) -> None:
         episode.reward(float(rank))
 
 
-async def grouped(play: Any, engine: Script, *, count: int = 3, samples: list[Sample] | None = None) -> list[Sample]:
+async def grouped(
+    play: Any, engine: Script, *, count: int = 3, samples: list[Sample] | None = None
+) -> list[Sample]:
     samples = samples or [Sample(index) for index in range(count)]
     await player(play, engine).group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     for sample in samples:
@@ -154,13 +161,17 @@ async def grouped(play: Any, engine: Script, *, count: int = 3, samples: list[Sa
 
 async def test_a_function_of_the_whole_group_fills_all_of_its_samples() -> None:
     samples = await grouped(tree, Script([10], [20], [30], [40]))
-    assert [sample.tokens.tolist() for sample in samples] == [[*PROMPT, 10, last] for last in (20, 30, 40)]
+    assert [sample.tokens.tolist() for sample in samples] == [
+        [*PROMPT, 10, last] for last in (20, 30, 40)
+    ]
     assert [(sample.index, sample.reward, sample.status) for sample in samples] == [
         (index, float(index), SampleStatus.COMPLETED) for index in range(3)
     ]
 
 
-async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_broken_that_one() -> None:
+async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_broken_that_one() -> (
+    None
+):
     @whole_group
     async def crash(episodes: list[Episode]) -> None:
         await together(*(one(episode) for episode in episodes))
@@ -174,9 +185,15 @@ async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_brok
 
     samples = await grouped(crash, Script([10], [11]), count=2)
     for sample in samples:
-        assert sample.error.startswith("mine.py:play raised KeyError: 'board' (test_whole_group.py:")
+        assert sample.error.startswith(
+            "mine.py:play raised KeyError: 'board' (test_whole_group.py:"
+        )
     samples = await grouped(half, Script([10], [11]))
-    assert [sample.status for sample in samples] == [SampleStatus.FAILED, SampleStatus.COMPLETED, SampleStatus.FAILED]
+    assert [sample.status for sample in samples] == [
+        SampleStatus.FAILED,
+        SampleStatus.COMPLETED,
+        SampleStatus.FAILED,
+    ]
     assert samples[2].error == "mine.py:play returned before the model generated a token"
 
 
@@ -201,7 +218,7 @@ async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
     assert [sample.tokens.tolist() for sample in samples] == [[*PROMPT, 10], [*PROMPT, 11, 12]]
 
 
-async def test_a_branch_that_a_drain_cut_off_aborts_its_sample_even_where_the_function_swallows_that() -> None:
+async def test_a_branch_cut_off_by_a_drain_aborts_even_where_the_function_swallows_that() -> None:
     async def play(episode: Episode) -> None:
         await episode.generate()
         try:
@@ -262,11 +279,18 @@ def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
         for group in (rollout, train, held_out):
             if group.get("function", "none") != "none":
                 group["function"] = f"{tmp_path}/play.py:{group['function']}"
-        return RLJobSpec.model_validate({
-            "model": {"path": "m"}, "data": {"prompts": [{"path": "t.jsonl", **train}]}, "reward": {"type": "f1"},
-            "trainer": {"steps": 1}, "rollout": {"samplesPerPrompt": 2, **rollout},
-            "evaluation": {"datasets": [{"path": "e.jsonl", "samplesPerPrompt": 3, **held_out}]},
-        })  # fmt: skip
+        return RLJobSpec.model_validate(
+            {
+                "model": {"path": "m"},
+                "data": {"prompts": [{"path": "t.jsonl", **train}]},
+                "reward": {"type": "f1"},
+                "trainer": {"steps": 1},
+                "rollout": {"samplesPerPrompt": 2, **rollout},
+                "evaluation": {
+                    "datasets": [{"path": "e.jsonl", "samplesPerPrompt": 3, **held_out}]
+                },
+            }
+        )
 
     return make
 
@@ -278,14 +302,18 @@ def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
         return found and player(found[1], engine)
 
     players = {key: made(found) for key, found in plays.of.items()}
-    return GroupMaker(spec, house, house.generator, house.judge, house, made(plays.default), players=players)  # type: ignore[arg-type]
+    return GroupMaker(
+        spec, house, house.generator, house.judge, house, made(plays.default), players=players
+    )  # type: ignore[arg-type]
 
 
 TRAIN = Prompt(0, "?", dataset="t")
 HELD_OUT = Prompt(0, "?", dataset="e", purpose=Purpose.EVALUATE)
 
 
-async def test_a_group_is_filled_in_one_call_and_needs_no_judge(spec: Callable[..., RLJobSpec]) -> None:
+async def test_a_group_is_filled_in_one_call_and_needs_no_judge(
+    spec: Callable[..., RLJobSpec],
+) -> None:
     make = maker(spec({"function": "every"}, {}, {}), Script([10], [11]))
     group = await make(TRAIN, [])
     assert [sample.reward for sample in group.samples] == [0.0, 1.0]
@@ -321,8 +349,11 @@ async def test_a_data_set_may_have_its_own_function_or_none(
     assert tuple(asked) == expected
 
 
-def test_a_function_that_cannot_be_had_is_named_by_its_field(spec: Callable[..., RLJobSpec]) -> None:
+def test_a_function_that_cannot_be_had_is_named_by_its_field(
+    spec: Callable[..., RLJobSpec],
+) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"spec.evaluation.datasets\[0\].function: .* has no function 'missing'"
+        ConfigurationError,
+        match=r"spec.evaluation.datasets\[0\].function: .* has no function 'missing'",
     ):
         function.load_all(spec({}, {}, {"function": "missing"}))

@@ -12,14 +12,18 @@ def books(reasons: dict[str, int] | None = None, **groups: int) -> Books:
 def test_books_that_balance_are_told_in_one_line() -> None:
     one = books({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
     assert one.lost == 0
-    assert one.text() == "12 groups leased = 8 trained + 1 filtered + 2 failed (2 reward raised) + 1 open"
+    assert (
+        one.text()
+        == "12 groups leased = 8 trained + 1 filtered + 2 failed (2 reward raised) + 1 open"
+    )
 
 
 def test_failed_groups_are_warned_of_with_their_share() -> None:
     reasons = {"a_b": 5, "c": 2, "d": 2, "e": 1}
     (warning,) = books(reasons, leased=100, trained=90, failed=10).warnings()
     assert warning == (
-        "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 for other reasons. "
+        "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 for other "
+        "reasons. "
         "failures.jsonl in the run directory names each"
     )
 
@@ -27,9 +31,17 @@ def test_failed_groups_are_warned_of_with_their_share() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        pytest.param({"leased": 5, "trained": 4}, "1 groups are lost and 0 were trained twice", id="lost"),
-        pytest.param({"leased": 4, "trained": 4, "stored": 1}, "-1 groups are lost", id="in two states"),
-        pytest.param({"leased": 4, "trained": 4, "trained_twice": 1}, "0 groups are lost and 1 were", id="twice"),
+        pytest.param(
+            {"leased": 5, "trained": 4}, "1 groups are lost and 0 were trained twice", id="lost"
+        ),
+        pytest.param(
+            {"leased": 4, "trained": 4, "stored": 1}, "-1 groups are lost", id="in two states"
+        ),
+        pytest.param(
+            {"leased": 4, "trained": 4, "trained_twice": 1},
+            "0 groups are lost and 1 were",
+            id="twice",
+        ),
     ],
 )
 def test_books_that_do_not_balance_say_so(groups: dict[str, int], words: str) -> None:

@@ -9,11 +9,16 @@ import pytest
 from sluice.telemetry import health
 
 WELL: dict[str, Any] = {
-    "rollout/raw_reward": 0.5, "rollout/zero_std/ratio": 0.3, "rollout/truncated_ratio": 0.1,
-    "rollout/failed_ratio": 0.0, "train/entropy_loss": 0.8, "train/ppo_kl": 0.0, "train/kl_loss": 0.01,
+    "rollout/raw_reward": 0.5,
+    "rollout/zero_std/ratio": 0.3,
+    "rollout/truncated_ratio": 0.1,
+    "rollout/failed_ratio": 0.0,
+    "train/entropy_loss": 0.8,
+    "train/ppo_kl": 0.0,
+    "train/kl_loss": 0.01,
     "train/grad_norm": 0.4,
     "train/train_rollout_logprob_abs_diff": 0.01,
-}  # fmt: skip
+}
 
 
 def steps(count: int, first: int = 1, **changes: Any) -> list[dict[str, Any]]:
@@ -27,25 +32,63 @@ APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
 
-@pytest.mark.parametrize(("history", "kind", "words"), [
-    (steps(10, **{ZERO: 1.0, REWARD: 0.0}), "equal rewards", "equal for 10 steps (reward 0)"),
-    (steps(10) + steps(3, 11, **{ENTROPY: 0.03}), "entropy collapse", "entropy has collapsed to 0.03"),
-    (steps(10, **{ENTROPY: 1e-5}), "entropy collapse", "algorithm.entropyCoef"),
-    (steps(1, **{"train/ppo_kl": 0.3}), "KL explosion", "ppo_kl is 0.3"),
-    (steps(1, **{"train/ppo_kl": -0.3}), "KL explosion", "ppo_kl is 0.3"),
-    (steps(1, **{"train/kl_loss": 2.5}), "KL explosion", "KL to the reference is 2.5"),
-    (steps(3, **{APART: 0.2}), "log-prob mismatch", "the weights that are trained have sampled no token"),
-    (steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2}), "log-prob mismatch", "0.2 on average, with the same weights too"),
-    (steps(3, **{APART: 0.08, SAME_WEIGHTS: 0.01}), "old samples", "by 0.08 a token since its samples were made (0.01"),
-    (steps(3, **{"rollout/truncated_ratio": 0.6}), "truncation", "60% of the responses are cut off"),
-    (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
-    (steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}), "gradient spike", "jumped to 40, usual is 0.4"),
-    (steps(8, **{TEACHER: 0.6}) + steps(2, 9, **{TEACHER: 1.4}), "teacher left", "has grown from 0.6 to 1.4"),
-    (steps(1, **{"train/loss": float("nan")}), "not finite", "train/loss is not a finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("history", "kind", "words"),
+    [
+        (steps(10, **{ZERO: 1.0, REWARD: 0.0}), "equal rewards", "equal for 10 steps (reward 0)"),
+        (
+            steps(10) + steps(3, 11, **{ENTROPY: 0.03}),
+            "entropy collapse",
+            "entropy has collapsed to 0.03",
+        ),
+        (steps(10, **{ENTROPY: 1e-5}), "entropy collapse", "algorithm.entropyCoef"),
+        (steps(1, **{"train/ppo_kl": 0.3}), "KL explosion", "ppo_kl is 0.3"),
+        (steps(1, **{"train/ppo_kl": -0.3}), "KL explosion", "ppo_kl is 0.3"),
+        (steps(1, **{"train/kl_loss": 2.5}), "KL explosion", "KL to the reference is 2.5"),
+        (
+            steps(3, **{APART: 0.2}),
+            "log-prob mismatch",
+            "the weights that are trained have sampled no token",
+        ),
+        (
+            steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2}),
+            "log-prob mismatch",
+            "0.2 on average, with the same weights too",
+        ),
+        (
+            steps(3, **{APART: 0.08, SAME_WEIGHTS: 0.01}),
+            "old samples",
+            "by 0.08 a token since its samples were made (0.01",
+        ),
+        (
+            steps(3, **{"rollout/truncated_ratio": 0.6}),
+            "truncation",
+            "60% of the responses are cut off",
+        ),
+        (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
+        (
+            steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}),
+            "gradient spike",
+            "jumped to 40, usual is 0.4",
+        ),
+        (
+            steps(8, **{TEACHER: 0.6}) + steps(2, 9, **{TEACHER: 1.4}),
+            "teacher left",
+            "has grown from 0.6 to 1.4",
+        ),
+        (
+            steps(1, **{"train/loss": float("nan")}),
+            "not finite",
+            "train/loss is not a finite number",
+        ),
+    ],
+)
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
     [finding] = health.findings(history)
-    assert (finding.kind, finding.step) == (kind, history[-1]["step"] if kind != "entropy collapse" else finding.step)
+    assert (finding.kind, finding.step) == (
+        kind,
+        history[-1]["step"] if kind != "entropy collapse" else finding.step,
+    )
     assert words in finding.text
 
 

@@ -16,7 +16,12 @@ log = logs.configure("buffer", name="buffer-0")
 
 def lines(program: str, **variables: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", HEAD + program], env=variables, check=True, text=True, stderr=subprocess.PIPE, timeout=60
+        [sys.executable, "-c", HEAD + program],
+        env=variables,
+        check=True,
+        text=True,
+        stderr=subprocess.PIPE,
+        timeout=60,
     )
     return done.stderr.splitlines()
 
@@ -28,7 +33,13 @@ def records(program: str) -> list[dict[str, Any]]:
 def test_our_own_lines_are_json_with_the_context_of_the_process() -> None:
     (record,) = records('log.info("lease granted", group=3)')
     record.pop("timestamp")
-    assert record == {"event": "lease granted", "level": "info", "role": "buffer", "name": "buffer-0", "group": 3}
+    assert record == {
+        "event": "lease granted",
+        "level": "info",
+        "role": "buffer",
+        "name": "buffer-0",
+        "group": 3,
+    }
 
 
 def test_what_a_library_logs_is_json_with_its_name() -> None:
@@ -55,7 +66,9 @@ for logger in (log, logging.getLogger("kopf")):
 """
     found = records(program)
     assert [record["level"] for record in found] == ["error", "error"]
-    assert all(record["exception"].endswith("ZeroDivisionError: division by zero") for record in found)
+    assert all(
+        record["exception"].endswith("ZeroDivisionError: division by zero") for record in found
+    )
 
 
 def test_a_line_about_an_object_names_it() -> None:
@@ -82,6 +95,8 @@ def test_warnings_are_lines_too() -> None:
 
 
 def test_people_get_a_line_that_reads_well() -> None:
-    (ours, theirs) = lines('log.info("lease granted", group=3); logging.getLogger("kopf").warning("odd")')
+    (ours, theirs) = lines(
+        'log.info("lease granted", group=3); logging.getLogger("kopf").warning("odd")'
+    )
     assert ours.endswith("Z info    lease granted group=3")
     assert theirs.endswith("Z warning odd logger=kopf")

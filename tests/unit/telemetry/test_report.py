@@ -18,7 +18,8 @@ pytest.importorskip("matplotlib")
 def test_a_report_has_the_warnings_of_its_run(tmp_path: Path, ppo_kl: float, warned: int) -> None:
     for step in (1, 2, 3):
         run_directory.append(
-            tmp_path / run_directory.METRICS, {"step": step, "rollout/raw_reward": 0.5, "train/ppo_kl": ppo_kl}
+            tmp_path / run_directory.METRICS,
+            {"step": step, "rollout/raw_reward": 0.5, "train/ppo_kl": ppo_kl},
         )
     text = write_report(tmp_path, "job").read_text()
     assert text.count("<li>step 1: ppo_kl is 0.4: within one batch") == warned
@@ -27,7 +28,9 @@ def test_a_report_has_the_warnings_of_its_run(tmp_path: Path, ppo_kl: float, war
 
 def test_a_run_without_rewards_shows_what_is_learned_instead(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        run_directory.append(tmp_path / run_directory.METRICS, {"step": step, "train/loss": 3.0 / step})
+        run_directory.append(
+            tmp_path / run_directory.METRICS, {"step": step, "train/loss": 3.0 / step}
+        )
     for version, reward in ((0, 0.0), (3, 1.0)):
         record = {"version": version, "dataset": "held-out", "eval/held-out": reward}
         run_directory.append(tmp_path / run_directory.EVALUATION, record)

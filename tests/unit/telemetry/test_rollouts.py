@@ -23,7 +23,16 @@ def groups() -> list[SampleGroup]:
     failed.append_prompt([5, 6])
     failed.fail("no reward")
     chat = [{"role": "user", "content": "é"}]
-    prompt = Prompt(7, chat, label={"x": [1]}, metadata={"k": None}, tools=[{"name": "t"}], dataset="d", row=3, epoch=1)
+    prompt = Prompt(
+        7,
+        chat,
+        label={"x": [1]},
+        metadata={"k": None},
+        tools=[{"name": "t"}],
+        dataset="d",
+        row=3,
+        epoch=1,
+    )
     return [SampleGroup(prompt, [whole, failed]), SampleGroup(Prompt(9, "plain"), [])]
 
 
@@ -38,7 +47,16 @@ def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
             assert getattr(a, name).dtype == getattr(b, name).dtype
         np.testing.assert_array_equal(a.teacher_log_probs, b.teacher_log_probs)
-        for name in ("index", "response", "reward", "reward_parts", "weight_versions", "status", "metadata", "error"):
+        for name in (
+            "index",
+            "response",
+            "reward",
+            "reward_parts",
+            "weight_versions",
+            "status",
+            "metadata",
+            "error",
+        ):
             assert getattr(a, name) == getattr(b, name)
 
 
@@ -51,7 +69,9 @@ def test_steps_are_found_in_their_order(tmp_path: Path) -> None:
 
 def test_another_file_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "step_0000001.parquet").write_text("hello")
-    with pytest.raises(rollouts.DumpError, match=r"step_0000001.parquet: not a step that debug.dumpRollouts wrote"):
+    with pytest.raises(
+        rollouts.DumpError, match=r"step_0000001.parquet: not a step that debug.dumpRollouts wrote"
+    ):
         rollouts.read(tmp_path / "step_0000001.parquet")
 
 

@@ -43,11 +43,22 @@ def test_summary(tmp_path: Path) -> None:
     for step, reward in ((1, 0.1), (2, 0.4)):
         run_directory.append(
             tmp_path / "metrics.jsonl",
-            {"step": step, "rollout/raw_reward": reward, "train/train_rollout_logprob_abs_diff_max": step * 1e-6},
+            {
+                "step": step,
+                "rollout/raw_reward": reward,
+                "train/train_rollout_logprob_abs_diff_max": step * 1e-6,
+            },
         )
-    for version, dataset, reward in ((0, "a", 0.0), (0, "b", 0.2), (2, "a", 1.0), (2, "b", 0.5), (2, "b", 0.6)):
+    for version, dataset, reward in (
+        (0, "a", 0.0),
+        (0, "b", 0.2),
+        (2, "a", 1.0),
+        (2, "b", 0.5),
+        (2, "b", 0.6),
+    ):
         run_directory.append(
-            tmp_path / "evaluation.jsonl", {"version": version, "dataset": dataset, f"eval/{dataset}": reward}
+            tmp_path / "evaluation.jsonl",
+            {"version": version, "dataset": dataset, f"eval/{dataset}": reward},
         )
     assert evaluation_means(tmp_path) == [(0, 0.1), (2, 0.8)]
     found = summarize(

@@ -10,13 +10,17 @@ import pytest
 from sluice.telemetry import wandb
 
 
-@pytest.mark.parametrize("variables", [{}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"WANDB_MODE": "online"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"WANDB_MODE": "online"}]
+)
 def test_nobody_is_told_who_did_not_ask(tmp_path: Path, variables: dict[str, str]) -> None:
     assert wandb.start(tmp_path, "job", {}, variables) is None
 
 
 @pytest.mark.slow
-def test_an_offline_run_has_the_metrics_under_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_run_has_the_metrics_under_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -25,11 +29,16 @@ def test_an_offline_run_has_the_metrics_under_their_steps(tmp_path: Path, monkey
     for step in (1, 2, 1):
         run.log({"rollout/raw_reward": step / 2}, step)
     run.close()
-    assert _logged(next(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == [(1, 0.5), (2, 1.0), (1, 0.5)]
+    assert _logged(next(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == [
+        (1, 0.5),
+        (2, 1.0),
+        (1, 0.5),
+    ]
 
 
 def _logged(path: Path) -> list[tuple[int, float]]:
-    """(step, reward) of what was logged. The file is LevelDB's log of protobuf records, behind a header of 7 bytes."""
+    """(step, reward) of what was logged. The file is LevelDB's log of protobuf records, behind a
+    header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, rows = path.read_bytes(), 7, []
@@ -40,6 +49,9 @@ def _logged(path: Path) -> list[tuple[int, float]]:
         record = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
         at += 7 + size
         if record.WhichOneof("record_type") == "history":
-            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            values = {
+                item.key or "/".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
             rows.append((int(values["step"]), float(values["rollout/raw_reward"])))
     return rows

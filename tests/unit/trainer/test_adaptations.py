@@ -8,7 +8,9 @@ import torch
 from sluice_trainer.megatron import adaptations
 from sluice_trainer.megatron.adaptations import megatron_device
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="does nothing where there is a GPU")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="does nothing where there is a GPU"
+)
 
 
 def test_cuda_means_cpu_inside() -> None:
@@ -20,7 +22,9 @@ def test_cuda_means_cpu_inside() -> None:
 
 
 def test_nothing_is_left_behind_even_by_an_error() -> None:
-    before = {(module, name): getattr(module, name) for module, name, _ in adaptations._REPLACEMENTS}
+    before = {
+        (module, name): getattr(module, name) for module, name, _ in adaptations._REPLACEMENTS
+    }
     with pytest.raises(KeyError), megatron_device(), megatron_device():
         raise KeyError
     assert all(getattr(module, name) is value for (module, name), value in before.items())

@@ -13,7 +13,8 @@ from sluice.api import Algorithm
 from sluice.api.estimators import estimators
 from sluice_trainer.algorithms.estimators import Custom, EstimatorError, Responses, estimate
 
-# Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2 and 0 (group 7).
+# Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2
+# and 0 (group 7).
 REWARDS = torch.tensor([1.0, 0.0, 2.0, 4.0, 5.0, 5.0])
 GROUPS = torch.tensor([7, 7, 7, 3, 9, 9])
 OWN = torch.tensor([4, 2, 0])
@@ -22,10 +23,14 @@ MASKS = [torch.tensor([1]), torch.tensor([1, 0, 1, 0]), torch.tensor([0, 0])]
 
 def responses(**changes: Any) -> Responses:
     kl = [torch.tensor([0.5]), torch.tensor([0.1, 9.0, 0.2, 9.0]), torch.tensor([1.0, 1.0])]
-    return Responses(**{"rewards": REWARDS, "groups": GROUPS, "own": OWN, "masks": MASKS, "kl": kl, **changes})
+    return Responses(
+        **{"rewards": REWARDS, "groups": GROUPS, "own": OWN, "masks": MASKS, "kl": kl, **changes}
+    )
 
 
-def advantages(given: Responses | None = None, custom: Custom | None = None, **algorithm: Any) -> list[list[float]]:
+def advantages(
+    given: Responses | None = None, custom: Custom | None = None, **algorithm: Any
+) -> list[list[float]]:
     found = estimate(given or responses(), Algorithm.model_validate(algorithm), custom)
     assert all(row.dtype == torch.float32 for row in found.advantages)
     return [row.tolist() for row in found.advantages]
@@ -39,7 +44,9 @@ def approximately(rows: list[list[float]]) -> list[Any]:
 def test_group_estimators_give_all_tokens_the_groups_advantage(estimator: str) -> None:
     one = 1 / (1 + 1e-6)  # group 7: mean 1, std 1
     assert advantages(estimator=estimator) == approximately([[0], [one] * 4, [0, 0]])
-    assert advantages(estimator=estimator, normalizeStd=False) == approximately([[0], [1] * 4, [0, 0]])
+    assert advantages(estimator=estimator, normalizeStd=False) == approximately(
+        [[0], [1] * 4, [0, 0]]
+    )
 
 
 def test_dr_grpo_never_divides_by_the_std() -> None:
@@ -54,7 +61,9 @@ def test_rloo() -> None:
 def test_opo_weighs_the_groups_mean_by_length() -> None:
     given = responses(lengths=torch.tensor([1, 3, 4, 5, 2, 2]))
     mean = (1 * 1 + 3 * 0 + 4 * 2) / 8
-    assert advantages(given, estimator="opo") == approximately([[0], [2 - mean] * 4, [1 - mean] * 2])
+    assert advantages(given, estimator="opo") == approximately(
+        [[0], [2 - mean] * 4, [1 - mean] * 2]
+    )
     with pytest.raises(EstimatorError, match="lengths of all responses"):
         advantages(estimator="opo")
 
@@ -64,7 +73,9 @@ def test_gpg_scales_with_the_share_of_rewards_that_are_not_zero() -> None:
 
 
 def test_grpo_passk_pays_the_best_alone() -> None:
-    assert advantages(estimator="grpo_passk", normalizeStd=False) == approximately([[0], [1] * 4, [0, 0]])
+    assert advantages(estimator="grpo_passk", normalizeStd=False) == approximately(
+        [[0], [1] * 4, [0, 0]]
+    )
     assert advantages(estimator="grpo_passk") == approximately([[0], [1 / (1 + 1e-6)] * 4, [0, 0]])
 
 
@@ -105,9 +116,13 @@ def test_ppo_is_gae_over_values() -> None:
     found = estimate(responses(values=values), algorithm)
     last = 2 - 1.0
     first = 0.9 * 1.0 - 0.5 + 0.9 * 0.8 * last
-    assert [row.tolist() for row in found.advantages] == approximately([[0.5], [first, 0, last, 0], [0, 0]])
+    assert [row.tolist() for row in found.advantages] == approximately(
+        [[0.5], [first, 0, last, 0], [0, 0]]
+    )
     assert found.returns is not None
-    assert [row.tolist() for row in found.returns] == approximately([[5], [first + 0.5, 0, 2, 0], [0, 0]])
+    assert [row.tolist() for row in found.returns] == approximately(
+        [[5], [first + 0.5, 0, 2, 0], [0, 0]]
+    )
     assert all(row.dtype == torch.float32 for row in found.returns)
 
 
@@ -132,7 +147,10 @@ def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
     ("given", "message"),
     [
         ([torch.zeros(())] * 2, "mine.py:advantages gave 2 advantages for 3 responses"),
-        ([torch.zeros(()), torch.zeros(3), torch.zeros(())], r"advantage 1 has shape \(3,\); expected \(\) or \(4,\)"),
+        (
+            [torch.zeros(()), torch.zeros(3), torch.zeros(())],
+            r"advantage 1 has shape \(3,\); expected \(\) or \(4,\)",
+        ),
         ([torch.zeros(()), torch.tensor(math.nan), torch.zeros(())], "advantage 1 is not finite"),
     ],
 )
@@ -146,10 +164,14 @@ def test_a_masked_token_may_have_any_own_advantage() -> None:
     assert advantages(None, lambda responses, algorithm: given, **OWN_FUNCTION)[1][0] == 1
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"])
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"]
+)
 def test_a_rank_may_have_no_response(estimator: str) -> None:
     nothing: list[Tensor] = []
-    empty = responses(own=torch.empty(0, dtype=torch.int64), masks=nothing, kl=nothing, values=nothing)
+    empty = responses(
+        own=torch.empty(0, dtype=torch.int64), masks=nothing, kl=nothing, values=nothing
+    )
     assert advantages(empty, estimator=estimator) == []
 
 
@@ -160,9 +182,14 @@ def test_shares_of_a_batch_get_what_the_whole_gets(estimator: str) -> None:
 
     def share(*places: int) -> list[list[float]]:
         given = Responses(
-            REWARDS, GROUPS, torch.tensor(places), [masks[p] for p in places], [kl[p] for p in places],
-            [values[p] for p in places], torch.tensor([0.1 * p for p in places]),
-        )  # fmt: skip
+            REWARDS,
+            GROUPS,
+            torch.tensor(places),
+            [masks[p] for p in places],
+            [kl[p] for p in places],
+            [values[p] for p in places],
+            torch.tensor([0.1 * p for p in places]),
+        )
         return advantages(given, estimator=estimator, kl={"coef": 0.1})
 
     assert share(0, 1, 2, 3, 4, 5) == share(0, 1, 2) + share(3) + share(4, 5)

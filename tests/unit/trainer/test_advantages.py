@@ -19,8 +19,12 @@ from sluice_trainer.algorithms.advantages import (
 )
 
 
-def advantages(rewards: list[float], groups: list[int], *, normalize_std: bool = True) -> list[float]:
-    return group_advantages(torch.tensor(rewards), torch.tensor(groups), normalize_std=normalize_std).tolist()
+def advantages(
+    rewards: list[float], groups: list[int], *, normalize_std: bool = True
+) -> list[float]:
+    return group_advantages(
+        torch.tensor(rewards), torch.tensor(groups), normalize_std=normalize_std
+    ).tolist()
 
 
 def test_rewards_are_centred_on_their_group() -> None:
@@ -37,7 +41,9 @@ def test_groups_may_be_interleaved_and_of_any_size() -> None:
     # group 9: 1, 2, 3 (mean 2, std 1); group -1: 0, 4 (mean 2, std sqrt 8)
     half = 2 / (8**0.5 + 1e-6)
     one = 1 / (1 + 1e-6)
-    assert advantages([1, 0, 2, 4, 3], [9, -1, 9, -1, 9]) == pytest.approx([-one, -half, 0, half, one])
+    assert advantages([1, 0, 2, 4, 3], [9, -1, 9, -1, 9]) == pytest.approx(
+        [-one, -half, 0, half, one]
+    )
 
 
 @pytest.mark.parametrize("normalize_std", [True, False])
@@ -59,13 +65,18 @@ def test_lengths_must_agree() -> None:
         advantages([1, 2], [0])
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=30), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=30),
+    st.randoms(),
+)
 def test_order_does_not_matter(samples: list[tuple[int, int]], random: object) -> None:
     shuffled = list(enumerate(samples))
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     plain = advantages([float(r) for _, r in samples], [g for g, _ in samples])
     mixed = advantages([float(r) for _, (_, r) in shuffled], [g for _, (g, _) in shuffled])
-    assert [mixed[[i for i, _ in shuffled].index(k)] for k in range(len(samples))] == pytest.approx(plain)
+    assert [mixed[[i for i, _ in shuffled].index(k)] for k in range(len(samples))] == pytest.approx(
+        plain
+    )
 
 
 def test_whitening_ignores_masked_values() -> None:
@@ -107,7 +118,9 @@ def test_leave_one_out_equals_a_loop(samples: list[tuple[int, int]]) -> None:
     for place, (group, reward) in enumerate(samples):
         others = [r for i, (g, r) in enumerate(samples) if g == group and i != place]
         expected.append(reward - sum(others) / len(others) if others else 0.0)
-    assert left_out([float(r) for _, r in samples], [g for g, _ in samples]) == pytest.approx(expected, abs=1e-5)
+    assert left_out([float(r) for _, r in samples], [g for g, _ in samples]) == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_whitening_equals_torch_over_the_unmasked_values() -> None:
@@ -126,14 +139,19 @@ def test_moments_of_nothing_are_zero() -> None:
 
 
 # Group 4: 1, 3, 0; group 8: 2; group 6: 5, 5, 1.
-REWARDS, GROUPS = torch.tensor([1.0, 2.0, 5.0, 3.0, 0.0, 5.0, 1.0]), torch.tensor([4, 8, 6, 4, 4, 6, 6])
+REWARDS, GROUPS = (
+    torch.tensor([1.0, 2.0, 5.0, 3.0, 0.0, 5.0, 1.0]),
+    torch.tensor([4, 8, 6, 4, 4, 6, 6]),
+)
 
 
 def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
     lengths = torch.tensor([2, 9, 1, 1, 5, 3, 0])
     four, six = (2 * 1 + 1 * 3) / 8, 20 / 4
     found = length_weighted(REWARDS, GROUPS, lengths)
-    assert found.tolist() == pytest.approx([1 - four, 0, 5 - six, 3 - four, 0 - four, 5 - six, 1 - six])
+    assert found.tolist() == pytest.approx(
+        [1 - four, 0, 5 - six, 3 - four, 0 - four, 5 - six, 1 - six]
+    )
     equal = length_weighted(REWARDS, GROUPS, torch.full_like(lengths, 7))
     assert torch.allclose(equal, group_advantages(REWARDS, GROUPS, normalize_std=False), atol=1e-6)
     assert torch.isfinite(length_weighted(REWARDS, GROUPS, torch.zeros_like(lengths))).all()
@@ -142,7 +160,9 @@ def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
 def test_only_a_best_that_leads_is_paid_in_pass_at_k() -> None:
     assert best_of_group(REWARDS, GROUPS, normalize_std=False).tolist() == [0, 0, 0, 2, 0, 0, 0]
     std = float(torch.tensor([1.0, 3.0, 0.0]).std())
-    assert best_of_group(REWARDS, GROUPS, normalize_std=True).tolist() == pytest.approx([0, 0, 0, 2 / std, 0, 0, 0])
+    assert best_of_group(REWARDS, GROUPS, normalize_std=True).tolist() == pytest.approx(
+        [0, 0, 0, 2 / std, 0, 0, 0]
+    )
     negative = best_of_group(torch.tensor([-3.0, -1.0]), torch.tensor([0, 0]), normalize_std=False)
     assert negative.tolist() == [0, 2]
 

@@ -26,7 +26,12 @@ TOTALS = BatchTotals(sequences=2, tokens=4, longest=10)
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
-    [("sequence_mean", (2 + 15) / 2), ("token_mean", 34 / 4), ("token_sum", (4 + 30) / 2), ("token_sum_norm", 1.7)],
+    [
+        ("sequence_mean", (2 + 15) / 2),
+        ("token_mean", 34 / 4),
+        ("token_sum", (4 + 30) / 2),
+        ("token_sum_norm", 1.7),
+    ],
 )
 def test_aggregates(aggregation: Aggregation, expected: float) -> None:
     weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation)
@@ -34,11 +39,15 @@ def test_aggregates(aggregation: Aggregation, expected: float) -> None:
 
 
 def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
-    weights = token_weights(torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1]), BatchTotals(2, 1), "sequence_mean")
+    weights = token_weights(
+        torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1]), BatchTotals(2, 1), "sequence_mean"
+    )
     assert weights.tolist() == [0.5, 0, 0]
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "token_sum", "token_sum_norm"])
+@pytest.mark.parametrize(
+    "aggregation", ["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
+)
 def test_no_tokens_at_all(aggregation: Aggregation) -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert token_weights(empty, empty, BatchTotals(0, 0), aggregation).numel() == 0
@@ -57,13 +66,21 @@ def test_metrics_of_sums_are_means() -> None:
 Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@given(Masks, st.sampled_from(["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]), st.data())
-def test_any_split_into_micro_batches_gives_the_same(masks: list[list[int]], kind: Aggregation, data: object) -> None:
+@given(
+    Masks,
+    st.sampled_from(["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]),
+    st.data(),
+)
+def test_any_split_into_micro_batches_gives_the_same(
+    masks: list[list[int]], kind: Aggregation, data: object
+) -> None:
     totals = BatchTotals(len(masks), sum(map(sum, masks)), longest=6)
 
     def aggregate(rows: list[int]) -> float:
         mask = torch.tensor([m for row in rows for m in masks[row]], dtype=torch.int64)
-        sequence = torch.tensor([i for i, row in enumerate(rows) for _ in masks[row]], dtype=torch.int64)
+        sequence = torch.tensor(
+            [i for i, row in enumerate(rows) for _ in masks[row]], dtype=torch.int64
+        )
         values = torch.tensor([float(row * 10 + t) for row in rows for t in range(len(masks[row]))])
         return float(reduce_tokens(values, token_weights(mask, sequence, totals, kind)))
 

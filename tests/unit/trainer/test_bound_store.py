@@ -20,12 +20,16 @@ def test_a_store_listens_where_it_is_told_and_others_meet_there() -> None:
     joined.set("key", "value")
     assert served.get("key") == b"value"
     sockets = psutil.Process().net_connections(kind="tcp")
-    addresses = [each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"]
+    addresses = [
+        each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"
+    ]
     assert addresses == ["127.0.0.1"]
 
 
 def test_a_port_that_is_taken_is_told() -> None:
     with store.listener("127.0.0.1") as first:
         port = first.getsockname()[1]
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: cannot listen here: Address already in use"):
+        with pytest.raises(
+            OSError, match=rf"127\.0\.0\.1:{port}: cannot listen here: Address already in use"
+        ):
             store.listener("127.0.0.1", port)

@@ -61,7 +61,11 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001", "iter_0000002", "iter_0000010", "hf")
     claim(tmp_path, FIRST)
     assert prune(tmp_path, 2, FIRST) == [1]
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["hf", "iter_0000002", "iter_0000010"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == [
+        "hf",
+        "iter_0000002",
+        "iter_0000010",
+    ]
 
 
 def test_prune_with_fewer_than_it_keeps(tmp_path: Path) -> None:
@@ -110,7 +114,9 @@ def cut_manifest(final: Path) -> None:
         pytest.param(cut_manifest, "files.json cannot be read", id="half a manifest"),
     ],
 )
-def test_what_is_not_as_it_was_written_is_named(tmp_path: Path, damage: object, message: str) -> None:
+def test_what_is_not_as_it_was_written_is_named(
+    tmp_path: Path, damage: object, message: str
+) -> None:
     assert callable(damage)
     claim(tmp_path, FIRST)
     final = path_of(tmp_path, 5)

@@ -7,11 +7,20 @@ import pytest
 import torch
 
 from sluice.api import Algorithm
-from sluice_trainer.algorithms.covariance import as_mask, between, covariances, lots, share, smallest
+from sluice_trainer.algorithms.covariance import (
+    as_mask,
+    between,
+    covariances,
+    lots,
+    share,
+    smallest,
+)
 from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
 from sluice_trainer.algorithms.policy_loss import clip_cov_loss, clipped_surrogate, kl_cov_loss
 
-IDENTITY = np.array([[group, index, place] for group in range(5) for index in range(4) for place in range(30)])
+IDENTITY = np.array(
+    [[group, index, place] for group in range(5) for index in range(4) for place in range(30)]
+)
 
 
 def test_covariance_is_the_product_of_what_is_left_after_the_means() -> None:
@@ -33,12 +42,16 @@ def test_the_mean_of_the_products_is_the_covariance_of_statistics() -> None:
     ("count", "ratio", "expected"),
     [(0, 0.5, 0), (10, 0.0, 0), (1, 2e-4, 1), (10_000, 2e-4, 2), (7, 0.5, 3), (3, 1.0, 3)],
 )
-def test_a_share_is_rounded_down_but_never_nothing_of_something(count: int, ratio: float, expected: int) -> None:
+def test_a_share_is_rounded_down_but_never_nothing_of_something(
+    count: int, ratio: float, expected: int
+) -> None:
     assert share(count, ratio) == expected
 
 
 def test_clip_cov_draws_from_tokens_between_the_bounds_that_ppo_does_not_clip() -> None:
-    found = between(torch.tensor([1.0, 1.1, 4.9, 5.0, 2.0]), torch.tensor([0.0, 0, 0, 0, 1]), 1.0, 5.0)
+    found = between(
+        torch.tensor([1.0, 1.1, 4.9, 5.0, 2.0]), torch.tensor([0.0, 0, 0, 0, 1]), 1.0, 5.0
+    )
     assert found.tolist() == [False, True, True, False, False]
 
 
@@ -101,7 +114,9 @@ def test_gradients_are_those_of_the_written_formulas() -> None:
     assert log_ratio.grad.tolist() == pytest.approx([0.0, 0.0, -2.0, 0.0])
 
 
-def objective(loss: str, picked: torch.Tensor | None, log_probs: torch.Tensor, **spec: object) -> Objective:
+def objective(
+    loss: str, picked: torch.Tensor | None, log_probs: torch.Tensor, **spec: object
+) -> Objective:
     inputs = LossInputs(
         advantages=ADVANTAGES,
         loss_weights=torch.full((4,), 0.25),
@@ -110,7 +125,9 @@ def objective(loss: str, picked: torch.Tensor | None, log_probs: torch.Tensor, *
         sequence=torch.tensor([0, 0, 1, 1]),
         picked=picked,
     )
-    return policy_objective(log_probs, torch.zeros(4), inputs, Algorithm.model_validate({"loss": loss, **spec}))
+    return policy_objective(
+        log_probs, torch.zeros(4), inputs, Algorithm.model_validate({"loss": loss, **spec})
+    )
 
 
 def test_the_objective_leaves_picked_tokens_out_and_counts_them() -> None:

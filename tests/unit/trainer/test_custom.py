@@ -17,9 +17,13 @@ def test_without_a_path_there_is_none() -> None:
 
 
 def test_functions_are_found_by_their_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def advantages(r, a):\n    return 1\ndef loss(p, e, i, a):\n    return 2\n")
+    (tmp_path / "mine.py").write_text(
+        "def advantages(r, a):\n    return 1\ndef loss(p, e, i, a):\n    return 2\n"
+    )
     algorithm = Algorithm(
-        estimator="custom", function=f"{tmp_path}/mine.py:advantages", loss_function=f"{tmp_path}/mine.py:loss"
+        estimator="custom",
+        function=f"{tmp_path}/mine.py:advantages",
+        loss_function=f"{tmp_path}/mine.py:loss",
     )
     estimator, loss = custom.estimator(algorithm), custom.loss(algorithm)
     assert estimator is not None
@@ -29,5 +33,7 @@ def test_functions_are_found_by_their_path(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named_with_its_field(tmp_path: Path) -> None:
     algorithm = Algorithm(loss_function=f"{tmp_path}/none.py:loss")
-    with pytest.raises(ConfigurationError, match=r"spec\.algorithm\.lossFunction: .*there is no file"):
+    with pytest.raises(
+        ConfigurationError, match=r"spec\.algorithm\.lossFunction: .*there is no file"
+    ):
         custom.loss(algorithm)

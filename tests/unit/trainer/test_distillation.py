@@ -1,4 +1,5 @@
-"""What a teacher adds to advantages, worked out by hand; and that it is the gradient of the reverse KL."""
+"""What a teacher adds to advantages, worked out by hand; and that it is the gradient of the reverse
+KL."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def objective(
         teacher_log_probs=teacher,
     )
     spec = {"distillation": {"teacher": TEACHER}} | algorithm
-    return policy_objective(log_probs, torch.zeros_like(log_probs), inputs, Algorithm.model_validate(spec))
+    return policy_objective(
+        log_probs, torch.zeros_like(log_probs), inputs, Algorithm.model_validate(spec)
+    )
 
 
 def test_the_reverse_kl_of_a_token_is_the_difference_of_its_log_probs() -> None:
@@ -77,7 +80,8 @@ def test_or_of_the_engine_where_the_ratio_is_to_it() -> None:
 
 
 def test_sequences_are_masked_by_what_the_teacher_makes_of_their_advantage() -> None:
-    """OPSM leaves out sequences of negative advantage that have drifted: here it is the teacher's that is negative."""
+    """OPSM leaves out sequences of negative advantage that have drifted: here it is the teacher's
+    that is negative."""
     options = {"offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}}
     assert float(objective(teacher=torch.full((3,), -9.0), **options).sums["opsm_clipfrac"]) == 1  # type: ignore[arg-type]
     assert float(objective(teacher=torch.full((3,), 9.0), **options).sums["opsm_clipfrac"]) == 0  # type: ignore[arg-type]
@@ -97,7 +101,9 @@ def test_the_gradient_is_that_of_the_kl_from_student_to_teacher() -> None:
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(5, dtype=torch.float64).log_softmax(-1)
     log_probs = logits.log_softmax(-1)
-    (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - teacher)).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(
+        (log_probs.exp() * (log_probs - teacher)).sum(), logits, retain_graph=True
+    )
     objective(log_probs, teacher=teacher, weights=log_probs.detach().exp()).loss.backward()
     assert logits.grad is not None
     assert torch.allclose(logits.grad, expected, atol=1e-12)

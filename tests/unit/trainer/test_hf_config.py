@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.huggingface.config import ModelShape, UnsupportedModelError, check_tied, read_shape
+from sluice_trainer.megatron.huggingface.config import (
+    ModelShape,
+    UnsupportedModelError,
+    check_tied,
+    read_shape,
+)
 from sluice_trainer.megatron.huggingface.rope import Rope
 from sluice_trainer.megatron.model.config import transformer_config
 
@@ -55,7 +60,9 @@ def test_qwen2_has_biases(tmp_path: Path) -> None:
 
 
 def test_rope_of_transformers_5(tmp_path: Path) -> None:
-    assert shape(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5}).rope == Rope(5e5)
+    assert shape(
+        tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    ).rope == Rope(5e5)
 
 
 def test_rope_of_llama_3_1(tmp_path: Path) -> None:
@@ -66,20 +73,33 @@ def test_rope_of_llama_3_1(tmp_path: Path) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 4096,
     }
-    assert shape(tmp_path, model_type="llama", rope_scaling=scaling).rope == Rope(1e6, "llama3", 8.0, 1.0, 4.0, 4096)
+    assert shape(tmp_path, model_type="llama", rope_scaling=scaling).rope == Rope(
+        1e6, "llama3", 8.0, 1.0, 4.0, 4096
+    )
 
 
 def test_layers_may_be_dense_or_mixtures(tmp_path: Path) -> None:
     found = shape(tmp_path, **MIXTURE, use_qk_norm=True)
     assert found.experts is not None
     assert [found.is_mixture(layer) for layer in range(2)] == [False, True]
-    assert (found.experts.shared_ffn, found.experts.scaling, found.experts.score) == (64, 2.5, "sigmoid")
+    assert (found.experts.shared_ffn, found.experts.scaling, found.experts.score) == (
+        64,
+        2.5,
+        "sigmoid",
+    )
     assert (found.qk_norm, found.rope_dim) == (True, 16)
 
 
 def test_every_other_layer_a_mixture(tmp_path: Path) -> None:
-    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 5}
-    found = shape(tmp_path, model_type="qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3], **sizes)
+    sizes = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 5,
+    }
+    found = shape(
+        tmp_path, model_type="qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3], **sizes
+    )
     assert [found.is_mixture(layer) for layer in range(5)] == [False, True, False, False, False]
 
 
@@ -91,23 +111,37 @@ def test_yarn_stretches_slow_channels_only() -> None:
 
 
 def test_linear_scaling_stretches_all_waves() -> None:
-    plain, stretched = Rope(1e4).inverse_frequencies(8), Rope(1e4, "linear", 4.0).inverse_frequencies(8)
+    plain, stretched = (
+        Rope(1e4).inverse_frequencies(8),
+        Rope(1e4, "linear", 4.0).inverse_frequencies(8),
+    )
     assert torch.equal(stretched, plain / 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' cannot be trained; supported are llama, qwen2, qwen3, qwen3_moe"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' cannot be trained; supported are llama, qwen2, qwen3, qwen3_moe",
+        ),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type 'longrope'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not supported: convert"),
-        (MIXTURE | {"norm_topk_prob": False}, "norm_topk_prob: false is not supported with sigmoid routing"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantized weights are not supported: convert",
+        ),
+        (
+            MIXTURE | {"norm_topk_prob": False},
+            "norm_topk_prob: false is not supported with sigmoid routing",
+        ),
         (MIXTURE | {"n_group": 4, "topk_group": 1}, "num_experts_per_tok / topk_group must be 2"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "sliding-window"),
     ],
 )
-def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_what_cannot_be_trained_is_named(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         shape(tmp_path, **changes)
 
@@ -115,7 +149,9 @@ def test_what_cannot_be_trained_is_named(tmp_path: Path, changes: dict[str, obje
 def test_an_engine_that_would_not_tie_the_embedding_is_named(tmp_path: Path) -> None:
     tied = shape(tmp_path, **MIXTURE | {"tie_word_embeddings": True})
     check_tied(tied, ["qwen2"], "sglang")
-    with pytest.raises(UnsupportedModelError, match=r"tie_word_embeddings with model_type .* not supported: sglang"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"tie_word_embeddings with model_type .* not supported: sglang"
+    ):
         check_tied(tied, [tied.model_type], "sglang")
 
 
@@ -133,9 +169,17 @@ def test_vocabulary_is_padded_to_split_evenly(tmp_path: Path) -> None:
     ("changes", "layout", "message"),
     [
         ({}, {"tensor": 4}, "parallelism.tensor 4 must divide the 2 key/value heads"),
-        ({"intermediate_size": 129}, {"tensor": 2}, "must divide the 129 channels of the feed-forward layers"),
+        (
+            {"intermediate_size": 129},
+            {"tensor": 2},
+            "must divide the 129 channels of the feed-forward layers",
+        ),
         ({}, {"pipeline": 3}, "parallelism.pipeline 3 must divide the 2 layers into equal stages"),
-        ({}, {"pipeline": 2, "virtualPipeline": 2}, "pipeline x virtualPipeline 4 must divide the 2 layers"),
+        (
+            {},
+            {"pipeline": 2, "virtualPipeline": 2},
+            "pipeline x virtualPipeline 4 must divide the 2 layers",
+        ),
         ({}, {"expert": 2}, "parallelism.expert 2: qwen3 has no experts"),
         (MIXTURE, {"expert": 3}, "parallelism.expert 3 must divide the 8 experts"),
     ],
@@ -144,7 +188,9 @@ def test_a_layout_that_does_not_fit_is_refused_with_its_reason(
     tmp_path: Path, changes: dict[str, object], layout: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(message)):
-        transformer_config(shape(tmp_path, **changes), Parallelism.model_validate(layout), dtype=torch.float32)
+        transformer_config(
+            shape(tmp_path, **changes), Parallelism.model_validate(layout), dtype=torch.float32
+        )
 
 
 def test_every_reason_is_given_at_once(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def test_only_low_var_kl_is_clamped() -> None:
 
 def test_the_ratio_multiplies_before_the_clamp() -> None:
     assert estimate(-1, -2, "k1", ratio=3) == 3
-    assert estimate(-4, 0, "low_var_kl", ratio=0.1) == pytest.approx(0.1 * (math.exp(4) - 5), rel=1e-5)
+    assert estimate(-4, 0, "low_var_kl", ratio=0.1) == pytest.approx(
+        0.1 * (math.exp(4) - 5), rel=1e-5
+    )
 
 
 def test_gradient_of_k3() -> None:

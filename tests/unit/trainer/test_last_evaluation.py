@@ -1,4 +1,5 @@
-"""The last evaluation: waited for while it goes on, given up when it stands still, never the job's failure."""
+"""The last evaluation: waited for while it goes on, given up when it stands still, never the job's
+failure."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ VERSION = 7
 
 
 class Peer:
-    """Buffer and engines of an evaluation. progress: of each look at it, told in advance; the last one stays."""
+    """Buffer and engines of an evaluation. progress: of each look at it, told in advance; the last
+    one stays."""
 
     def __init__(self, progress: list[tuple[int, float]], *, ends: bool) -> None:
         self.progress, self.ends, self.looks = progress, ends, 0
@@ -94,5 +96,8 @@ def test_a_trainer_that_is_told_to_stop_does() -> None:
 
 def test_patience_counts_from_the_last_progress() -> None:
     stall = Stall(patience=10.0)
-    seen = [stall.over(progress, now) for progress, now in (("a", 0), ("a", 10), ("b", 11), ("b", 21), ("b", 22))]
+    seen = [
+        stall.over(progress, now)
+        for progress, now in (("a", 0), ("a", 10), ("b", 11), ("b", 21), ("b", 22))
+    ]
     assert seen == [False, False, False, False, True]

@@ -27,7 +27,9 @@ def test_linear_decay() -> None:
 
 
 def test_decay_begins_after_warm_up() -> None:
-    assert rates(6, 6, schedule="linear", warmupSteps=2) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
+    assert rates(6, 6, schedule="linear", warmupSteps=2) == pytest.approx(
+        [0.5, 1, 1, 0.75, 0.5, 0.25]
+    )
 
 
 def test_cosine_decay_is_half_way_at_half_time() -> None:

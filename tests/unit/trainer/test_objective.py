@@ -70,7 +70,9 @@ def test_difference_to_the_engine_counts_unmasked_tokens() -> None:
 def test_tokens_of_the_present_weights_are_looked_at_apart() -> None:
     sums = objective(fresh=torch.tensor([0.0, 1.0, 1.0])).sums
     assert float(sums["on_policy_ratio"]) == 0.5
-    assert float(sums["train_rollout_logprob_abs_diff_on_policy"]) == pytest.approx(0.2 / 2)  # still to be divided
+    assert float(sums["train_rollout_logprob_abs_diff_on_policy"]) == pytest.approx(
+        0.2 / 2
+    )  # still to be divided
 
 
 def test_off_policy_ratio_and_its_metrics() -> None:
@@ -95,7 +97,9 @@ def test_kl_loss() -> None:
 
 def test_unbiased_kl_is_weighted_by_the_ratio() -> None:
     sums = objective(
-        old=[-1.5, -2.0, 0.0], ref=[-2.0, -2.0, 0.0], kl={"lossCoef": 0.5, "type": "k1", "unbiased": True}
+        old=[-1.5, -2.0, 0.0],
+        ref=[-2.0, -2.0, 0.0],
+        kl={"lossCoef": 0.5, "type": "k1", "unbiased": True},
     ).sums
     assert float(sums["kl_loss"]) == pytest.approx(0.5 * math.exp(0.5))
 
@@ -130,14 +134,21 @@ def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
     [
         # ratios e^0.5 for A = 1 and e^-0.5 for A = -1
         ({"loss": "geo_mean", "clip": {"low": 0.4, "high": 0.3}}, -math.exp(0.3), math.exp(-0.4)),
-        ({"loss": "sapo", "gate": {"positive": 1.0, "negative": 2.0}},
-         -4 / (1 + math.exp(1 - math.exp(0.5))), 2 / (1 + math.exp(-2 * (math.exp(-0.5) - 1)))),
+        (
+            {"loss": "sapo", "gate": {"positive": 1.0, "negative": 2.0}},
+            -4 / (1 + math.exp(1 - math.exp(0.5))),
+            2 / (1 + math.exp(-2 * (math.exp(-0.5) - 1))),
+        ),
         # pi - pi_old: e^-1 - e^-1.5 = 0.145, e^-2 - e^-1.5 = -0.088
         ({"loss": "dppo_tv", "clip": {"low": 0.1, "high": 0.1}}, 0.0, math.exp(-0.5) * -2.0),
         ({"loss": "dppo_tv", "clip": {"low": 0.05, "high": 0.2, "dual": 1.5}}, 1.5 * 1.0, 0.0),
-        ({"loss": "dppo_kl", "clip": {"low": 1.0, "high": 1.0}}, math.exp(0.5) * 1.0, math.exp(-0.5) * -2.0),
+        (
+            {"loss": "dppo_kl", "clip": {"low": 1.0, "high": 1.0}},
+            math.exp(0.5) * 1.0,
+            math.exp(-0.5) * -2.0,
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_other_losses(spec: dict[str, object], first: float, second: float) -> None:
     sums = objective(old=[-1.5, -1.5, 0.0], **spec).sums
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * first + 0.5 * second, rel=1e-5)
@@ -147,7 +158,10 @@ def test_the_other_losses(spec: dict[str, object], first: float, second: float) 
 def test_they_give_masked_tokens_no_gradient_and_the_others_a_finite_one(loss: str) -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
     objective(
-        log_probs=log_probs, old=[-1.1, -1.9, -80.0], loss=loss, offPolicy={"reject": [{"high": 2.0}]}
+        log_probs=log_probs,
+        old=[-1.1, -1.9, -80.0],
+        loss=loss,
+        offPolicy={"reject": [{"high": 2.0}]},
     ).loss.backward()
     assert log_probs.grad is not None
     assert log_probs.grad[2] == 0
@@ -166,7 +180,10 @@ def test_an_empty_micro_batch_has_a_loss_of_zero_with_a_gradient() -> None:
     empty = torch.empty(0)
     log_probs = empty.clone().requires_grad_()
     inputs = LossInputs(empty, empty, empty, empty, torch.empty(0, dtype=torch.int64))
-    spec = {"estimator": "gspo", "offPolicy": {"method": "icepop", "level": "sequence", "opsmDelta": 0.1}}
+    spec = {
+        "estimator": "gspo",
+        "offPolicy": {"method": "icepop", "level": "sequence", "opsmDelta": 0.1},
+    }
     for algorithm in (Algorithm(), Algorithm.model_validate(spec)):
         result = policy_objective(log_probs, empty, inputs, algorithm)
         result.loss.backward()
@@ -181,15 +198,21 @@ UP, DOWN = math.exp(0.5), math.exp(-0.5)
 def test_gspo_takes_the_ratio_of_the_sequence() -> None:
     one = torch.tensor([0, 0, 0])
     sums = objective(old=OLD, sequence=one, estimator="gspo").sums
-    assert float(sums["pg_loss"]) == pytest.approx(0, abs=1e-7), "the mean of +0.5 and -0.5: both ratios are 1"
+    assert float(sums["pg_loss"]) == pytest.approx(0, abs=1e-7), (
+        "the mean of +0.5 and -0.5: both ratios are 1"
+    )
     assert float(sums["pg_clipfrac"]) == float(sums["ppo_kl"]) == 0
     apart = objective(old=OLD, estimator="gspo").sums
-    assert float(apart["pg_loss"]) == pytest.approx(0.5 * -1.2 + 0.5 * 0.8), "sequences of one token: as grpo"
+    assert float(apart["pg_loss"]) == pytest.approx(0.5 * -1.2 + 0.5 * 0.8), (
+        "sequences of one token: as grpo"
+    )
 
 
 def test_cispo_weighs_log_probs_by_clipped_ratios() -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
-    result = objective(old=OLD, log_probs=log_probs, estimator="cispo", clip={"low": 1.0, "high": 0.28})
+    result = objective(
+        old=OLD, log_probs=log_probs, estimator="cispo", clip={"low": 1.0, "high": 0.28}
+    )
     result.loss.backward()
     assert float(result.sums["pg_loss"]) == pytest.approx(0.5 * 1.28 * 1.0 - 0.5 * DOWN * 2.0)
     assert float(result.sums["pg_clipfrac"]) == 0.5
@@ -203,7 +226,9 @@ def test_reinforce_has_no_ratio() -> None:
 
 
 def test_the_losses_of_other_estimators_can_be_chosen() -> None:
-    chosen = objective(old=OLD, estimator="rloo", loss="gspo", sequence=torch.zeros(3, dtype=torch.int64)).sums
+    chosen = objective(
+        old=OLD, estimator="rloo", loss="gspo", sequence=torch.zeros(3, dtype=torch.int64)
+    ).sums
     assert float(chosen["ppo_kl"]) == 0
 
 
@@ -212,7 +237,9 @@ def test_the_engines_log_probs_may_be_the_old_ones() -> None:
     # ratios e^0.1 and e^-0.2, both within the clip
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 * math.exp(0.1) + 0.5 * math.exp(-0.2))
     assert float(sums["ppo_kl"]) == pytest.approx(0.5 * -0.1 + 0.5 * 0.2)
-    assert float(sums["train_rollout_logprob_abs_diff"]) == pytest.approx((0.4 + 0.3) / 2), "still trainer and engine"
+    assert float(sums["train_rollout_logprob_abs_diff"]) == pytest.approx((0.4 + 0.3) / 2), (
+        "still trainer and engine"
+    )
 
 
 def test_icepop_of_a_sequence_drops_all_of_it() -> None:
@@ -225,7 +252,9 @@ def test_icepop_of_a_sequence_drops_all_of_it() -> None:
 
 def test_opsm_leaves_out_bad_sequences_only() -> None:
     sums = objective(old=OLD, offPolicy={"opsmDelta": 0.1}).sums
-    assert float(sums["pg_loss"]) == pytest.approx(0.5 * -1.2), "the second sequence moved by 0.5 and is bad"
+    assert float(sums["pg_loss"]) == pytest.approx(0.5 * -1.2), (
+        "the second sequence moved by 0.5 and is bad"
+    )
     assert float(sums["opsm_clipfrac"]) == 0.5
     assert float(objective(old=OLD, offPolicy={"opsmDelta": 0.6}).sums["opsm_clipfrac"]) == 0
 
@@ -250,7 +279,9 @@ def test_an_own_loss_stands_in_for_the_policy_gradient() -> None:
     sums = objective(custom=squared, entropyCoef=0.1).sums
     assert float(sums["pg_loss"]) == pytest.approx((0.01 + 0.04) / 2)
     assert float(sums["mine"]) == 0
-    assert float(sums["loss"] - sums["pg_loss"]) == pytest.approx(-0.15), "entropy and KL terms stay"
+    assert float(sums["loss"] - sums["pg_loss"]) == pytest.approx(-0.15), (
+        "entropy and KL terms stay"
+    )
 
 
 ALGORITHMS = [
@@ -261,7 +292,15 @@ ALGORITHMS = [
     {"loss": "reinforce"},
     {"entropyCoef": 0.1, "kl": {"lossCoef": 0.3, "type": "low_var_kl", "unbiased": True}},
     {"offPolicy": {"method": "tis", "level": "sequence", "high": 1.1}},
-    {"offPolicy": {"method": "icepop", "low": 0.8, "high": 1.3, "level": "geometric", "opsmDelta": 0.05}},
+    {
+        "offPolicy": {
+            "method": "icepop",
+            "low": 0.8,
+            "high": 1.3,
+            "level": "geometric",
+            "opsmDelta": 0.05,
+        }
+    },
     {"offPolicy": {"oldLogProbs": "rollout"}},
 ]
 
@@ -287,7 +326,10 @@ def test_gradients_equal_those_of_the_formula(spec: dict[str, object]) -> None:
     result.loss.backward()
     double = log_probs.double().requires_grad_()
     parts = (double, entropy, advantages, old, rollout, ref, mask)
-    loss = sum(written(algorithm, *(part[sequence == s] for part in parts)) for s in range(3)) / mask.sum()
+    loss = (
+        sum(written(algorithm, *(part[sequence == s] for part in parts)) for s in range(3))
+        / mask.sum()
+    )
     loss.backward()
     assert result.loss.item() == pytest.approx(loss.item(), rel=1e-5)
     assert ours.grad is not None
@@ -314,13 +356,17 @@ def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  #
     else:
         tokens = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
         if a.clip.dual:
-            tokens = torch.where(advantage < 0, torch.minimum(tokens, -a.clip.dual * advantage), tokens)
+            tokens = torch.where(
+                advantage < 0, torch.minimum(tokens, -a.clip.dual * advantage), tokens
+            )
     if a.off_policy.opsm_delta is not None:
         moved = ((old - logp.detach()) * mask).sum() / n
         tokens = tokens * (1 - ((advantage < 0) & (moved > a.off_policy.opsm_delta)).float())
     if a.off_policy.method != "none":
         gap = (train - rollout).double()
-        gap = {"token": gap, "sequence": (gap * mask).sum(), "geometric": (gap * mask).sum() / n}[a.off_policy.level]
+        gap = {"token": gap, "sequence": (gap * mask).sum(), "geometric": (gap * mask).sum() / n}[
+            a.off_policy.level
+        ]
         weight = gap.exp()
         inside = (weight >= a.off_policy.low) & (weight <= a.off_policy.high)
         clamped = weight.clamp(a.off_policy.low, a.off_policy.high)

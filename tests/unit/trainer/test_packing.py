@@ -1,4 +1,5 @@
-"""Micro-batches: every sequence once, the cap kept, the same on every rank; and what a packed row looks like."""
+"""Micro-batches: every sequence once, the cap kept, the same on every rank; and what a packed row
+looks like."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_packing_is_first_fit_longest_first() -> None:
 
 
 @given(Lengths, st.integers(1, 80), st.integers(0, 10))
-def test_equalised_micro_batches_hold_the_same_sequences(lengths: list[int], cap: int, more: int) -> None:
+def test_equalised_micro_batches_hold_the_same_sequences(
+    lengths: list[int], cap: int, more: int
+) -> None:
     bins = pack(lengths, cap)
     result = equalise(bins, len(bins) + more)
     assert len(result) == len(bins) + more
@@ -64,7 +67,11 @@ def ints(*values: int) -> np.ndarray:
 
 
 def test_a_row_holds_all_but_the_last_token_of_each_sequence() -> None:
-    shard = [Sequence(ints(10, 11, 12), 2), Sequence(ints(20, 21), 1), Sequence(ints(30, 31, 32, 33), 1)]
+    shard = [
+        Sequence(ints(10, 11, 12), 2),
+        Sequence(ints(20, 21), 1),
+        Sequence(ints(30, 31, 32, 33), 1),
+    ]
     batch = micro_batch(shard, [0, 2], CPU)
     assert batch.tokens.tolist() == [10, 11, 30, 31, 32]
     assert batch.packing.positions.tolist() == [0, 1, 0, 1, 2]
@@ -101,7 +108,9 @@ def test_a_response_needs_a_prompt() -> None:
         Sequence(ints(1, 2), 2)
 
 
-def train_sequence(length: int, mask: list[int], advantage: float | np.ndarray = 1.5) -> TrainSequence:
+def train_sequence(
+    length: int, mask: list[int], advantage: float | np.ndarray = 1.5
+) -> TrainSequence:
     responses = len(mask)
     return TrainSequence(
         np.arange(length, dtype=np.int32),
@@ -113,8 +122,18 @@ def train_sequence(length: int, mask: list[int], advantage: float | np.ndarray =
 
 
 def test_wrong_lengths_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="group 3 sample 2: loss_mask has 1 entries for 2 response tokens"):
-        TrainSequence(ints(1, 2, 3), 2, np.ones(1, np.uint8), np.zeros(2, np.float32), 0.0, group_id=3, index=2)
+    with pytest.raises(
+        ValueError, match="group 3 sample 2: loss_mask has 1 entries for 2 response tokens"
+    ):
+        TrainSequence(
+            ints(1, 2, 3),
+            2,
+            np.ones(1, np.uint8),
+            np.zeros(2, np.float32),
+            0.0,
+            group_id=3,
+            index=2,
+        )
 
 
 def test_loss_inputs_line_up_with_targets() -> None:
@@ -128,14 +147,18 @@ def test_loss_inputs_line_up_with_targets() -> None:
 
 
 def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
-    broken = TrainSequence(ints(1, 2, 3), 2, np.array([1, 0], np.uint8), np.array([-1, np.nan], np.float32), 1.0)
+    broken = TrainSequence(
+        ints(1, 2, 3), 2, np.array([1, 0], np.uint8), np.array([-1, np.nan], np.float32), 1.0
+    )
     batch = train_micro_batch([broken], [0], BatchTotals(1, 1), "token_mean", CPU)
     assert batch.loss is not None
     assert batch.loss.rollout_log_probs.tolist() == [-1, 0]
 
 
 def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
-    sample = Sample(0, ints(1, 2, 3, 4), 3, "", 1.0, {}, np.ones(3, np.uint8), np.zeros(3, np.float32))
+    sample = Sample(
+        0, ints(1, 2, 3, 4), 3, "", 1.0, {}, np.ones(3, np.uint8), np.zeros(3, np.float32)
+    )
     sample.weight_versions = [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)]
     sequences = [TrainSequence.of(0, sample, 1.0, version) for version in (7, 8)]
     batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
@@ -147,7 +170,12 @@ def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
 def test_a_sample_becomes_a_train_sequence() -> None:
     sample = Sample(4, ints(1, 2, 3), 1, "", 1.0, {}, np.ones(1, np.uint8), np.zeros(1, np.float32))
     sequence = TrainSequence.of(9, sample, -0.5)
-    assert (sequence.group_id, sequence.index, sequence.advantage, sequence.response_length) == (9, 4, -0.5, 1)
+    assert (sequence.group_id, sequence.index, sequence.advantage, sequence.response_length) == (
+        9,
+        4,
+        -0.5,
+        1,
+    )
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
@@ -168,11 +196,16 @@ def test_positions_start_anew_with_each_sequence() -> None:
 
 
 def test_each_context_rank_holds_a_piece_from_the_front_and_its_mirror_image() -> None:
-    assert [Split(context=2, rank=rank).local(8).tolist() for rank in range(2)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert [Split(context=2, rank=rank).local(8).tolist() for rank in range(2)] == [
+        [0, 1, 6, 7],
+        [2, 3, 4, 5],
+    ]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(2, 4), st.integers(1, 2))
-def test_the_shares_of_context_ranks_make_up_the_row(lengths: list[int], context: int, tensor: int) -> None:
+def test_the_shares_of_context_ranks_make_up_the_row(
+    lengths: list[int], context: int, tensor: int
+) -> None:
     lengths = [*lengths, -sum(lengths) % (2 * context * tensor) or 2 * context * tensor]
     splits = [Split(tensor, context, rank) for rank in range(context)]
     shares = [packing(lengths, CPU, split) for split in splits]
@@ -203,7 +236,9 @@ def test_each_query_sees_exactly_its_past(lengths: list[int], context: int) -> N
 def test_a_share_predicts_its_own_response_tokens() -> None:
     shard = [Sequence(ints(10, 11, 12, 13), 2), Sequence(ints(30, 31, 32, 33, 34, 35), 3)]
     whole = micro_batch(shard, [0, 1], CPU)
-    shares = [micro_batch(shard, [0, 1], CPU, split=Split(context=2, rank=rank)) for rank in range(2)]
+    shares = [
+        micro_batch(shard, [0, 1], CPU, split=Split(context=2, rank=rank)) for rank in range(2)
+    ]
     found = torch.full_like(whole.targets, -1)
     for share in shares:
         assert share.own is not None
@@ -240,7 +275,9 @@ def test_a_long_sequence_has_a_span_of_its_own() -> None:
 
 
 def test_a_share_of_a_long_sequence_is_worth_a_span_where_its_queries_have_many_keys() -> None:
-    shares = [packing([2 * LONG - 16, 16], CPU, Split(context=2, rank=rank)).spans for rank in range(2)]
+    shares = [
+        packing([2 * LONG - 16, 16], CPU, Split(context=2, rank=rank)).spans for rank in range(2)
+    ]
     half, whole = LONG // 2, 2 * LONG  # a piece, and the row
     assert [[(span.queries, span.keys, span.long) for span in share] for share in shares] == [
         [((0, half), (0, half), False), ((half, LONG), (0, whole), False)],

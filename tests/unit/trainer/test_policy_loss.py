@@ -49,8 +49,12 @@ def test_clip(ratio: float, advantage: float, loss: float, clipped: int) -> None
         (0.1, -1.0, 0.8),
     ],
 )
-def test_dual_clip_bounds_negative_advantages_only(ratio: float, advantage: float, loss: float) -> None:
-    result = clipped_surrogate(torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.2, dual=3.0)
+def test_dual_clip_bounds_negative_advantages_only(
+    ratio: float, advantage: float, loss: float
+) -> None:
+    result = clipped_surrogate(
+        torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.2, dual=3.0
+    )
     assert result.loss.item() == pytest.approx(loss)
 
 
@@ -71,20 +75,25 @@ def test_what_the_dual_clip_bounds_is_told() -> None:
 
 def test_a_token_beyond_the_dual_clip_has_no_gradient() -> None:
     ratio = torch.tensor([10.0, 2.0], requires_grad=True)
-    clipped_surrogate(ratio, torch.tensor([-1.0, -1.0]), low=0.2, high=0.2, dual=3.0).loss.sum().backward()
+    clipped_surrogate(
+        ratio, torch.tensor([-1.0, -1.0]), low=0.2, high=0.2, dual=3.0
+    ).loss.sum().backward()
     assert ratio.grad is not None
     assert ratio.grad.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "weight", "clipped"), [(1.0, 1.0, 0), (1.5, 1.28, 1), (0.5, 0.8, 1), (1.28, 1.28, 0), (0.0, 0.8, 1)]
+    ("ratio", "weight", "clipped"),
+    [(1.0, 1.0, 0), (1.5, 1.28, 1), (0.5, 0.8, 1), (1.28, 1.28, 0), (0.0, 0.8, 1)],
 )
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 def test_cispo_clips_the_weight_and_keeps_every_gradient(
     ratio: float, weight: float, clipped: int, advantage: float
 ) -> None:
     log_probs = torch.tensor([-1.5], requires_grad=True)
-    result = cispo_loss(log_probs, torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.28)
+    result = cispo_loss(
+        log_probs, torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.28
+    )
     result.loss.sum().backward()
     assert result.loss.item() == pytest.approx(weight * advantage * 1.5)
     assert result.clipped.item() == clipped
@@ -118,8 +127,12 @@ def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
 
 
 def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token() -> None:
-    """slime differentiates the mean, verl each token's own log-prob: with equal advantages nothing differs."""
-    advantages, weights = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([0.5, 0.5, 0.5, 0.0, 0.5]) / 2
+    """slime differentiates the mean, verl each token's own log-prob: with equal advantages nothing
+    differs."""
+    advantages, weights = (
+        torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]),
+        torch.tensor([0.5, 0.5, 0.5, 0.0, 0.5]) / 2,
+    )
     gradients = []
     for per_token in (False, True):
         log_probs = (LOG_RATIO - 2.0).requires_grad_()
@@ -142,7 +155,9 @@ def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token()
         (-2.0, math.exp((0.1 + 0.3) / 2), math.exp((-0.2 - 0.3) / 2)),
     ],
 )
-def test_geo_mean_clips_each_token_before_the_mean(advantage: float, first: float, second: float) -> None:
+def test_geo_mean_clips_each_token_before_the_mean(
+    advantage: float, first: float, second: float
+) -> None:
     found = geo_mean_loss(LOG_RATIO, torch.full((5,), advantage), MASK, SEQUENCE, low=0.3, high=0.2)
     expected = [-advantage * ratio for ratio in (first, first, second, second, second)]
     assert found.loss.tolist() == pytest.approx(expected)
@@ -186,10 +201,18 @@ def test_sapo_is_a_gate(ratio: float, advantage: float, loss: float, slope: floa
         (1.5, -1.0, 0.9, 0),
     ],
 )
-def test_dppo_leaves_out_what_moved_too_far_away(ratio: float, advantage: float, moved: float, outside: int) -> None:
+def test_dppo_leaves_out_what_moved_too_far_away(
+    ratio: float, advantage: float, moved: float, outside: int
+) -> None:
     log_probs = torch.tensor([-1.5], requires_grad=True)
     found = dppo_loss(
-        log_probs, torch.tensor([ratio]), torch.tensor([advantage]), torch.tensor([moved]), low=0.1, high=0.2, most=1.2
+        log_probs,
+        torch.tensor([ratio]),
+        torch.tensor([advantage]),
+        torch.tensor([moved]),
+        low=0.1,
+        high=0.2,
+        most=1.2,
     )
     found.loss.sum().backward()
     assert found.clipped.item() == outside
@@ -209,18 +232,26 @@ def test_dppo_leaves_out_what_moved_too_far_away(ratio: float, advantage: float,
 )
 def test_levels_of_the_correction(level: str, expected: list[float | None]) -> None:
     found = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
-    known = [(value, math.exp(log)) for value, log in zip(found, expected, strict=True) if log is not None]
+    known = [
+        (value, math.exp(log))
+        for value, log in zip(found, expected, strict=True)
+        if log is not None
+    ]
     assert [value for value, _ in known] == pytest.approx([value for _, value in known])
 
 
 def test_the_ratio_of_a_long_sequence_stays_finite() -> None:
     tokens = torch.full((1000,), 5.0)
-    found = correction_ratio(tokens, "sequence", torch.ones(1000), torch.zeros(1000, dtype=torch.int64))
+    found = correction_ratio(
+        tokens, "sequence", torch.ones(1000), torch.zeros(1000, dtype=torch.int64)
+    )
     assert torch.isfinite(found).all()
 
 
 def test_opsm_drops_bad_sequences_from_which_the_policy_has_moved_away() -> None:
-    log_ratio = torch.tensor([-0.3, -0.1, -0.3, 99.0, -0.1])  # mean(log old - log new) is 0.2 in both sequences
+    log_ratio = torch.tensor(
+        [-0.3, -0.1, -0.3, 99.0, -0.1]
+    )  # mean(log old - log new) is 0.2 in both sequences
     bad, good = torch.full((5,), -1.0), torch.ones(5)
     assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.1).tolist() == [1, 1, 1, 1, 1]
     assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.3).tolist() == [0] * 5
@@ -247,7 +278,9 @@ def test_icepop_drops_what_lies_outside_and_keeps_the_bounds() -> None:
 
 def test_the_correction_has_no_gradient() -> None:
     log_probs = torch.tensor([-1.0], requires_grad=True)
-    ratio = correction_ratio(log_probs - math.log(0.5), "token", torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    ratio = correction_ratio(
+        log_probs - math.log(0.5), "token", torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    )
     assert not off_policy_correction(ratio, "tis", low=0, high=2).weight.requires_grad
 
 
@@ -259,7 +292,9 @@ TRAINED = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
     ("level", "total", "count"),
     [("token", 2.0 + 2.0 + 0.5, 3), ("sequence", 2.0 + 0.5, 2), ("geometric", 2.0 + 0.5, 2)],
 )
-def test_weights_have_their_mean_over_tokens_or_over_sequences(level: str, total: float, count: int) -> None:
+def test_weights_have_their_mean_over_tokens_or_over_sequences(
+    level: str, total: float, count: int
+) -> None:
     """Masked tokens, and a sequence without a trained one, do not count."""
     weight = torch.tensor([2.0, 2.0, 2.0, 0.5, 9.0])
     found = weight_sums(weight, level, TRAINED, SHARED)  # type: ignore[arg-type]
@@ -269,7 +304,9 @@ def test_weights_have_their_mean_over_tokens_or_over_sequences(level: str, total
 def test_sums_of_weights_of_nothing_are_nothing() -> None:
     empty = torch.empty(0)
     assert [float(v) for v in weight_sums(empty, "sequence", empty, empty.long())] == [0, 0]
-    assert [float(v) for v in weight_sums(torch.ones(2), "token", torch.zeros(2), torch.zeros(2).long())] == [0, 0]
+    assert [
+        float(v) for v in weight_sums(torch.ones(2), "token", torch.zeros(2), torch.zeros(2).long())
+    ] == [0, 0]
 
 
 def test_normalized_weights_are_one_on_average() -> None:

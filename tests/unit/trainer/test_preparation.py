@@ -1,4 +1,5 @@
-"""The pure parts between a batch and its sequences: rewards, totals, shares of the optimizer steps, metrics."""
+"""The pure parts between a batch and its sequences: rewards, totals, shares of the optimizer steps,
+metrics."""
 
 from __future__ import annotations
 
@@ -37,11 +38,20 @@ def spec(**changes: object) -> RLJobSpec:
 
 
 def sequence(group: int, index: int, reward: float = 0.0, **fields: object) -> pb.Sequence:
-    values = {"length": 7, "response_length": 2, "trainable_tokens": 2, "status": common.SAMPLE_STATUS_COMPLETED}
+    values = {
+        "length": 7,
+        "response_length": 2,
+        "trainable_tokens": 2,
+        "status": common.SAMPLE_STATUS_COMPLETED,
+    }
     return pb.Sequence(group_id=group, index=index, reward=reward, **{**values, **fields})
 
 
-BATCH = [sequence(5, 0, 1.0), sequence(5, 1, 0.0), sequence(9, 0, 0.5, optimizer_step=1, trainable_tokens=1)]
+BATCH = [
+    sequence(5, 0, 1.0),
+    sequence(5, 1, 0.0),
+    sequence(9, 0, 0.5, optimizer_step=1, trainable_tokens=1),
+]
 
 
 def test_kl_penalties_come_off_the_rewards() -> None:
@@ -81,7 +91,13 @@ def test_baselines_come_from_the_samples_metadata() -> None:
 def example(**changes: object) -> Responses:
     masks = [torch.tensor([1, 1]), torch.tensor([1, 0])]
     kl = [torch.tensor([0.1, 0.3]), torch.tensor([0.2, 9.0])]
-    values = {"rewards": torch.ones(2), "groups": torch.zeros(2), "own": torch.arange(2), "masks": masks, "kl": kl}
+    values = {
+        "rewards": torch.ones(2),
+        "groups": torch.zeros(2),
+        "own": torch.arange(2),
+        "masks": masks,
+        "kl": kl,
+    }
     return Responses(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -89,7 +105,9 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
     found = Estimate([torch.tensor([1.0, 2.0]), torch.tensor([6.0, 99.0])])
     sums = token_sums(example(), found)
     assert metrics(sums, Algorithm()) == {"rollout/advantages": pytest.approx(3)}
-    assert metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))["rollout/kl"] == pytest.approx(0.2)
+    assert metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))[
+        "rollout/kl"
+    ] == pytest.approx(0.2)
     assert metrics(sums, Algorithm(normalize_advantages=True))["rollout/advantages"] == 0
 
 

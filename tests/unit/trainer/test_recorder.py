@@ -15,14 +15,27 @@ from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metric
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
-    values = {"length": 7, "response_length": 2, "trainable_tokens": 2, "status": common.SAMPLE_STATUS_COMPLETED}
+    values = {
+        "length": 7,
+        "response_length": 2,
+        "trainable_tokens": 2,
+        "status": common.SAMPLE_STATUS_COMPLETED,
+    }
     return pb.Sequence(group_id=group, index=index, reward=reward, **{**values, **fields})
 
 
 def test_metrics_of_a_batch() -> None:
     batch = [
         sequence(1, 0, 1.0, min_version=3, max_version=4),
-        sequence(1, 1, 1.0, min_version=4, max_version=4, response_length=6, status=common.SAMPLE_STATUS_TRUNCATED),
+        sequence(
+            1,
+            1,
+            1.0,
+            min_version=4,
+            max_version=4,
+            response_length=6,
+            status=common.SAMPLE_STATUS_TRUNCATED,
+        ),
         sequence(2, 0, 0.0, min_version=4, max_version=4),
         sequence(2, 1, 1.0, response_length=0, status=common.SAMPLE_STATUS_FAILED),
     ]
@@ -31,12 +44,21 @@ def test_metrics_of_a_batch() -> None:
     assert found["rollout/response_len/mean"] == 2.5
     assert found["rollout/truncated_ratio"] == found["rollout/failed_ratio"] == 0.25
     assert found["rollout/zero_std/ratio"] == 0.5
-    assert found["rollout/policy_lag"] == pytest.approx(1 / 3), "what was never generated has no lag"
+    assert found["rollout/policy_lag"] == pytest.approx(1 / 3), (
+        "what was never generated has no lag"
+    )
 
 
 def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_two() -> None:
-    rewards = [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.5]]
-    batch = [sequence(g, i, reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)]
+    rewards = [
+        [1.0, 1.0, 1.0, 1.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [1.0, 1.0, 0.0, 0.5],
+    ]
+    batch = [
+        sequence(g, i, reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)
+    ]
     found = batch_metrics(batch, step=1)
     assert found["rollout/zero_std/ratio"] == 0.75
     assert {n: v for n, v in found.items() if "count_" in n} == {
@@ -44,14 +66,18 @@ def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_tw
     }  # fmt: skip
     rates = {n: v for n, v in found.items() if n.startswith("passrate/")}
     assert rates == {
-        "passrate/pass@1": pytest.approx((1 + 0.5) / 4), "passrate/pass@2": pytest.approx((1 + 1 - 1 / 6) / 4),
+        "passrate/pass@1": pytest.approx((1 + 0.5) / 4),
+        "passrate/pass@2": pytest.approx((1 + 1 - 1 / 6) / 4),
         "passrate/pass@4": pytest.approx(0.5),
-    }  # fmt: skip
+    }
 
 
 def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
     found = batch_metrics([sequence(1, 0, 1.0, response_length=9, trainable_tokens=4)], step=1)
-    assert (found["rollout/response_len/mean"], found["rollout/effective_response_len/mean"]) == (9, 4)
+    assert (found["rollout/response_len/mean"], found["rollout/effective_response_len/mean"]) == (
+        9,
+        4,
+    )
 
 
 def test_turns_of_the_model_are_counted() -> None:
@@ -68,7 +94,10 @@ def test_shards_make_whole_groups_again() -> None:
         return SampleGroup(Prompt(group, "?"), [Sample(i) for i in indices])
 
     found = merged([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
-    assert [(g.group_id, [s.index for s in g.samples]) for g in found] == [(1, [0, 1, 2]), (3, [0, 1])]
+    assert [(g.group_id, [s.index for s in g.samples]) for g in found] == [
+        (1, [0, 1, 2]),
+        (3, [0, 1]),
+    ]
 
 
 def test_groups_that_the_filter_drops_are_told_by_step(tmp_path: Path) -> None:
@@ -112,7 +141,9 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
     tracker = Tracker()
     recorder = Recorder(tmp_path, 1, tracker)  # type: ignore[arg-type]
     recorder.step(1, {"rollout/raw_reward": 0.5})
-    recorder.evaluation(pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}), [])
+    recorder.evaluation(
+        pb.Evaluation(version=1, dataset="math", metrics={"reward": 0.25, "pass@4": 0.5}), []
+    )
     recorder.close()
     evaluated = {"eval/math": 0.25, "eval/math/pass@4": 0.5}
     assert tracker.rows == [(1, {"rollout/raw_reward": 0.5}), (1, evaluated), (0, {})]
@@ -122,5 +153,7 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
 
 def test_samples_without_rewards_tell_of_none() -> None:
     found = batch_metrics([sequence(1, 0, 0.0), sequence(2, 0, 0.0)], step=1, judged=False)
-    assert not [name for name in found if "reward" in name or "zero_std" in name or "passrate" in name]
+    assert not [
+        name for name in found if "reward" in name or "zero_std" in name or "passrate" in name
+    ]
     assert found["rollout/response_len/mean"] == 2

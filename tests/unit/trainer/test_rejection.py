@@ -43,7 +43,9 @@ def test_measures(measure: Any, expected: list[float]) -> None:
 
 def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
     p, q = 0.8, 0.5
-    expected = [a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p))]
+    expected = [
+        a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p))
+    ]
     first, second = torch.tensor([math.log(p)]), torch.tensor([math.log(q)])
     assert binary_kl(first, second).item() == pytest.approx(expected[0], rel=1e-5)
     assert divergence(first, second, "binary_kl").item() == pytest.approx(max(expected), rel=1e-5)
@@ -75,15 +77,24 @@ def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
 @pytest.mark.parametrize(
     ("rule", "dropped"),
     [
-        ({"high": 1.5}, [0, 1, 0, 1, 0]),  # ratios e^0.1, e^0.5, e^-0.2, -, e^-0.4 against [1 / 1.5, 1.5]
+        (
+            {"high": 1.5},
+            [0, 1, 0, 1, 0],
+        ),  # ratios e^0.1, e^0.5, e^-0.2, -, e^-0.4 against [1 / 1.5, 1.5]
         ({"high": 1.7, "low": 0.7}, [0, 0, 0, 1, 1]),
-        ({"high": 1.7, "over": "sequence_sum"}, [1, 1, 1, 1, 1]),  # e^0.6 = 1.82, e^-0.6 = 0.55 < 1 / 1.7 = 0.59
+        (
+            {"high": 1.7, "over": "sequence_sum"},
+            [1, 1, 1, 1, 1],
+        ),  # e^0.6 = 1.82, e^-0.6 = 0.55 < 1 / 1.7 = 0.59
         ({"high": 1.7, "low": 0.5, "over": "sequence_sum"}, [1, 1, 0, 0, 0]),
         ({"high": 1.3, "over": "sequence_mean"}, [1, 1, 1, 1, 1]),
         ({"high": 1.4, "low": 0.8, "over": "sequence_mean"}, [0, 0, 1, 1, 1]),
         ({"measure": "k2", "high": 0.1}, [0, 1, 0, 1, 0]),
         ({"measure": "k2", "over": "sequence_max", "high": 0.1}, [1, 1, 0, 0, 0]),
-        ({"measure": "k2", "over": "sequence_mean", "high": 0.06}, [1, 1, 0, 0, 0]),  # 0.065 and 0.05
+        (
+            {"measure": "k2", "over": "sequence_mean", "high": 0.06},
+            [1, 1, 0, 0, 0],
+        ),  # 0.065 and 0.05
         ({"measure": "k3", "over": "sequence_sum", "high": 0.1}, [1, 1, 0, 0, 0]),
     ],
 )

@@ -1,4 +1,5 @@
-"""A trainer that comes back tells the buffer from which checkpoint: the buffer then forgets what it covers."""
+"""A trainer that comes back tells the buffer from which checkpoint: the buffer then forgets what it
+covers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
 ) -> None:
     peer = Peer()
     trainer = SimpleNamespace(colocate=False)
-    spec = cast("Any", SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)))
+    spec = cast(
+        "Any",
+        SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)),
+    )
     policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
     monkeypatch.setattr(Loop, "_publish", lambda *_, **__: peer.stop.set())
     learn = cast("Any", None)

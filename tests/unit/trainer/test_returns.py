@@ -41,7 +41,9 @@ def test_without_a_discount_returns_are_sums() -> None:
 
 
 Rows = st.lists(
-    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=7), min_size=1, max_size=5
+    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=7),
+    min_size=1,
+    max_size=5,
 )
 Factor = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
@@ -57,8 +59,11 @@ def test_returns_equal_a_loop(batch: list[list[tuple[int, int, int]]], gamma: fl
         assert ours.tolist() == pytest.approx(expected)
 
 
-def loop(row: list[tuple[int, int, int]], gamma: float, lam: float) -> tuple[list[float], list[float]]:
-    """GAE over one response; what an observation would change is skipped (verl `compute_gae_advantage_return`)."""
+def loop(
+    row: list[tuple[int, int, int]], gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """GAE over one response; what an observation would change is skipped (verl
+    `compute_gae_advantage_return`)."""
     following, last = 0.0, 0.0
     advantages: list[float] = []
     for reward, value, mask in reversed(row):
@@ -75,7 +80,9 @@ def loop(row: list[tuple[int, int, int]], gamma: float, lam: float) -> tuple[lis
 def test_gae_equals_a_loop_that_skips_masked_tokens(
     batch: list[list[tuple[int, int, int]]], gamma: float, lam: float
 ) -> None:
-    rewards, values, masks = (rows(*[[float(token[k]) for token in row] for row in batch]) for k in range(3))
+    rewards, values, masks = (
+        rows(*[[float(token[k]) for token in row] for row in batch]) for k in range(3)
+    )
     advantages, returns = gae(rewards, values, masks, gamma=gamma, lam=lam)
     for row, a, r in zip(batch, advantages, returns, strict=True):
         expected_advantages, expected_returns = loop(row, gamma, lam)
@@ -85,7 +92,13 @@ def test_gae_equals_a_loop_that_skips_masked_tokens(
 
 def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
     plain = gae(rows([0, 0, 1]), rows([0.5, 0.2, 0.9]), rows([1, 1, 1]), gamma=0.9, lam=0.8)
-    observed = gae(rows([0, 0, 7, 7, 1]), rows([0.5, 0.2, 3, -3, 0.9]), rows([1, 1, 0, 0, 1]), gamma=0.9, lam=0.8)
+    observed = gae(
+        rows([0, 0, 7, 7, 1]),
+        rows([0.5, 0.2, 3, -3, 0.9]),
+        rows([1, 1, 0, 0, 1]),
+        gamma=0.9,
+        lam=0.8,
+    )
     for one, other in zip(plain, observed, strict=True):
         assert other[0][[0, 1, 4]].tolist() == pytest.approx(one[0].tolist())
         assert other[0][2:4].tolist() == [0, 0]
@@ -94,7 +107,11 @@ def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
 def test_with_lambda_one_and_no_values_gae_is_the_return() -> None:
     rewards, masks = rows([1, 2, 4]), rows([1, 1, 1])
     advantages, returns = gae(rewards, rows([0, 0, 0]), masks, gamma=0.5, lam=1.0)
-    assert advantages[0].tolist() == returns[0].tolist() == discounted_returns(rewards, 0.5)[0].tolist()
+    assert (
+        advantages[0].tolist()
+        == returns[0].tolist()
+        == discounted_returns(rewards, 0.5)[0].tolist()
+    )
 
 
 def test_with_lambda_zero_gae_is_one_step_ahead() -> None:

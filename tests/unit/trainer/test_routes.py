@@ -27,7 +27,10 @@ def test_rows_come_column_by_column_and_their_sums_go_back(given: tuple[Tensor, 
     chosen, most = given
     by = routes(chosen, int(chosen.sum()), most)
     expected = [
-        (token, column) for column in range(chosen.shape[1]) for token in range(len(chosen)) if chosen[token, column]
+        (token, column)
+        for column in range(chosen.shape[1])
+        for token in range(len(chosen))
+        if chosen[token, column]
     ]
     assert list(zip(by.source.tolist(), by.column.tolist(), strict=True)) == expected
     assert by.counts.tolist() == chosen.sum(0).tolist()

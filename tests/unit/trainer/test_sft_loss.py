@@ -43,7 +43,9 @@ def test_the_gradient_of_the_logits_is_the_softmax_less_the_answer() -> None:
     log_probs = torch.log_softmax(logits, -1)[:, 1]
     one = torch.ones(1)
     weights = token_weights(one, torch.tensor([0]), BatchTotals(1, 1), "token_mean")
-    sft_objective(log_probs, one, LossInputs(one, weights, weights, one, torch.tensor([0])), SFT).loss.backward()
+    sft_objective(
+        log_probs, one, LossInputs(one, weights, weights, one, torch.tensor([0])), SFT
+    ).loss.backward()
     expected = torch.softmax(logits.detach(), -1) - torch.tensor([[0.0, 1.0, 0.0]])
     torch.testing.assert_close(logits.grad, expected)
 
@@ -51,9 +53,14 @@ def test_the_gradient_of_the_logits_is_the_softmax_less_the_answer() -> None:
 def test_micro_batches_add_up() -> None:
     log_probs = -torch.rand(4)
     whole = sft_objective(log_probs, torch.ones(4), inputs(SFT), SFT)
-    parts = [sft_objective(log_probs[r], torch.ones(4)[r], inputs(SFT, r), SFT) for r in (slice(0, 3), slice(3, 4))]
+    parts = [
+        sft_objective(log_probs[r], torch.ones(4)[r], inputs(SFT, r), SFT)
+        for r in (slice(0, 3), slice(3, 4))
+    ]
     for name, value in whole.sums.items():
-        assert sum(part.sums[name] for part in parts).item() == pytest.approx(value.item(), abs=1e-6)
+        assert sum(part.sums[name] for part in parts).item() == pytest.approx(
+            value.item(), abs=1e-6
+        )
 
 
 def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None:
@@ -73,10 +80,14 @@ def test_slimes_default_weighs_answers_alike_whatever_their_length() -> None:
 
 
 def test_entropy_and_the_kl_to_the_reference_are_added_as_in_other_losses() -> None:
-    algorithm = Algorithm.model_validate({"lossFunction": "sft", "entropyCoef": 0.5, "kl": {"lossCoef": 2.0}})
+    algorithm = Algorithm.model_validate(
+        {"lossFunction": "sft", "entropyCoef": 0.5, "kl": {"lossCoef": 2.0}}
+    )
     log_probs, entropy = torch.tensor([-1.0, -9.0, -2.0, -3.0]), torch.tensor([1.0, 9.0, 2.0, 3.0])
     reference = log_probs - 0.25
     found = sft_objective(log_probs, entropy, inputs(algorithm, ref_log_probs=reference), algorithm)
     assert found.sums["kl_loss"].item() == pytest.approx(0.25), "k1: log pi - log pi_ref"
     assert found.loss.item() == pytest.approx(2.0 - 0.5 * 2.0 + 2.0 * 0.25)
-    assert found.sums["nll"].item() == pytest.approx(2.0), "the perplexity is of the likelihood alone"
+    assert found.sums["nll"].item() == pytest.approx(2.0), (
+        "the perplexity is of the likelihood alone"
+    )

@@ -21,7 +21,16 @@ def split(experts: int, max_bytes: int, name: str = UP) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("experts", "max_bytes", "parts"),
-    [(8, 192, 1), (8, 191, 2), (8, 96, 2), (8, 95, 4), (8, 1, 8), (6, 70, 3), (7, 100, 7), (256, 1, 32)],
+    [
+        (8, 192, 1),
+        (8, 191, 2),
+        (8, 96, 2),
+        (8, 95, 4),
+        (8, 1, 8),
+        (6, 70, 3),
+        (7, 100, 7),
+        (256, 1, 32),
+    ],
 )
 def test_as_few_equal_parts_as_fit(experts: int, max_bytes: int, parts: int) -> None:
     assert len(split(experts, max_bytes)) == parts

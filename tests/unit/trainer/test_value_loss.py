@@ -31,7 +31,9 @@ def test_the_larger_of_both_errors_counts(
 
 def test_a_value_beyond_the_bound_has_no_gradient() -> None:
     predictions = torch.tensor([1.0, 0.6], requires_grad=True)
-    clipped_value_loss(predictions, torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0]), clip=0.2).loss.sum().backward()
+    clipped_value_loss(
+        predictions, torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0]), clip=0.2
+    ).loss.sum().backward()
     assert predictions.grad is not None
     assert predictions.grad.tolist() == pytest.approx([0, 0.6 - 1])
 
@@ -40,12 +42,21 @@ def test_the_objective_weighs_tokens_and_leaves_masked_ones_out() -> None:
     predictions = torch.tensor([0.5, 1.0, 50.0], requires_grad=True)
     weights = torch.tensor([0.5, 0.5, 0.0])
     inputs = LossInputs(
-        advantages=torch.zeros(3), loss_weights=weights, metric_weights=weights, rollout_log_probs=torch.zeros(3),
-        sequence=torch.zeros(3, dtype=torch.int64), values=torch.full((3,), 0.5), returns=torch.ones(3),
-    )  # fmt: skip
+        advantages=torch.zeros(3),
+        loss_weights=weights,
+        metric_weights=weights,
+        rollout_log_probs=torch.zeros(3),
+        sequence=torch.zeros(3, dtype=torch.int64),
+        values=torch.full((3,), 0.5),
+        returns=torch.ones(3),
+    )
     result = value_objective(predictions, inputs, clip=0.2)
     result.loss.backward()
-    assert float(result.sums["vf_loss"]) == float(result.sums["loss"]) == pytest.approx((0.125 + 0.045) / 2)
+    assert (
+        float(result.sums["vf_loss"])
+        == float(result.sums["loss"])
+        == pytest.approx((0.125 + 0.045) / 2)
+    )
     assert float(result.sums["vf_clipfrac"]) == 0.5
     assert float(result.sums["vpred_mean"]) == pytest.approx(0.75)
     assert predictions.grad is not None
@@ -53,7 +64,9 @@ def test_the_objective_weighs_tokens_and_leaves_masked_ones_out() -> None:
 
 
 def test_a_critic_needs_values_and_returns() -> None:
-    inputs = LossInputs(*(torch.zeros(1) for _ in range(4)), sequence=torch.zeros(1, dtype=torch.int64))
+    inputs = LossInputs(
+        *(torch.zeros(1) for _ in range(4)), sequence=torch.zeros(1, dtype=torch.int64)
+    )
     with pytest.raises(ValueError, match="the values before the step and the returns"):
         value_objective(torch.zeros(1), inputs, clip=0.2)
     assert policy_objective(torch.zeros(1), torch.zeros(1), inputs, Algorithm()).loss == 0

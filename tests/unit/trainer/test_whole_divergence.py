@@ -1,4 +1,5 @@
-"""Divergences over a whole vocabulary, against the formulas as they are written, and autograd through them."""
+"""Divergences over a whole vocabulary, against the formulas as they are written, and autograd
+through them."""
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ WRITTEN: dict[WholeVocabulary, Callable[[Tensor, Tensor, float], Tensor]] = {
 def test_by_hand() -> None:
     """Student 0.5, 0.5; teacher 0.9, 0.1."""
     reverse = divergence_shares(HALF, SURE, "reverse_kl", 0.5)
-    assert float(reverse.divergence) == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1))
+    assert float(reverse.divergence) == pytest.approx(
+        0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
+    )
     forward = divergence_shares(HALF, SURE, "forward_kl", 0.5)
-    assert float(forward.divergence) == pytest.approx(0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5))
+    assert float(forward.divergence) == pytest.approx(
+        0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)
+    )
     assert float(forward.reverse_kl) == pytest.approx(float(reverse.divergence))
     both = divergence_shares(HALF, SURE, "jsd", 0.25)
     first, second = 0.25 * 0.9 + 0.75 * 0.5, 0.25 * 0.1 + 0.75 * 0.5
@@ -51,7 +56,9 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_value_and_gradient_are_those_of_the_written_formula(kind: WholeVocabulary, beta: float) -> None:
+def test_value_and_gradient_are_those_of_the_written_formula(
+    kind: WholeVocabulary, beta: float
+) -> None:
     torch.manual_seed(0)
     logits = (3 * torch.randn(7, 11, dtype=torch.float64)).requires_grad_()
     teacher = (3 * torch.randn(7, 11, dtype=torch.float64)).log_softmax(-1)
@@ -60,7 +67,9 @@ def test_value_and_gradient_are_those_of_the_written_formula(kind: WholeVocabula
     student = logits.detach().log_softmax(-1)
     shares = divergence_shares(student, teacher, kind, beta)
     assert torch.allclose(shares.divergence, written, atol=1e-12)
-    assert torch.allclose(divergence_gradient(student, teacher, shares.score, kind, beta), expected, atol=1e-12)
+    assert torch.allclose(
+        divergence_gradient(student, teacher, shares.score, kind, beta), expected, atol=1e-12
+    )
     assert expected.abs().max() > 0.01
 
 
@@ -69,7 +78,10 @@ def test_shares_of_words_add_up(kind: WholeVocabulary) -> None:
     torch.manual_seed(1)
     student, teacher = (torch.randn(3, 10, dtype=torch.float64).log_softmax(-1) for _ in range(2))
     whole = divergence_shares(student, teacher, kind, 0.3)
-    parts = [divergence_shares(student[:, at], teacher[:, at], kind, 0.3) for at in (slice(0, 4), slice(4, 10))]
+    parts = [
+        divergence_shares(student[:, at], teacher[:, at], kind, 0.3)
+        for at in (slice(0, 4), slice(4, 10))
+    ]
     for name, value in whole._asdict().items():
         assert torch.allclose(getattr(parts[0], name) + getattr(parts[1], name), value)
 
@@ -83,7 +95,9 @@ def test_a_teacher_that_agrees_is_no_distance_away_and_pulls_nowhere(kind: Whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_that_one_of_them_all_but_excludes_leave_finite_numbers(kind: WholeVocabulary) -> None:
+def test_words_that_one_of_them_all_but_excludes_leave_finite_numbers(
+    kind: WholeVocabulary,
+) -> None:
     student = torch.tensor([[0.0, -300.0, -300.0], [-300.0, 0.0, 300.0]]).log_softmax(-1)
     teacher = torch.tensor([[-300.0, 0.0, -300.0], [-300.0, 0.0, 300.0]]).log_softmax(-1)
     shares = divergence_shares(student, teacher, kind, 0.5)
@@ -98,9 +112,13 @@ def test_jsd_is_bounded_and_near_its_ends_a_kl() -> None:
     assert ((half >= 0) & (half <= math.log(2))).all()
     small = 1e-7
     near_forward = divergence_shares(student, teacher, "jsd", small).divergence / small
-    assert torch.allclose(near_forward, divergence_shares(student, teacher, "forward_kl", 0).divergence, rtol=1e-3)
+    assert torch.allclose(
+        near_forward, divergence_shares(student, teacher, "forward_kl", 0).divergence, rtol=1e-3
+    )
     near_reverse = divergence_shares(student, teacher, "jsd", 1 - small).divergence / small
-    assert torch.allclose(near_reverse, divergence_shares(student, teacher, "reverse_kl", 0).divergence, rtol=1e-3)
+    assert torch.allclose(
+        near_reverse, divergence_shares(student, teacher, "reverse_kl", 0).divergence, rtol=1e-3
+    )
 
 
 def objective(weights: Tensor, of_words: Tensor, **distillation: object) -> Objective:
@@ -115,7 +133,9 @@ def objective(weights: Tensor, of_words: Tensor, **distillation: object) -> Obje
     teacher = {"path": "t"}
     algorithm = Algorithm.model_validate({"distillation": {"teacher": teacher, **distillation}})
     divergence = Divergence(of_words, 2 * of_words.detach())
-    return policy_objective(torch.zeros(size), torch.zeros(size), inputs, algorithm, None, divergence)
+    return policy_objective(
+        torch.zeros(size), torch.zeros(size), inputs, algorithm, None, divergence
+    )
 
 
 def test_the_divergence_is_a_term_of_the_loss_beside_the_advantage() -> None:
@@ -130,7 +150,9 @@ def test_the_divergence_is_a_term_of_the_loss_beside_the_advantage() -> None:
 
 
 def test_a_masked_token_adds_nothing_whatever_stands_there() -> None:
-    result = objective(torch.tensor([1.0, 0.0]), torch.tensor([0.4, float("nan")]), divergence="jsd")
+    result = objective(
+        torch.tensor([1.0, 0.0]), torch.tensor([0.4, float("nan")]), divergence="jsd"
+    )
     assert float(result.sums["opd_loss"]) == pytest.approx(0.4)
 
 

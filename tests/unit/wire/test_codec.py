@@ -7,13 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleGroup, SampleStatus, WeightSpan
+from sluice.sample import (
+    Prompt,
+    Purpose,
+    Sample,
+    SampleError,
+    SampleGroup,
+    SampleStatus,
+    WeightSpan,
+)
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=4), children, max_size=3),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=4), children, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -24,8 +34,12 @@ def samples(draw: st.DrawFn, index: int = 0) -> Sample:
     sample.append_prompt(draw(st.lists(st.integers(0, 2**31 - 1), max_size=6)))
     for version in range(draw(st.integers(0, 3))):
         tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
-        log_probs = draw(st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens)))
-        sample.append(tokens, log_probs, [WeightSpan(version, 0, len(tokens))], trainable=draw(st.booleans()))
+        log_probs = draw(
+            st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens))
+        )
+        sample.append(
+            tokens, log_probs, [WeightSpan(version, 0, len(tokens))], trainable=draw(st.booleans())
+        )
     sample.status = draw(st.sampled_from(SampleStatus))
     sample.reward = draw(st.floats(-10, 10))
     sample.reward_parts = draw(st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=2))
@@ -33,7 +47,9 @@ def samples(draw: st.DrawFn, index: int = 0) -> Sample:
     sample.response = draw(st.text(max_size=10))
     if sample.response_length and draw(st.booleans()):
         scores = st.floats(-50, 0, width=32)
-        found = draw(st.lists(scores, min_size=sample.response_length, max_size=sample.response_length))
+        found = draw(
+            st.lists(scores, min_size=sample.response_length, max_size=sample.response_length)
+        )
         sample.teacher_log_probs = np.asarray(found, dtype=np.float32)
     return sample
 
@@ -54,7 +70,16 @@ def groups(draw: st.DrawFn) -> SampleGroup:
 
 def same(a: Sample, b: Sample) -> bool:
     arrays = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
-    plain = ("index", "response_length", "response", "reward", "reward_parts", "weight_versions", "status", "metadata")
+    plain = (
+        "index",
+        "response_length",
+        "response",
+        "reward",
+        "reward_parts",
+        "weight_versions",
+        "status",
+        "metadata",
+    )
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and all(
         getattr(a, n) == getattr(b, n) for n in plain
     )
@@ -75,9 +100,12 @@ def test_chunks_of_interleaved_messages_come_together(messages: list[bytes], siz
     pieces = []
     for key, data in enumerate(messages):
         parts = [data[i : i + size] for i in range(0, max(len(data), 1), size)]
-        pieces.append([
-            pb.Chunk(key=key, data=p, last=i == len(parts) - 1, size=0 if i else len(data)) for i, p in enumerate(parts)
-        ])  # fmt: skip
+        pieces.append(
+            [
+                pb.Chunk(key=key, data=p, last=i == len(parts) - 1, size=0 if i else len(data))
+                for i, p in enumerate(parts)
+            ]
+        )
     assembler, found = codec.Assembler(), {}
     while any(pieces):
         for queue in pieces:
@@ -135,7 +163,10 @@ def test_broken_bytes_name_the_field() -> None:
     [
         ({"loss_mask": np.ones(1, np.uint8)}, "lossMask: 1 entries for 2 response tokens"),
         ({"rollout_log_probs": np.zeros(3, np.float32)}, "rolloutLogProbs: 3 entries"),
-        ({"rollout_log_probs": np.array([np.nan, 0], np.float32)}, "rolloutLogProbs: a trainable token has no finite"),
+        (
+            {"rollout_log_probs": np.array([np.nan, 0], np.float32)},
+            "rolloutLogProbs: a trainable token has no finite",
+        ),
         ({"response_length": 9}, "responseLength: 9 with 3 tokens"),
         ({"weight_versions": [WeightSpan(0, 0, 1)]}, "weightVersions: cover 1 of 2"),
         ({"weight_versions": [WeightSpan(0, 1, 2)]}, "weightVersions: span"),

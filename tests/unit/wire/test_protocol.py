@@ -70,7 +70,9 @@ KINDS = ["unary", "server_stream", "client_stream", "bidi"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_caller_of_the_same_protocol_is_answered(channel: grpc.aio.Channel, kind: str) -> None:
+async def test_a_caller_of_the_same_protocol_is_answered(
+    channel: grpc.aio.Channel, kind: str
+) -> None:
     assert await call(channel, kind, rpc.metadata()) == b"answer"
 
 
@@ -87,10 +89,13 @@ async def test_any_other_caller_is_refused_in_one_sentence(
     channel: grpc.aio.Channel, kind: str, metadata: protocol.Metadata, theirs: str
 ) -> None:
     with pytest.raises(MixedReleasesError) as raised:
-        await rpc.retrying(lambda: call(channel, kind, metadata), what="Submit at the buffer", seconds=20)
+        await rpc.retrying(
+            lambda: call(channel, kind, metadata), what="Submit at the buffer", seconds=20
+        )
     assert isinstance(raised.value, ConfigurationError), "the process ends with exit code 2"
     assert str(raised.value) == (
-        f"Submit at the buffer: the caller speaks {theirs}, the server protocol {PROTOCOL} (sluice {RELEASE}): {ADVICE}"
+        f"Submit at the buffer: the caller speaks {theirs}, the server protocol {PROTOCOL} (sluice "
+        f"{RELEASE}): {ADVICE}"
     )
 
 
@@ -101,7 +106,9 @@ async def test_who_does_not_have_the_token_learns_nothing_of_protocols() -> None
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     async with rpc.channel(f"127.0.0.1:{port}") as opened:
-        with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED: the call does not carry this job's token"):
+        with pytest.raises(
+            rpc.RefusedError, match="UNAUTHENTICATED: the call does not carry this job's token"
+        ):
             await rpc.retrying(lambda: call(opened, "unary", OTHER), what="Submit", seconds=20)
     await server.stop(None)
 
@@ -114,7 +121,9 @@ class OlderRendezvous(rendezvous_pb2_grpc.RendezvousServicer):
         await asyncio.sleep(60)
 
     async def AddressBook(self, request: Any, context: Any) -> pb.AddressBookResponse:
-        return pb.AddressBookResponse(members=[pb.Member(role="buffer", name="buffer-0", address="127.0.0.1:1")])
+        return pb.AddressBookResponse(
+            members=[pb.Member(role="buffer", name="buffer-0", address="127.0.0.1:1")]
+        )
 
 
 @pytest.fixture
@@ -128,7 +137,9 @@ async def older() -> AsyncIterator[str]:
 
 
 async def test_a_member_leaves_a_rendezvous_that_is_older(older: str) -> None:
-    async with Membership(older, lambda: pb.Member(role="rollout", name="rollout-0", attempt=1)) as member:
+    async with Membership(
+        older, lambda: pb.Member(role="rollout", name="rollout-0", attempt=1)
+    ) as member:
         with pytest.raises(MixedReleasesError) as raised:
             await asyncio.wait_for(member.until_refused(), 20)
     assert str(raised.value) == (
@@ -138,5 +149,8 @@ async def test_a_member_leaves_a_rendezvous_that_is_older(older: str) -> None:
 
 
 async def test_a_buffer_that_is_older_is_not_called(older: str) -> None:
-    with pytest.raises(MixedReleasesError, match=f"^buffer-0, or the rendezvous at {older}, speaks a protocol without"):
+    with pytest.raises(
+        MixedReleasesError,
+        match=f"^buffer-0, or the rendezvous at {older}, speaks a protocol without",
+    ):
         await membership.find(older, "buffer", seconds=20)

@@ -16,12 +16,16 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 
 
 def failing(*codes: grpc.StatusCode) -> tuple[Callable[[], Awaitable[str]], list[grpc.StatusCode]]:
-    """A call that fails with each of these in turn, and then is answered; and what is left of them."""
+    """A call that fails with each of these in turn, and then is answered; and what is left of
+    them.
+    """
     left = list(codes)
 
     async def call() -> str:
         if left:
-            raise grpc.aio.AioRpcError(left.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata(), "because")
+            raise grpc.aio.AioRpcError(
+                left.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata(), "because"
+            )
         return "answer"
 
     return call, left
@@ -65,7 +69,9 @@ async def test_calls_that_reach_a_server_as_it_stops_are_repeated_at_the_next_on
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
 
         async def call() -> pb.Ledger:
-            ledger: pb.Ledger = await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=30)
+            ledger: pb.Ledger = await stub.GetLedger(
+                pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=30
+            )
             return ledger
 
         async def until_new() -> None:
@@ -82,14 +88,20 @@ async def test_calls_that_reach_a_server_as_it_stops_are_repeated_at_the_next_on
 
 async def test_a_peer_that_does_not_come_is_named() -> None:
     call, left = failing(*[grpc.StatusCode.UNAVAILABLE] * 100)
-    with pytest.raises(rpc.DeadlineError, match=r"Stats at the buffer: no answer for 0 s \(UNAVAILABLE: because\)"):
+    with pytest.raises(
+        rpc.DeadlineError, match=r"Stats at the buffer: no answer for 0 s \(UNAVAILABLE: because\)"
+    ):
         await rpc.retrying(call, what="Stats at the buffer", seconds=0.4)
     assert len(left) > 90
 
 
 @pytest.mark.parametrize(
     "code",
-    [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED],
+    [
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ],
 )
 async def test_a_refusal_is_not_repeated(code: grpc.StatusCode) -> None:
     call, left = failing(code, code)

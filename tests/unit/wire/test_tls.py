@@ -28,7 +28,11 @@ def of(job: str, name: str = NAME) -> Tls:
 
 
 def write(directory: Path, secured: Tls) -> None:
-    for name, text in (("ca.crt", secured.ca), ("tls.crt", secured.certificate), ("tls.key", secured.key)):
+    for name, text in (
+        ("ca.crt", secured.ca),
+        ("tls.crt", secured.certificate),
+        ("tls.key", secured.key),
+    ):
         if text:
             (directory / name).write_bytes(text)
 
@@ -59,37 +63,50 @@ async def ask(address: str, secured: Tls, token: str = TOKEN, seconds: float = 5
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
 
         async def call() -> pb.Ledger:
-            ledger: pb.Ledger = await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(token), timeout=5)
+            ledger: pb.Ledger = await stub.GetLedger(
+                pb.GetLedgerRequest(), metadata=rpc.metadata(token), timeout=5
+            )
             return ledger
 
-        return int((await rpc.retrying(call, what="GetLedger at the rendezvous", seconds=seconds)).version)
+        return int(
+            (await rpc.retrying(call, what="GetLedger at the rendezvous", seconds=seconds)).version
+        )
 
 
 async def test_a_client_of_the_same_job_is_answered(address: str) -> None:
     assert await ask(address, Tls(of("one").ca, NAME)) == 7
 
 
-@pytest.mark.parametrize("secured", [of("two"), of("one", "two.default.sluice")], ids=["authority", "name"])
+@pytest.mark.parametrize(
+    "secured", [of("two"), of("one", "two.default.sluice")], ids=["authority", "name"]
+)
 async def test_a_server_of_another_job_is_refused_at_once(address: str, secured: Tls) -> None:
     with pytest.raises(
-        rpc.RefusedError, match=r"^GetLedger at the rendezvous: the peer's certificate is not from this"
+        rpc.RefusedError,
+        match=r"^GetLedger at the rendezvous: the peer's certificate is not from this",
     ):
         await ask(address, secured, seconds=60)
 
 
 async def test_a_client_without_the_authority_is_told_what_it_lacks(address: str) -> None:
-    with pytest.raises(rpc.DeadlineError, match="it may want TLS, which this process was not given"):
+    with pytest.raises(
+        rpc.DeadlineError, match="it may want TLS, which this process was not given"
+    ):
         await ask(address, PLAIN, seconds=0.5)
 
 
 async def test_the_token_is_asked_for_over_tls_too(address: str) -> None:
-    with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED: the call does not carry this job's token"):
+    with pytest.raises(
+        rpc.RefusedError, match="UNAUTHENTICATED: the call does not carry this job's token"
+    ):
         await ask(address, of("one"), token="wrong")
 
 
 async def test_a_server_in_plain_text_is_refused_by_a_client_that_asks_for_tls() -> None:
     server, address = await serve(PLAIN)
-    with pytest.raises(rpc.RefusedError, match="the peer does not speak TLS, which this job asks for"):
+    with pytest.raises(
+        rpc.RefusedError, match="the peer does not speak TLS, which this job asks for"
+    ):
         await ask(address, of("one"), seconds=60)
     await server.stop(None)
 
@@ -129,7 +146,9 @@ async def test_a_member_that_meets_another_jobs_rendezvous_is_told(
         assert str(member.refused).endswith("it belongs to another job")
 
 
-async def test_servers_and_clients_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_servers_and_clients_follow_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, of("one"))
     monkeypatch.setenv("SLUICE_TLS_DIR", str(tmp_path))
     monkeypatch.setenv("SLUICE_TLS_NAME", NAME)
@@ -140,7 +159,9 @@ async def test_servers_and_clients_follow_the_environment(tmp_path: Path, monkey
     await server.start()
     async with rpc.channel(address) as channel:
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
-        assert (await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=5)).version == 7
+        assert (
+            await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=5)
+        ).version == 7
     with pytest.raises(rpc.DeadlineError):
         await ask(address, PLAIN, seconds=0.5)
     await server.stop(None)
@@ -160,7 +181,9 @@ def test_without_a_directory_calls_are_in_plain_text() -> None:
         ({"SLUICE_TLS_DIR": "/nowhere"}, "SLUICE_TLS_NAME is not set"),
     ],
 )
-def test_a_directory_that_lacks_something_is_no_reason_for_plain_text(variables: dict[str, str], message: str) -> None:
+def test_a_directory_that_lacks_something_is_no_reason_for_plain_text(
+    variables: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         tls.from_environment(variables)
 

@@ -1,4 +1,6 @@
-"""The Kubernetes side of the Cluster protocol. Apart from handlers and __main__ only this package knows Kubernetes."""
+"""The Kubernetes side of the Cluster protocol. Apart from handlers and __main__ only this package
+knows Kubernetes.
+"""
 
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster

@@ -1,4 +1,5 @@
-"""Warnings in the answers of an API server: fields on their way out, a pod that a stricter namespace would refuse.
+"""Warnings in the answers of an API server: fields on their way out, a pod that a stricter
+namespace would refuse.
 
 It comes in the header `Warning` of a request that succeeds, with each object of the kind again.
 """
@@ -23,7 +24,9 @@ log = structlog.get_logger(__name__)
 
 def warnings_of(headers: Iterable[str]) -> list[str]:
     """The texts in the values of `Warning` headers (RFC 7234, section 5.5)."""
-    return [re.sub(r"\\(.)", r"\1", text) for header in headers for text in _WARNING.findall(header)]
+    return [
+        re.sub(r"\\(.)", r"\1", text) for header in headers for text in _WARNING.findall(header)
+    ]
 
 
 def listener(said: list[Said], found: KubeObject) -> Callable[[str], None]:
@@ -38,7 +41,9 @@ class Advice:
         self._told: dict[str, set[tuple[str, str]]] = defaultdict(set)
 
     def news(self, job_uid: str, said: Iterable[Said]) -> list[Event]:
-        """An event, and a line of the log, for each text that is new for its kind: a job's later pods get the same."""
+        """An event, and a line of the log, for each text that is new for its kind: a job's later
+        pods get the same.
+        """
         told, events = self._told[job_uid], []
         for kind, name, text in said:
             if (kind, text) not in told:

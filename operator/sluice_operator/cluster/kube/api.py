@@ -1,7 +1,7 @@
 """Requests to an API server in plain dicts, and the one place where its errors become types.
 
-The client's generated models are not used: importing them costs more memory than everything else of the operator, and a
-server that is newer than them would lose fields.
+The client's generated models are not used: importing them costs more memory than everything else of
+the operator, and a server that is newer than them would lose fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _STRICT = {**_WRITE, "fieldValidation": "Strict"}
 CALL_SECONDS = 20.0
 CONNECTIONS = 32
 PAGE = 100
-"""Objects in a part of a list. A whole pod takes 50 kB while it is parsed; larger parts are hardly faster."""
+"""Objects in a part of a list. A whole pod takes 50 kB while it is parsed; larger parts are hardly
+faster."""
 THROTTLED_TRIES, THROTTLED_SECONDS = 10, 5.0
 _ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
@@ -66,7 +67,9 @@ class Api:
                 load_incluster_config(client_configuration=configuration)
             else:
                 file = os.environ.get("KUBECONFIG") or None
-                await load_kube_config(file, client_configuration=configuration, persist_config=False)
+                await load_kube_config(
+                    file, client_configuration=configuration, persist_config=False
+                )
         except ConfigException as error:
             text = "no API server is known: run in a pod with a service account, or set KUBECONFIG"
             raise ConfigurationError(f"{text} ({error})") from error
@@ -83,15 +86,27 @@ class Api:
     ) -> KubeObject:
         return await self._request("GET", path, query=query, accept=accept)
 
-    async def create(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
+    async def create(
+        self, path: str, body: KubeObject, warned: Listener | None = None
+    ) -> KubeObject:
         return await self._request("POST", path, body, _STRICT, warned=warned)
 
-    async def apply(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
-        """Server-side apply. Only for objects that are known to be ours: conflicts are decided for us."""
-        return await self._request("PATCH", path, body, {**_STRICT, "force": "true"}, APPLY, warned=warned)
+    async def apply(
+        self, path: str, body: KubeObject, warned: Listener | None = None
+    ) -> KubeObject:
+        """Server-side apply. Only for objects that are known to be ours: conflicts are decided for
+        us.
+        """
+        return await self._request(
+            "PATCH", path, body, {**_STRICT, "force": "true"}, APPLY, warned=warned
+        )
 
-    async def merge(self, path: str, body: KubeObject, warned: Listener | None = None) -> KubeObject:
-        """Not strict: the status of an operator that is newer than the CRD must not stop its jobs."""
+    async def merge(
+        self, path: str, body: KubeObject, warned: Listener | None = None
+    ) -> KubeObject:
+        """Not strict: the status of an operator that is newer than the CRD must not
+        stop its jobs.
+        """
         return await self._request("PATCH", path, body, _WRITE, MERGE, warned=warned)
 
     async def replace(self, path: str, body: KubeObject) -> KubeObject:
@@ -100,7 +115,9 @@ class Api:
     async def delete(self, path: str, options: KubeObject) -> KubeObject:
         return await self._request("DELETE", path, options)
 
-    async def pages(self, path: str, selector: str = "", accept: str = "application/json") -> AsyncIterator[KubeObject]:
+    async def pages(
+        self, path: str, selector: str = "", accept: str = "application/json"
+    ) -> AsyncIterator[KubeObject]:
         """A list, page by page."""
         query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
         while True:
@@ -121,13 +138,19 @@ class Api:
         return found, at
 
     async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:
-        """A text, line by line as it comes, until the server ends it: a log that is followed may take for ever."""
+        """A text, line by line as it comes, until the server ends it: a log that is followed may
+        take for ever.
+        """
         rest = b""
         with self._as_unavailable("GET", path):
             async with asyncio.timeout(CALL_SECONDS):
-                response = await self._send("GET", path, None, query, accept="*/*", timeout=_ENDLESS)
+                response = await self._send(
+                    "GET", path, None, query, accept="*/*", timeout=_ENDLESS
+                )
             if response.status >= 400:
-                raise error_of(response.status, await response.read(), response.headers, f"GET {path}")
+                raise error_of(
+                    response.status, await response.read(), response.headers, f"GET {path}"
+                )
             with contextlib.closing(response.response):
                 async for chunk in response.response.content.iter_any():
                     *whole, rest = (rest + chunk).split(b"\n")
@@ -179,7 +202,9 @@ class Api:
         headers = {"Accept": accept, "Content-Type": content, **self._client.default_headers}
         url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        return await self._client.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+        return await self._client.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=timeout
+        )
 
     @contextlib.contextmanager
     def _as_unavailable(self, method: str, path: str) -> Iterator[None]:
@@ -188,7 +213,9 @@ class Api:
             yield
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._observer(method, 0)
-            raise errors.UnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+            raise errors.UnavailableError(
+                f"{method} {path}: {error or type(error).__name__}"
+            ) from error
 
 
 def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) -> errors.ApiError:
@@ -201,14 +228,20 @@ def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) ->
     except (ValueError, AttributeError):
         reason, message, retry, known = "", text[:200].decode(errors="replace"), None, False
     delay = float(headers["Retry-After"]) if headers.get("Retry-After", "").isdigit() else retry
-    if status == 404 and not known:  # of a kind that it knows, an API server names the object that is not there
+    if (
+        status == 404 and not known
+    ):  # of a kind that it knows, an API server names the object that is not there
         return errors.MissingApiError(f"{what}: the API server does not have this API", status)
     return _type(status, reason)(message or f"{what}: HTTP {status}", status, delay)
 
 
 def _is_short_of_time(error: errors.ApiError) -> bool:
     """The server asks to come back soon."""
-    return error.status == 429 and error.retry_after is not None and error.retry_after <= THROTTLED_SECONDS
+    return (
+        error.status == 429
+        and error.retry_after is not None
+        and error.retry_after <= THROTTLED_SECONDS
+    )
 
 
 def _type(status: int, reason: str) -> type[errors.ApiError]:

@@ -1,11 +1,12 @@
 """KubeCluster: the Cluster protocol on an API server.
 
-Reads come from memory (cluster/kube/store.py), which watches fill and which every answer to a write of ours updates at
-once; so no pass ever plans from a world without its predecessor's writes. What is not watched, the few objects that a
-job owns besides pods, is the matter of owned.py.
+Reads come from memory (cluster/kube/store.py), which watches fill and which every answer to a write
+of ours updates at once; so no pass ever plans from a world without its predecessor's writes. What
+is not watched, the few objects that a job owns besides pods, is the matter of owned.py.
 
-Every write may be repeated and may be raced by another operator: names are deterministic, creations that find their
-object there are done, deletions name the uid they mean, and the status carries the version that it was planned from.
+Every write may be repeated and may be raced by another operator: names are deterministic, creations
+that find their object there are done, deletions name the uid they mean, and the status carries the
+version that it was planned from.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.cluster.kube.store import Key, Store, lean_job, lean_pod, owner_uid, uid, version
+from sluice_operator.cluster.kube.store import (
+    Key,
+    Store,
+    lean_job,
+    lean_pod,
+    owner_uid,
+    uid,
+    version,
+)
 from sluice_operator.cluster.kube.warnings import Warnings
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.decide.missing import lacks_pods
@@ -43,13 +52,19 @@ log = structlog.get_logger(__name__)
 
 
 class KubeCluster:
-    """identity: this process, as events name it. keys: what the jobs' Secrets are made from. namespace: our own.
+    """identity: this process, as events name it. keys: what the jobs' Secrets are made from.
+    namespace: our own.
 
     defaults: what jobs get that say nothing themselves.
     """
 
     def __init__(
-        self, api: Api, identity: str, keys: JobKeys, namespace: str, defaults: JobDefaults = NO_DEFAULTS
+        self,
+        api: Api,
+        identity: str,
+        keys: JobKeys,
+        namespace: str,
+        defaults: JobDefaults = NO_DEFAULTS,
     ) -> None:
         self.api, self.identity, self.keys, self.namespace = api, identity, keys, namespace
         self._defaults = defaults
@@ -61,7 +76,8 @@ class KubeCluster:
         self._advice = Advice()
         self._workloads = Workloads(api)
 
-    # -- Cluster ------------------------------------------------------------------------------------------------------
+    # -- Cluster
+    # ----------------------------------------------------------------------------------------------
 
     async def observe(self, job: RLJob) -> Observed:
         is_first_look = not self._owned.known(job.metadata.uid).read
@@ -109,7 +125,8 @@ class KubeCluster:
         if stored is not None:
             await self.tell(stored, events)
 
-    # -- jobs as they are stored --------------------------------------------------------------------------------------
+    # -- jobs as they are stored
+    # --------------------------------------------------------------------------------------
 
     def stored(self, key: Key) -> KubeObject | None:
         return self.jobs.newest(key)
@@ -119,7 +136,9 @@ class KubeCluster:
         return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
-        """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
+        """The ConfigMap that holds the manifest which this job's pods were started with; None:
+        nothing was.
+        """
         return await self._owned.config(stored)
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]:
@@ -132,14 +151,17 @@ class KubeCluster:
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:
         """Write the status of the version that we read; nothing where it is equal.
 
-        A version that somebody else made meanwhile is refused by the server: that fences a leader who does not know
-        yet that he was replaced.
+        A version that somebody else made meanwhile is refused by the server: that fences a leader
+        who does not know yet that he was replaced.
         """
         patch = merge_patch(stored.get("status") or {}, without_empty(manifest(status)))
         if not patch:
             return
         namespace, name = _place(stored)
-        body = {"metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]}, "status": patch}
+        body = {
+            "metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]},
+            "status": patch,
+        }
         said: list[Said] = []
         try:
             at = path("RLJob", namespace, name, "status")
@@ -168,7 +190,9 @@ class KubeCluster:
         self._owned.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
-        """Read all that there is, before the first pass: a job that is planned before its pods are known loses them."""
+        """Read all that there is, before the first pass: a job that is planned before its pods are
+        known loses them.
+        """
         for namespace in namespaces:
             for store, kind, selector in self._watched:
                 async for page in self.api.pages(collection(kind, namespace), selector):
@@ -178,7 +202,8 @@ class KubeCluster:
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
         """Compare with the server's own lists; what was lost.
 
-        A watch that was away for too long starts anew with what there is, and never says what has gone meanwhile.
+        A watch that was away for too long starts anew with what there is, and never says what has
+        gone meanwhile.
         """
         lost: list[KubeObject] = []
         for namespace in namespaces:
@@ -188,7 +213,8 @@ class KubeCluster:
                 lost += [{**each, "kind": kind} for each in found]
         return lost
 
-    # -- pods ---------------------------------------------------------------------------------------------------------
+    # -- pods
+    # ----------------------------------------------------------------------------------------------
 
     def _pods(self, job: RLJob) -> list[KubeObject]:
         return [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
@@ -196,14 +222,17 @@ class KubeCluster:
     async def _reread_pods(self, job: RLJob) -> None:
         """A pod that is missed may only be late: the watch of pods may lag behind that of jobs.
 
-        A new leader would take all that its predecessor has just made for lost, and restart whole jobs for nothing.
+        A new leader would take all that its predecessor has just made for lost, and restart whole
+        jobs for nothing.
         """
         selector = names.selector_text(names.selector(job))
         async for page in self.api.pages(collection("Pod", job.metadata.namespace), selector):
             for found in page["items"] or []:
                 self.pods.put({**found, "kind": "Pod"})
 
-    async def _create_pod(self, job: RLJob, found: KubeObject, warned: Callable[[str], None]) -> None:
+    async def _create_pod(
+        self, job: RLJob, found: KubeObject, warned: Callable[[str], None]
+    ) -> None:
         name, namespace = found["metadata"]["name"], job.metadata.namespace
         try:
             stored = await self.api.create(collection("Pod", namespace), found, warned)
@@ -214,9 +243,14 @@ class KubeCluster:
 
     async def _delete(self, job: RLJob, deletion: Deletion) -> None:
         if deletion.kind == "RLJob":
-            options = {"propagationPolicy": "Background", "preconditions": {"uid": job.metadata.uid}}
+            options = {
+                "propagationPolicy": "Background",
+                "preconditions": {"uid": job.metadata.uid},
+            }
             with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
-                await self.api.delete(path("RLJob", job.metadata.namespace, job.metadata.name), options)
+                await self.api.delete(
+                    path("RLJob", job.metadata.namespace, job.metadata.name), options
+                )
             return
         if deletion.kind == podgroup.WORKLOAD:
             await self._end_group(deletion.name, self._pods(job))
@@ -235,7 +269,10 @@ class KubeCluster:
             if grace == 0 and podstate.is_kept(pod):
                 self.pods.put(await self._workloads.give_up(pod))
             answer = await self.api.delete(path("Pod", namespace, name), options)
-        except (errors.NotFoundError, errors.ConflictError):  # gone, or gone and another one of its name
+        except (
+            errors.NotFoundError,
+            errors.ConflictError,
+        ):  # gone, or gone and another one of its name
             self.pods.bury(pod)
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
@@ -244,10 +281,16 @@ class KubeCluster:
             self.pods.put(_terminating(pod, answer, grace))
 
     async def release(self, key: Key) -> None:
-        """Let go of pods whose job is gone, or is going: Kueue would keep them until others took their place."""
+        """Let go of pods whose job is gone, or is going: Kueue would keep them until others took
+        their place.
+        """
         stored = self.stored(key)
         lives = stored is not None and not stored["metadata"].get("deletionTimestamp")
-        left = [pod for pod in self.pods.of(key) if not (lives and stored and owner_uid(pod) == uid(stored))]
+        left = [
+            pod
+            for pod in self.pods.of(key)
+            if not (lives and stored and owner_uid(pod) == uid(stored))
+        ]
         for deletion in podgroup.ends(left):
             await self._end_group(deletion.name, left)
 
@@ -256,12 +299,17 @@ class KubeCluster:
         if own:
             await self._workloads.end(group, own)
 
-    # -- freshness ----------------------------------------------------------------------------------------------------
+    # -- freshness
+    # ----------------------------------------------------------------------------------------------
 
     def _check_fresh(self, job: RLJob) -> None:
         stored = self.stored(_key(job))
         planned = (job.metadata.model_extra or {}).get("resourceVersion")
-        if stored is None or uid(stored) != job.metadata.uid or stored["metadata"]["resourceVersion"] != planned:
+        if (
+            stored is None
+            or uid(stored) != job.metadata.uid
+            or stored["metadata"]["resourceVersion"] != planned
+        ):
             raise errors.StaleError(f"RLJob {job.key} has changed")
 
     async def _reread_job(self, stored: KubeObject) -> None:
@@ -294,7 +342,9 @@ def _place(found: Mapping[str, Any]) -> Key:
 
 
 def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:
-    """A pod whose deletion the server took and did at once: it counts as ending until a watch says that it is gone."""
+    """A pod whose deletion the server took and did at once: it counts as ending until a watch says
+    that it is gone.
+    """
     moment = clock.text(datetime.now(UTC) + timedelta(seconds=grace))
     newest = max(version(pod) + 1, version(answer) if "metadata" in answer else 0)
     metadata = pod["metadata"] | {"deletionTimestamp": moment, "resourceVersion": str(newest)}

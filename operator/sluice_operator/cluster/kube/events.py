@@ -20,7 +20,13 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
     """An event about a job. identity: this replica of the operator."""
     metadata = stored["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
-    regarding = {"apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": uid(stored)}
+    regarding = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "namespace": namespace,
+        "name": name,
+        "uid": uid(stored),
+    }
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",

@@ -1,7 +1,7 @@
 """Objects that a job could run without (plan/manifests/extras.py), at the API server.
 
-Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job that asks for groups
-of a scheduler that is not installed cannot run, and is told so.
+Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job
+that asks for groups of a scheduler that is not installed cannot run, and is told so.
 """
 
 from __future__ import annotations
@@ -34,9 +34,17 @@ class Extras:
 async def read(api: Api, job: RLJob) -> Extras:
     """Groups are listed, since those of older attempts may be left."""
     keys = extra_keys(job)
-    answers = await asyncio.gather(*(_get(api, kind, name, job.metadata.namespace) for kind, name in keys))
-    objects = {key: found for key, found in zip(keys, answers, strict=True) if isinstance(found, dict)}
-    absent = {kind for (kind, _), found in zip(keys, answers, strict=True) if found is errors.MissingApiError}
+    answers = await asyncio.gather(
+        *(_get(api, kind, name, job.metadata.namespace) for kind, name in keys)
+    )
+    objects = {
+        key: found for key, found in zip(keys, answers, strict=True) if isinstance(found, dict)
+    }
+    absent = {
+        kind
+        for (kind, _), found in zip(keys, answers, strict=True)
+        if found is errors.MissingApiError
+    }
     return Extras(objects | await _groups(api, job), frozenset(absent))
 
 
@@ -46,12 +54,15 @@ def location(job: RLJob, kind: str, name: str) -> str:
 
 def missing(absent: frozenset[str]) -> Event:
     text = (
-        f"this API server has no {' and no '.join(sorted(absent))} of the version that is needed; the job runs without"
+        f"this API server has no {' and no '.join(sorted(absent))} of the version that is needed; "
+        "the job runs without"
     )
     return Event("Warning", "ApiMissing", text)
 
 
-async def _get(api: Api, kind: str, name: str, namespace: str) -> KubeObject | type[errors.MissingApiError] | None:
+async def _get(
+    api: Api, kind: str, name: str, namespace: str
+) -> KubeObject | type[errors.MissingApiError] | None:
     try:
         return await api.get(path(kind, namespace, name))
     except errors.MissingApiError:
@@ -69,7 +80,10 @@ async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
     with contextlib.suppress(errors.MissingApiError):  # the first that is made will tell
         async for page in api.pages(at, names.selector_text(names.selector(job))):
             own = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
-            found |= {(queueing.KIND, each["metadata"]["name"]): {**each, "kind": queueing.KIND} for each in own}
+            found |= {
+                (queueing.KIND, each["metadata"]["name"]): {**each, "kind": queueing.KIND}
+                for each in own
+            }
     return found
 
 

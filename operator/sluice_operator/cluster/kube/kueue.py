@@ -1,7 +1,8 @@
-"""Kueue's Workloads: one for each group of pods, made by Kueue. We read why one waits, and say when a group has ended.
+"""Kueue's Workloads: one for each group of pods, made by Kueue. We read why one waits, and say when
+a group has ended.
 
-Kueue takes the end of a group whose pods have all run from an annotation of any of them, and keeps the pods for their
-logs. A group with pods that never ran ends when its Workload is deleted.
+Kueue takes the end of a group whose pods have all run from an annotation of any of them, and keeps
+the pods for their logs. A group with pods that never ran ends when its Workload is deleted.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ class Workloads:
         self._api = api
         self._version = ""
 
-    async def waited_for(self, job: RLJob, pods: Sequence[KubeObject]) -> Mapping[tuple[str, str], KubeObject]:
-        """The Workload of the group for whose admission the job waits, by (kind, name). pods: the job's."""
+    async def waited_for(
+        self, job: RLJob, pods: Sequence[KubeObject]
+    ) -> Mapping[tuple[str, str], KubeObject]:
+        """The Workload of the group for whose admission the job waits, by (kind, name). pods: the
+        job's.
+        """
         waiting = [pod for pod in admission.waiting(job, pods) if podstate.is_gated(pod)]
         name = podstate.group(waiting[0]) if waiting else ""
         workload = await self._read(job.metadata.namespace, name) if name else None
@@ -63,7 +68,11 @@ class Workloads:
     async def _read(self, namespace: str, name: str) -> KubeObject | None:
         try:
             version = await self._served()
-            return await self._api.get(path(WORKLOAD, namespace, name, group_version=version)) if version else None
+            return (
+                await self._api.get(path(WORKLOAD, namespace, name, group_version=version))
+                if version
+                else None
+            )
         except errors.NotFoundError:
             return None
         except errors.ApiError as error:  # a status with fewer words must not stop a job
@@ -74,5 +83,7 @@ class Workloads:
         """The version of its API that this cluster's Kueue prefers; empty: there is no Kueue."""
         if not self._version:
             with contextlib.suppress(errors.NotFoundError):
-                self._version = (await self._api.get(f"/apis/{GROUP}"))["preferredVersion"]["groupVersion"]
+                self._version = (await self._api.get(f"/apis/{GROUP}"))["preferredVersion"][
+                    "groupVersion"
+                ]
         return self._version

@@ -1,7 +1,8 @@
 """Leader election: of several operators one works, the others watch and wait.
 
-The client's election decides; the lock is ours, because the client's loads the generated models, gives up where the API
-server cannot be reached for a moment, and never hands the lease over at a clean end.
+The client's election decides; the lock is ours, because the client's loads the generated models,
+gives up where the API server cannot be reached for a moment, and never hands the lease over at a
+clean end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """lease: seconds after which a silent leader is replaced. He gives up himself after two thirds of it."""
+    """lease: seconds after which a silent leader is replaced. He gives up himself after two thirds
+    of it.
+    """
 
     lease: float = 15.0
 
@@ -59,12 +62,19 @@ class Lease(BaseLock):  # type: ignore[misc]
         except errors.NotFoundError as error:
             return False, _client_error(404, str(error))
         except (errors.ApiError, TimeoutError) as error:
-            return False, _client_error(getattr(error, "status", 0), str(error) or type(error).__name__)
+            return False, _client_error(
+                getattr(error, "status", 0), str(error) or type(error).__name__
+            )
         spec = self._stored.get("spec") or {}
-        values = (spec.get(key) for key in ("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime"))
+        values = (
+            spec.get(key)
+            for key in ("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime")
+        )
         return True, LeaderElectionRecord(*(str(value) if value else None for value in values))
 
-    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+    async def create(
+        self, name: str, namespace: str, election_record: LeaderElectionRecord
+    ) -> bool:
         return await self._write(election_record.holder_identity or "")
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
@@ -84,8 +94,12 @@ class Lease(BaseLock):  # type: ignore[misc]
                     body = self._body(holder, {}, None)
                     self._stored = await self._api.create(collection("Lease", self.namespace), body)
                 else:
-                    body = self._body(holder, self._stored["spec"], self._stored["metadata"]["resourceVersion"])
-                    self._stored = await self._api.replace(path("Lease", self.namespace, self.name), body)
+                    body = self._body(
+                        holder, self._stored["spec"], self._stored["metadata"]["resourceVersion"]
+                    )
+                    self._stored = await self._api.replace(
+                        path("Lease", self.namespace, self.name), body
+                    )
         except (errors.ApiError, TimeoutError) as error:
             self._stored = None
             log.warning("lease not written", error=str(error) or type(error).__name__)
@@ -113,8 +127,12 @@ class Lease(BaseLock):  # type: ignore[misc]
         return found
 
 
-async def elect(lease: Lease, timing: Timing, lead: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Wait for the lease, then run `lead` for as long as it is held. Returns when the lease is lost."""
+async def elect(
+    lease: Lease, timing: Timing, lead: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Wait for the lease, then run `lead` for as long as it is held. Returns when the lease is
+    lost.
+    """
 
     async def lost() -> None:
         log.error("lost the lease", lease=lease.name)

@@ -17,11 +17,15 @@ ENTRY = "key"
 
 
 async def read_or_make(api: Api, namespace: str, name: str) -> JobKeys:
-    """The keys that follow from the Secret. ConfigurationError: there is one, and it holds no key."""
+    """The keys that follow from the Secret. ConfigurationError: there is one, and it
+    holds no key.
+    """
     try:
         stored = await api.get(path("Secret", namespace, name))
     except errors.NotFoundError:
-        with contextlib.suppress(errors.AlreadyExistsError):  # another replica was faster: its key is ours too
+        with contextlib.suppress(
+            errors.AlreadyExistsError
+        ):  # another replica was faster: its key is ours too
             await api.create(collection("Secret", namespace), _secret(name, new_key()))
         stored = await api.get(path("Secret", namespace, name))
     return _keys(stored, f"Secret {namespace}/{name}")
@@ -43,5 +47,8 @@ def _keys(stored: KubeObject, where: str) -> JobKeys:
     try:
         return JobKeys(base64.b64decode((stored.get("data") or {}).get(ENTRY, ""), validate=True))
     except (ValueError, binascii.Error) as error:
-        text = f"expected at least {KEY_BYTES} random bytes under {ENTRY!r}; delete it to have one made"
+        text = (
+            f"expected at least {KEY_BYTES} random bytes under {ENTRY!r}; delete it to have one "
+            "made"
+        )
         raise ConfigurationError(f"{where}: {error}; {text}") from error

@@ -1,7 +1,8 @@
 """Objects of a job besides its pods, at the API server.
 
-These few objects are not watched. They are read when a job is first seen, and again from time to time. Secrets are
-never read: as long as no pod proves that they are there they are created again, and "already exists" is a good answer.
+These few objects are not watched. They are read when a job is first seen, and again from time to
+time. Secrets are never read: as long as no pod proves that they are there they are created again,
+and "already exists" is a good answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.model import Deletion, KubeObject
 
 REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
-"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for want of one."""
+"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for
+want of one."""
 
 
 @dataclass
@@ -39,7 +41,9 @@ class Owned:
 class OwnedObjects:
     """pods_of: a job's pods, as they are known."""
 
-    def __init__(self, api: Api, keys: JobKeys, pods_of: Callable[[RLJob], list[KubeObject]]) -> None:
+    def __init__(
+        self, api: Api, keys: JobKeys, pods_of: Callable[[RLJob], list[KubeObject]]
+    ) -> None:
         self._api, self._keys, self._pods_of = api, keys, pods_of
         self._known: dict[str, Owned] = {}
 
@@ -53,13 +57,23 @@ class OwnedObjects:
     async def read(self, job: RLJob) -> Owned:
         """ForeignObjectError: something of a name that the job needs belongs to somebody else."""
         owned = self._of(job)
-        patience = REREAD_WAITING_SECONDS if any(map(podstate.is_starting, self._pods_of(job))) else REREAD_SECONDS
+        patience = (
+            REREAD_WAITING_SECONDS
+            if any(map(podstate.is_starting, self._pods_of(job)))
+            else REREAD_SECONDS
+        )
         if owned.read and time.monotonic() - owned.read < patience:
             return owned
-        supporting = {(found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)}
+        supporting = {
+            (found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)
+        }
         wanted = [key for key in supporting if key[0] != "Secret"]
-        answers = await asyncio.gather(*(self._get(kind, name, job.metadata.namespace) for kind, name in wanted))
-        present = {key: found for key, found in zip(wanted, answers, strict=True) if found is not None}
+        answers = await asyncio.gather(
+            *(self._get(kind, name, job.metadata.namespace) for kind, name in wanted)
+        )
+        present = {
+            key: found for key, found in zip(wanted, answers, strict=True) if found is not None
+        }
         more = await extras.read(self._api, job)
         present |= {key: _lean(found) for key, found in more.objects.items()}
         secrets = {key: found for key, found in supporting.items() if key[0] == "Secret"}
@@ -71,7 +85,9 @@ class OwnedObjects:
         return owned
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
-        """The ConfigMap that holds the manifest which this job's pods were started with; None: nothing was."""
+        """The ConfigMap that holds the manifest which this job's pods were started with; None:
+        nothing was.
+        """
         owned = self.known(uid(stored))
         key = ("ConfigMap", f"{stored['metadata']['name']}-config")
         if owned.read:
@@ -80,14 +96,20 @@ class OwnedObjects:
         return found if found is not None and owner_uid(found) == uid(stored) else None
 
     async def apply(self, job: RLJob, found: KubeObject, warned: Listener) -> None:
-        """By server-side apply; but a Secret is created, and one that is there has this job's uid in its name."""
+        """By server-side apply; but a Secret is created, and one that is there has this job's uid
+        in its name.
+        """
         kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
         if kind == "Secret":
             with contextlib.suppress(errors.AlreadyExistsError):
-                await self._api.create(collection(kind, namespace), self._keys.filled(job, found), warned)
+                await self._api.create(
+                    collection(kind, namespace), self._keys.filled(job, found), warned
+                )
             stored = found
         else:
-            answer = await self._api.apply(extras.location(job, kind, name), _with_protocols(found), warned)
+            answer = await self._api.apply(
+                extras.location(job, kind, name), _with_protocols(found), warned
+            )
             stored = _lean(answer)
         self._of(job).objects[kind, name] = stored
 
@@ -105,7 +127,9 @@ class OwnedObjects:
         return self._known.setdefault(job.metadata.uid, Owned())
 
     def _has_its_secrets(self, job: RLJob) -> bool:
-        """We may not look. Pods that run have read them; if none does, or one does not start, they are made again."""
+        """We may not look. Pods that run have read them; if none does, or one does not start, they
+        are made again.
+        """
         pods = self._pods_of(job)
         return any(map(podstate.is_running, pods)) and not any(map(podstate.is_starting, pods))
 
@@ -119,8 +143,14 @@ class OwnedObjects:
 def check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
     owner = owner_uid(found) or (found["metadata"].get("labels") or {}).get(names.LABEL_UID, "")
     if owner != job.metadata.uid:
-        whose = "a former owner, and is being deleted" if owner else "somebody else; delete or rename it, or the job"
-        raise errors.ForeignObjectError(f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}")
+        whose = (
+            "a former owner, and is being deleted"
+            if owner
+            else "somebody else; delete or rename it, or the job"
+        )
+        raise errors.ForeignObjectError(
+            f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}"
+        )
 
 
 def _lean(found: KubeObject) -> KubeObject:
@@ -129,7 +159,9 @@ def _lean(found: KubeObject) -> KubeObject:
 
 
 def _with_protocols(found: KubeObject) -> KubeObject:
-    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part of its key there."""
+    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part
+    of its key there.
+    """
     if found["kind"] != "Service" or "ports" not in found["spec"]:
         return found
     ports = [{"protocol": "TCP", **port} for port in found["spec"]["ports"]]

@@ -6,8 +6,8 @@ from typing import Any
 
 
 def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The merge patch that turns `old` into `new`; empty: they are equal. Lists are replaced as a whole; null removes a
-    field.
+    """The merge patch that turns `old` into `new`; empty: they are equal. Lists are replaced as a
+    whole; null removes a field.
     """
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
@@ -22,7 +22,9 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(value: Any) -> Any:
-    """The value without its empty texts: a status leaves them out, and Kubernetes 1.20 takes them for null."""
+    """The value without its empty texts: a status leaves them out, and Kubernetes 1.20 takes them
+    for null.
+    """
     if isinstance(value, dict):
         return {name: without_empty(each) for name, each in value.items() if each != ""}
     if isinstance(value, list):

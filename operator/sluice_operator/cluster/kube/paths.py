@@ -23,11 +23,17 @@ RLJOBS = f"/apis/{GROUP}/{VERSION}"
 
 
 def collection(kind: str, namespace: str | None, group_version: str = "") -> str:
-    """All objects of a kind in a namespace; None: in all of them. group_version: of a kind that several groups have."""
+    """All objects of a kind in a namespace; None: in all of them. group_version: of a kind that
+    several groups have.
+    """
     root, plural = _PLACES[kind]
     root = f"/apis/{group_version}" if group_version else root
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
-def path(kind: str, namespace: str, name: str, subresource: str = "", *, group_version: str = "") -> str:
-    return f"{collection(kind, namespace, group_version)}/{name}" + (f"/{subresource}" if subresource else "")
+def path(
+    kind: str, namespace: str, name: str, subresource: str = "", *, group_version: str = ""
+) -> str:
+    return f"{collection(kind, namespace, group_version)}/{name}" + (
+        f"/{subresource}" if subresource else ""
+    )

@@ -1,4 +1,6 @@
-"""One job of a cluster, read with a person's rights: for `sluice status` and `sluice logs`. Nothing is written."""
+"""One job of a cluster, read with a person's rights: for `sluice status` and `sluice logs`. Nothing
+is written.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ from sluice_operator.plan.model import KubeObject
 
 EVENTS, AGAIN_SECONDS = 50, 1.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_NOT_YET = ("is waiting to start", "does not have a host assigned", "ContainerCreating", "PodInitializing")
+_NOT_YET = (
+    "is waiting to start",
+    "does not have a host assigned",
+    "ContainerCreating",
+    "PodInitializing",
+)
 
 
 @contextlib.asynccontextmanager
 async def connect(name: str, namespace: str | None) -> AsyncIterator[KubeReader]:
-    """namespace: None: that of the kubeconfig's context. ConfigurationError: no API server is known."""
+    """namespace: None: that of the kubeconfig's context. ConfigurationError: no API server is
+    known.
+    """
     async with await Api.connect() as api:
         yield KubeReader(api, name, namespace or current_namespace())
 
@@ -41,14 +50,18 @@ class KubeReader:
         job = await self._job()
         pods, (events, notes) = await asyncio.gather(self._pods(), self._events())
         where = f"namespace {self._namespace}"
-        return Picture(where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes)
+        return Picture(
+            where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes
+        )
 
     async def streams(self) -> tuple[list[Stream], bool]:
         job, pods = await asyncio.gather(self._job(), self._pods())
         ended = (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
         return [stream for pod in pods for stream in streams_of(pod)], ended
 
-    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+    async def lines(
+        self, stream: Stream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[Stamped]:
         """A connection that breaks is made anew, from the last line on."""
         where = path("Pod", self._namespace, stream.pod, "log")
         query: dict[str, Any] = {"container": stream.container, "timestamps": "true"}
@@ -65,7 +78,11 @@ class KubeReader:
                             yield last, text
                 return
             except errors.NotFoundError as error:
-                what = "the pod is gone" if stream.pod in str(error) else "its node is not there to give it"
+                what = (
+                    "the pod is gone"
+                    if stream.pod in str(error)
+                    else "its node is not there to give it"
+                )
                 raise ReadError(f"no log of {stream.name}: {what} ({error})") from error
             except errors.InvalidError as error:
                 if not follow or not any(words in str(error) for words in _NOT_YET):
@@ -76,7 +93,9 @@ class KubeReader:
             if last > known:
                 known = last
                 query = {"container": stream.container, "timestamps": "true", "follow": "true"}
-                query["sinceTime"] = known.strftime("%Y-%m-%dT%H:%M:%SZ")  # whole seconds: what comes twice is left out
+                query["sinceTime"] = known.strftime(
+                    "%Y-%m-%dT%H:%M:%SZ"
+                )  # whole seconds: what comes twice is left out
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _job(self) -> KubeObject:
@@ -112,11 +131,15 @@ class KubeReader:
                 about_pods = await self._list_events("regarding.kind=Pod,type=Warning")
         except ReadError as error:
             return [], (str(error),)
-        pods = [each for each in about_pods if each["regarding"]["name"].startswith(f"{self._name}-")]
+        pods = [
+            each for each in about_pods if each["regarding"]["name"].startswith(f"{self._name}-")
+        ]
         return [_happened(each) for each in about_job] + [_happened(each) for each in pods], ()
 
     async def _list_events(self, selector: str) -> list[KubeObject]:
-        return (await self._api.get(collection("Event", self._namespace), {"fieldSelector": selector}))["items"] or []
+        return (
+            await self._api.get(collection("Event", self._namespace), {"fieldSelector": selector})
+        )["items"] or []
 
     @contextlib.contextmanager
     def _explained(self, verb: str, resource: str) -> Iterator[None]:
@@ -125,7 +148,9 @@ class KubeReader:
             yield
         except errors.ForbiddenError as error:
             if error.status == 401:
-                raise ReadError(f"the API server does not know you ({error}): log in, or set KUBECONFIG") from error
+                raise ReadError(
+                    f"the API server does not know you ({error}): log in, or set KUBECONFIG"
+                ) from error
             text = f"you have no right to {verb} {resource} in namespace {self._namespace}"
             raise ReadError(f"{text}; ask for the role sluice-viewer ({error})") from error
         except errors.UnavailableError as error:
@@ -148,7 +173,11 @@ def current_namespace() -> str:
 def _happened(found: KubeObject) -> Happened:
     """An event of the new API; one of an old client has its time elsewhere."""
     series = found.get("series") or {}
-    time = series.get("lastObservedTime") or found.get("deprecatedLastTimestamp") or found.get("eventTime")
+    time = (
+        series.get("lastObservedTime")
+        or found.get("deprecatedLastTimestamp")
+        or found.get("eventTime")
+    )
     regarding = found["regarding"]
     return Happened(
         datetime.fromisoformat(time or found["metadata"]["creationTimestamp"]),

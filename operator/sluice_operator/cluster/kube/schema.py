@@ -1,6 +1,8 @@
-"""Writes down which fields Kubernetes' own objects have, for those who have no client of it: `make kubernetes-fields`.
+"""Writes down which fields Kubernetes' own objects have, for those who have no client of it: `make
+kubernetes-fields`.
 
-The client's models are read, not used: a laptop checks templates with what is written here (sluice/api/foreign.py).
+The client's models are read, not used: a laptop checks templates with what is written here
+(sluice/api/foreign.py).
 """
 
 from __future__ import annotations
@@ -28,22 +30,33 @@ _SIMPLE = {
 
 
 def fields() -> dict[str, dict[str, str]]:
-    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for a map."""
+    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
+    a map.
+    """
     known: dict[str, dict[str, str]] = {}
     waiting = list(ROOTS)
     while waiting:
         name = waiting.pop()
         if name not in known:
             known[name] = _fields_of(name)
-            waiting += [each.strip("[]{}") for each in known[name].values() if each.strip("[]{}")[0].isupper()]
-    known["VolumeSource"] = {field: kind for field, kind in known["Volume"].items() if field != "name"}
+            waiting += [
+                each.strip("[]{}")
+                for each in known[name].values()
+                if each.strip("[]{}")[0].isupper()
+            ]
+    known["VolumeSource"] = {
+        field: kind for field, kind in known["Volume"].items() if field != "name"
+    }
     return dict(sorted(known.items()))
 
 
 def _fields_of(name: str) -> dict[str, str]:
     model: Any = getattr(models, f"V1{name}", None) or getattr(models, name)
     attributes: dict[str, str] = model.attribute_map
-    return {field: _type(f"{name}.{field}", model.openapi_types[python]) for python, field in attributes.items()}
+    return {
+        field: _type(f"{name}.{field}", model.openapi_types[python])
+        for python, field in attributes.items()
+    }
 
 
 def _type(field: str, text: str) -> str:

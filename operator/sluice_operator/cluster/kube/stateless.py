@@ -1,8 +1,9 @@
 """Kopf without memory of its own: it only watches for us.
 
-By default kopf keeps the last state that its handlers dealt with, and their progress, in annotations, and copies every
-object five times for each event to compare them. We have no handlers of changes, so none of that is ever written;
-leaving out the comparison saves a third of the operator's CPU time.
+By default kopf keeps the last state that its handlers dealt with, and their progress, in
+annotations, and copies every object five times for each event to compare them. We have no handlers
+of changes, so none of that is ever written; leaving out the comparison saves a third of the
+operator's CPU time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Objects of one kind as this process knows them: the memory between a watch and the reconciler.
 
-Two sources fill it: watches, and the answers to this process's own writes. The newest version of an object wins,
-whoever brought it, so reads see our own writes although the watch lags behind. An object that is known to be gone never
-comes back: its uid is remembered for longer than any watch can lag.
+Two sources fill it: watches, and the answers to this process's own writes. The newest version of an
+object wins, whoever brought it, so reads see our own writes although the watch lags behind. An
+object that is known to be gone never comes back: its uid is remembered for longer than any watch
+can lag.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ GRAVES_SECONDS = 600.0
 
 
 class Store:
-    """key_of: the job that an object belongs to; None: to none, and it is not kept. lean: what of an object is kept."""
+    """key_of: the job that an object belongs to; None: to none, and it is not kept. lean: what of
+    an object is kept.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,9 @@ class Store:
         return list(self._objects)
 
     def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:
-        """Bury what a list of version `at` lacks: objects that vanished while no watch was looking."""
+        """Bury what a list of version `at` lacks: objects that vanished while no watch was
+        looking.
+        """
         lost = [
             found
             for key, objects in self._objects.items()
@@ -100,9 +105,15 @@ class Store:
 
 
 def lean_pod(found: KubeObject) -> KubeObject:
-    """The parts of a pod that the planner reads: ten thousand whole pods in memory would take half a gigabyte."""
+    """The parts of a pod that the planner reads: ten thousand whole pods in memory would take half
+    a gigabyte.
+    """
     whole = found.get("status") or {}
-    lists = {name: [_only(each, kept) for each in whole[name]] for name, kept in _POD_LISTS.items() if whole.get(name)}
+    lists = {
+        name: [_only(each, kept) for each in whole[name]]
+        for name, kept in _POD_LISTS.items()
+        if whole.get(name)
+    }
     lean = {
         "kind": "Pod",
         "metadata": _only(found["metadata"], _POD_METADATA) | _annotations(found),
@@ -120,12 +131,18 @@ def _annotations(found: KubeObject) -> KubeObject:
 
 def lean_job(found: KubeObject) -> KubeObject:
     """All but what others keep in a job's metadata, which may be another copy of the whole spec."""
-    metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
+    metadata = {
+        key: value
+        for key, value in found["metadata"].items()
+        if key not in ("managedFields", "annotations")
+    }
     return compact({**found, "metadata": metadata})
 
 
 def compact(found: KubeObject) -> KubeObject:
-    """The same object, but each distinct text is in memory once: objects of a kind share keys and most values."""
+    """The same object, but each distinct text is in memory once: objects of a kind share keys and
+    most values.
+    """
     return {sys.intern(key): _compact(value) for key, value in found.items()}
 
 
@@ -146,7 +163,9 @@ def uid(found: KubeObject) -> str:
 
 
 def version(found: KubeObject) -> int:
-    """Versions of one kind's objects can be compared (KEP-5504): they are numbers in every etcd-backed server."""
+    """Versions of one kind's objects can be compared (KEP-5504): they are numbers in every
+    etcd-backed server.
+    """
     return int(found["metadata"].get("resourceVersion") or 0)
 
 

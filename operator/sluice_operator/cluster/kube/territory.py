@@ -1,9 +1,10 @@
 """Territory: the namespaces that an installation works in, so that two never run the same jobs.
 
-Each such namespace holds a Lease that names the installation (its namespace and the Lease of its election) and that its
-leader renews. It lies where the jobs are, because that is the one place that both of two operators can see, whatever
-each of them watches. One that watches all namespaces holds `default` besides those with jobs, so that a second one of
-its kind meets it before there is a job. An installation that is gone is followed after the Lease has run out.
+Each such namespace holds a Lease that names the installation (its namespace and the Lease of its
+election) and that its leader renews. It lies where the jobs are, because that is the one place that
+both of two operators can see, whatever each of them watches. One that watches all namespaces holds
+`default` besides those with jobs, so that a second one of its kind meets it before there is a job.
+An installation that is gone is followed after the Lease has run out.
 """
 
 from __future__ import annotations
@@ -36,16 +37,22 @@ class HeldError(Exception):
 
     def __init__(self, namespace: str, holder: str) -> None:
         super().__init__(
-            f"namespace {namespace} belongs to another operator of RLJobs, {holder} (namespace/lease), which renews "
-            f"the Lease {NAME} there: two would run the same jobs. Uninstall one of them, or give them different "
+            f"namespace {namespace} belongs to another operator of RLJobs, {holder} "
+            "(namespace/lease), which renews "
+            f"the Lease {NAME} there: two would run the same jobs. Uninstall one of them, or give "
+            "them different "
             "namespaces (watchNamespaces)"
         )
 
 
 class Territory:
-    """installation: what all replicas of one release call themselves. clock: seconds that only go forward."""
+    """installation: what all replicas of one release call themselves. clock: seconds that only go
+    forward.
+    """
 
-    def __init__(self, api: Api, installation: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, api: Api, installation: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._api, self._installation, self._clock = api, installation, clock
         self._held: set[str] = set()
         self._others: dict[str, tuple[str, float]] = {}
@@ -91,16 +98,23 @@ class Territory:
                 try:
                     await self._take(namespace)
                 except errors.ApiError as error:
-                    log.warning("a namespace's lease is not renewed", namespace=namespace, error=str(error))
+                    log.warning(
+                        "a namespace's lease is not renewed", namespace=namespace, error=str(error)
+                    )
 
     async def _take(self, namespace: str) -> None:
-        """Write the Lease: where there is none, where it is ours, or where its holder has long been silent."""
+        """Write the Lease: where there is none, where it is ours, or where its holder has long been
+        silent.
+        """
         try:
             await self._write(namespace, await self._read(namespace))
         except (errors.ForbiddenError, errors.NotFoundError) as error:
-            # A namespace that is being deleted takes nothing new, but what is in it must still be ended.
+            # A namespace that is being deleted takes nothing new, but what is in it must still be
+            # ended.
             if namespace not in self._held:
-                log.warning("nothing keeps another operator out", namespace=namespace, error=str(error))
+                log.warning(
+                    "nothing keeps another operator out", namespace=namespace, error=str(error)
+                )
         self._held.add(namespace)
         self._others.pop(namespace, None)
 
@@ -112,19 +126,27 @@ class Territory:
 
     async def _write(self, namespace: str, stored: KubeObject | None) -> None:
         now = clock.micro_text(datetime.now(UTC))
-        spec = {"holderIdentity": self._installation, "leaseDurationSeconds": SECONDS, "renewTime": now}
+        spec = {
+            "holderIdentity": self._installation,
+            "leaseDurationSeconds": SECONDS,
+            "renewTime": now,
+        }
         lease: KubeObject = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
         if stored is None:
             metadata = {"name": NAME, "namespace": namespace}
             await self._api.create(collection("Lease", namespace), lease | {"metadata": metadata})
             return
         self._check_silent(namespace, stored.get("spec") or {})
-        version = stored["metadata"]["resourceVersion"]  # of two that take it at once, one is refused
+        version = stored["metadata"][
+            "resourceVersion"
+        ]  # of two that take it at once, one is refused
         metadata = {"name": NAME, "namespace": namespace, "resourceVersion": version}
         await self._api.replace(path("Lease", namespace, NAME), lease | {"metadata": metadata})
 
     def _check_silent(self, namespace: str, spec: KubeObject) -> None:
-        """Raise HeldError unless the Lease is ours, or did not change for as long as it lasts, by our own clock."""
+        """Raise HeldError unless the Lease is ours, or did not change for as long as it lasts, by
+        our own clock.
+        """
         holder = spec.get("holderIdentity") or ""
         if holder in ("", self._installation):
             return

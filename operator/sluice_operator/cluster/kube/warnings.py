@@ -1,6 +1,8 @@
-"""Kubelets' warnings of pods that do not start: volumes that do not come, networks that are not there.
+"""Kubelets' warnings of pods that do not start: volumes that do not come, networks that are not
+there.
 
-A pod's status has no word of these; only events have. They are asked for where a pod takes long, and seldom.
+A pod's status has no word of these; only events have. They are asked for where a pod takes long,
+and seldom.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Warnings:
     async def _list(self, namespace: str) -> list[KubeObject]:
         query = {"fieldSelector": "regarding.kind=Pod,type=Warning"}
         try:
-            found: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))["items"] or []
+            found: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))[
+                "items"
+            ] or []
         except errors.ApiError as error:  # a status with fewer words must not stop a job
             log.warning("cannot read the events of pods that do not start", error=str(error))
             return []
@@ -58,11 +62,15 @@ class Warnings:
 
 
 def newest(events: Sequence[KubeObject], pods: Mapping[str, str]) -> dict[str, Warned]:
-    """The newest warning about each of these pods, uid -> name. Another pod of the same name may have had its own."""
+    """The newest warning about each of these pods, uid -> name. Another pod of the same name may
+    have had its own.
+    """
     about = [event for event in events if event["regarding"].get("uid") in pods]
     told = [event for event in about if event.get("reason") not in _TOLD_OTHERWISE]
     return {
-        pods[event["regarding"]["uid"]]: Warned(event.get("reason", ""), event.get("note", ""), _times(event))
+        pods[event["regarding"]["uid"]]: Warned(
+            event.get("reason", ""), event.get("note", ""), _times(event)
+        )
         for event in sorted(told, key=_last)
     }
 

@@ -1,1 +1,3 @@
-"""A laptop in place of a cluster: pods are processes, volumes are directories, services are ports."""
+"""A laptop in place of a cluster: pods are processes, volumes are directories,
+services are ports.
+"""

@@ -1,11 +1,13 @@
 """LocalCluster: the pods of one job as processes of this machine.
 
-Container = process, Service = port on 127.0.0.1, volume = directory below the run directory, logs = files. It answers
-as an API server would, so that a restart policy tried here runs unchanged on a cluster.
+Container = process, Service = port on 127.0.0.1, volume = directory below the run directory, logs =
+files. It answers as an API server would, so that a restart policy tried here runs unchanged on a
+cluster.
 
-Promise: whatever dies, and however, no process of a pod outlives its pod. Each container runs under a supervisor
-(supervisor.py) that kills everything below it when the container ends or when this process is gone; should a supervisor
-itself be killed, this process adopts and kills what it leaves; and the next run on the same directory sweeps.
+Promise: whatever dies, and however, no process of a pod outlives its pod. Each container runs under
+a supervisor (supervisor.py) that kills everything below it when the container ends or when this
+process is gone; should a supervisor itself be killed, this process adopts and kills what it leaves;
+and the next run on the same directory sweeps.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ _CLOSE_DEADLINE = 15.0
 
 
 class LocalCluster:
-    """Use as `async with LocalCluster(run_dir) as cluster`. Leaving it kills all pods that are left.
+    """Use as `async with LocalCluster(run_dir) as cluster`. Leaving it kills all pods that are
+    left.
 
-    volumes: directories for some volume names ("run", "checkpoint", ...), over `<run_dir>/volumes/<name>`. The
-    trainer's files lie in "run", its checkpoints in a directory of it, as they do on a job's claim in a cluster.
-    gpus: the GPUs to hand out; default: those of this machine; a GPU that stands twice is shared by two pods.
-    env: further variables for every container. lock_seconds: how long to wait for a former run to end.
+    volumes: directories for some volume names ("run", "checkpoint", ...), over
+    `<run_dir>/volumes/<name>`. The trainer's files lie in "run", its checkpoints in a directory of
+    it, as they do on a job's claim in a cluster. gpus: the GPUs to hand out; default: those of this
+    machine; a GPU that stands twice is shared by two pods. env: further variables for every
+    container. lock_seconds: how long to wait for a former run to end.
     """
 
     def __init__(
@@ -90,7 +94,9 @@ class LocalCluster:
         self._save()
 
     async def __aexit__(self, *_: object) -> None:
-        """Kill what is left. The state keeps its pods as running: to the next run they are lost, not failed."""
+        """Kill what is left. The state keeps its pods as running: to the next run they are lost,
+        not failed.
+        """
         self.kill()
         try:
             async with asyncio.timeout(_CLOSE_DEADLINE):
@@ -106,7 +112,8 @@ class LocalCluster:
     def logs_dir(self) -> Path:
         return self.run_dir / "logs"
 
-    # -- Cluster ------------------------------------------------------------------------------------------------------
+    # -- Cluster
+    # ----------------------------------------------------------------------------------------------
 
     async def observe(self, job: RLJob) -> Observed:
         self._raise_failure()
@@ -114,8 +121,15 @@ class LocalCluster:
             raise run_state.RunDirectoryError(
                 f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory"
             )
-        objects = {(found["kind"], found["metadata"]["name"]): found for found in self._state.objects.values()}
-        status = RLJobStatus.model_validate(self._state.status) if self._state.status is not None else None
+        objects = {
+            (found["kind"], found["metadata"]["name"]): found
+            for found in self._state.objects.values()
+        }
+        status = (
+            RLJobStatus.model_validate(self._state.status)
+            if self._state.status is not None
+            else None
+        )
         return Observed(tuple(pod.observed() for pod in self._pods.values()), objects, status)
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
@@ -123,11 +137,15 @@ class LocalCluster:
         self._save()
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Pods are written down before they are started: one that a crash hides was there, and is lost."""
+        """Pods are written down before they are started: one that a crash hides was there, and is
+        lost.
+        """
         self._state.job = job.key
         for found in objects:
             if found["kind"] != "Pod":
-                stored = services.accepted(self._keys.filled(job, found), self._state.ports, self._taken_ports())
+                stored = services.accepted(
+                    self._keys.filled(job, found), self._state.ports, self._taken_ports()
+                )
                 self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = stored
             elif found["metadata"]["name"] not in self._pods:
                 pod = new_pod(found, self.logs_dir)
@@ -147,10 +165,16 @@ class LocalCluster:
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
         with (self.run_dir / "events.jsonl").open("a") as file:
             for event in events:
-                line = {"time": now_text(), "type": event.type, "reason": event.reason, "message": event.message}
+                line = {
+                    "time": now_text(),
+                    "type": event.type,
+                    "reason": event.reason,
+                    "message": event.message,
+                }
                 file.write(json.dumps(line) + "\n")
 
-    # -- Host ---------------------------------------------------------------------------------------------------------
+    # -- Host
+    # ----------------------------------------------------------------------------------------------
 
     async def changed(self, timeout: float) -> bool:
         try:
@@ -167,7 +191,8 @@ class LocalCluster:
         for pod in self._pods.values():
             pod.send(signal.SIGUSR1)
 
-    # -- pods ---------------------------------------------------------------------------------------------------------
+    # -- pods
+    # ----------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
         """Start the pods that wait, as far as there are GPUs for them."""
@@ -191,7 +216,9 @@ class LocalCluster:
         all_gpus = self._gpus if self._gpus is not None else gpus.visible_gpus()
         for claim in gpus.claim_names(pod.manifest).values():
             if claim not in self._claims:
-                allocated = gpus.allocate(self._state.objects[f"ResourceClaim/{claim}"], all_gpus, self._taken_gpus())
+                allocated = gpus.allocate(
+                    self._state.objects[f"ResourceClaim/{claim}"], all_gpus, self._taken_gpus()
+                )
                 if isinstance(allocated, str):
                     return allocated
                 self._claims[claim] = allocated
@@ -199,12 +226,18 @@ class LocalCluster:
 
     def _taken_gpus(self) -> list[str]:
         own = [name for pod in self._pods.values() for name in pod.gpus]
-        return own + [name for claim in self._claims.values() for names in claim.values() for name in names]
+        return own + [
+            name for claim in self._claims.values() for names in claim.values() for name in names
+        ]
 
     def _start(self, pod: LocalPod) -> None:
         pod_dir = self.run_dir / "pods" / pod.name
-        found = volumes.prepare(pod.manifest, self.run_dir, pod_dir, self._volumes, self._state.objects)
-        named_ports = services.pod_ports(pod.manifest, self._state.objects.values(), self._taken_ports())
+        found = volumes.prepare(
+            pod.manifest, self.run_dir, pod_dir, self._volumes, self._state.objects
+        )
+        named_ports = services.pod_ports(
+            pod.manifest, self._state.objects.values(), self._taken_ports()
+        )
         pod.ports = set(named_ports.values())
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
@@ -224,7 +257,9 @@ class LocalCluster:
         self._go_on(pod)
 
     def _go_on(self, pod: LocalPod) -> None:
-        """Start the next of the containers that run before the others; behind the last of them all the others."""
+        """Start the next of the containers that run before the others; behind the last of them all
+        the others.
+        """
         if (first := pod.next_init) is not None:
             if first.exit_code is None:
                 self._start_container(pod, first, pod.commands[pod.inits.index(first)])
@@ -243,7 +278,9 @@ class LocalCluster:
         except OSError as error:
             container.end(127, f"error: cannot start: {error}", "StartError")
             return
-        container.on_end(lambda: self._loop.call_soon_threadsafe(self._supervisor_ended, pod, container))
+        container.on_end(
+            lambda: self._loop.call_soon_threadsafe(self._supervisor_ended, pod, container)
+        )
 
     async def _probe(self, container: Container, probe: Mapping[str, Any], url: str) -> None:
         async for ready in readiness.answers(probe, url):
@@ -254,7 +291,9 @@ class LocalCluster:
         self._spawn(self._container_ended(pod, container))
 
     async def _container_ended(self, pod: LocalPod, container: Container) -> None:
-        """The container counts as ended only when nothing of it is left, even where its supervisor was killed."""
+        """The container counts as ended only when nothing of it is left, even where its supervisor
+        was killed.
+        """
         assert container.process is not None
         await processes.kill_marked(processes.marker(self.run_dir, pod.name, container.name))
         container.end(container.process.wait())
@@ -291,7 +330,8 @@ class LocalCluster:
         del self._pods[pod.name]
         shutil.rmtree(self.run_dir / "pods" / pod.name, ignore_errors=True)
 
-    # -- state --------------------------------------------------------------------------------------------------------
+    # -- state
+    # ----------------------------------------------------------------------------------------------
 
     def _taken_ports(self) -> set[int]:
         return set(self._state.ports.values()).union(*(pod.ports for pod in self._pods.values()))

@@ -26,9 +26,13 @@ def requested(container: Mapping[str, Any]) -> int:
 
 
 def least(objects: Sequence[KubeObject]) -> int:
-    """GPUs without which a job cannot begin: those of the first gang of each role, and of claims, which gangs share."""
+    """GPUs without which a job cannot begin: those of the first gang of each role, and of claims,
+    which gangs share.
+    """
     pods = [
-        each for each in objects if each["kind"] == "Pod" and each["metadata"]["labels"][names.LABEL_REPLICA] == "0"
+        each
+        for each in objects
+        if each["kind"] == "Pod" and each["metadata"]["labels"][names.LABEL_REPLICA] == "0"
     ]
     own = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
     return own + sum(claimed_by(each) for each in objects if each["kind"] == "ResourceClaim")
@@ -39,7 +43,9 @@ def claimed_by(claim: Mapping[str, Any]) -> int:
 
 
 def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
-    """GPUs for one pod, or why there are none. A name that stands twice in `all_gpus` may be taken twice."""
+    """GPUs for one pod, or why there are none. A name that stands twice in `all_gpus` may be taken
+    twice.
+    """
     free = list(all_gpus)
     for name in taken:
         free.remove(name)
@@ -48,23 +54,32 @@ def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[s
     return free[:wanted]
 
 
-def allocate(claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[str]) -> dict[str, list[str]] | str:
+def allocate(
+    claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[str]
+) -> dict[str, list[str]] | str:
     """GPUs for each request of a ResourceClaim, or why there are none."""
     requests = claim["spec"]["devices"]["requests"]
     found = assign(claimed_by(claim), all_gpus, taken)
     if isinstance(found, str):
         return found
     left = iter(found)
-    return {each["name"]: [next(left) for _ in range(each["exactly"].get("count", 1))] for each in requests}
+    return {
+        each["name"]: [next(left) for _ in range(each["exactly"].get("count", 1))]
+        for each in requests
+    }
 
 
 def claim_names(pod: Mapping[str, Any]) -> dict[str, str]:
     """The pod's own names of ResourceClaims -> theirs."""
-    return {each["name"]: each["resourceClaimName"] for each in pod["spec"].get("resourceClaims", [])}
+    return {
+        each["name"]: each["resourceClaimName"] for each in pod["spec"].get("resourceClaims", [])
+    }
 
 
 def claimed(
-    pod: Mapping[str, Any], container: Mapping[str, Any], allocated: Mapping[str, dict[str, list[str]]]
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    allocated: Mapping[str, dict[str, list[str]]],
 ) -> list[str]:
     """GPUs of a container's claims: those of the request that it names, else all of the claim."""
     found: list[str] = []

@@ -32,7 +32,9 @@ def now_text() -> str:
 
 
 def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
-    """The end of a log, at most as much as Kubernetes keeps of it in a container's termination message."""
+    """The end of a log, at most as much as Kubernetes keeps of it in a container's termination
+    message.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -45,7 +47,9 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
 
 @dataclass
 class Container:
-    """exit_code is set once all processes of the container are gone. ready: what its readiness probe says."""
+    """exit_code is set once all processes of the container are gone. ready: what its readiness
+    probe says.
+    """
 
     name: str
     log: Path
@@ -58,8 +62,12 @@ class Container:
     ready: bool = True
     prober: asyncio.Task[None] | None = None
 
-    def start(self, command: Command, run_dir: Path, pod: str, inherited: Sequence[int], life: int) -> None:
-        """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the one it watches."""
+    def start(
+        self, command: Command, run_dir: Path, pod: str, inherited: Sequence[int], life: int
+    ) -> None:
+        """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the
+        one it watches.
+        """
         env = command.env | {MARKER: marker(run_dir, pod, self.name)}
         arguments = [*SUPERVISOR, str(life), str(HOST_GONE_GRACE), "--", *command.argv]
         self.started = now_text()
@@ -78,7 +86,8 @@ class Container:
     def on_end(self, notify: Callable[[], object]) -> None:
         """Call `notify`, from another thread, when the supervisor has ended.
 
-        It is not reaped there (WNOWAIT) but by whoever is notified, so that no signal meets a pid that is used again.
+        It is not reaped there (WNOWAIT) but by whoever is notified, so that no signal meets a pid
+        that is used again.
         """
         assert self.process is not None
         pid = self.process.pid
@@ -129,8 +138,9 @@ class Container:
 class LocalPod:
     """manifest: as it was applied. waiting: why it is not started yet, in words.
 
-    inits: containers that run before the others, one after the other. commands: of inits and containers; urls: of the
-    containers' readiness probes; both once it is started. abandoned: it ended before its containers were started.
+    inits: containers that run before the others, one after the other. commands: of inits and
+    containers; urls: of the containers' readiness probes; both once it is started. abandoned: it
+    ended before its containers were started.
     """
 
     manifest: KubeObject
@@ -176,7 +186,9 @@ class LocalPod:
             container.end(128 + signal.SIGTERM)
 
     def mark_deleted(self, grace: float) -> None:
-        self.deletion_time = (steady.now() + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
+        self.deletion_time = (
+            (steady.now() + timedelta(seconds=grace)).isoformat().replace("+00:00", "Z")
+        )
 
     def send(self, number: signal.Signals) -> None:
         for container in self.everything:
@@ -197,7 +209,12 @@ class LocalPod:
         conditions = [{"type": "Ready", "status": str(ready)}]
         if self.waiting:
             conditions.append(
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.waiting}
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": self.waiting,
+                }
             )
         status: dict[str, Any] = {
             "phase": phase,
@@ -219,14 +236,21 @@ class LocalPod:
 def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
     def containers(kind: str) -> list[Container]:
         names = [container["name"] for container in manifest["spec"].get(kind, [])]
-        return [Container(each, logs / f"{manifest['metadata']['name']}.{each}.log") for each in names]
+        return [
+            Container(each, logs / f"{manifest['metadata']['name']}.{each}.log") for each in names
+        ]
 
     return LocalPod(manifest, containers("containers"), containers("initContainers"))
 
 
 def lost_pod(observed: KubeObject) -> LocalPod:
-    """A pod of a former host. What had ended has ended; what had not was killed with its host: a disruption."""
+    """A pod of a former host. What had ended has ended; what had not was killed with its host: a
+    disruption.
+    """
     if observed.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
         disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "HostProcessEnded"}
-        observed = {**observed, "status": {**observed.get("status", {}), "phase": "Failed", "conditions": [disrupted]}}
+        observed = {
+            **observed,
+            "status": {**observed.get("status", {}), "phase": "Failed", "conditions": [disrupted]},
+        }
     return LocalPod(observed, [], lost=observed)

@@ -1,7 +1,7 @@
 """Free ports of this machine.
 
-They are chosen below the range from which the kernel takes the ports of outgoing connections: a port from that range
-may be gone again before the container that was promised it binds it.
+They are chosen below the range from which the kernel takes the ports of outgoing connections: a
+port from that range may be gone again before the container that was promised it binds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _FIRST, _LAST, _TRIES = 20000, 32000, 400
 
 
 def is_free(port: int) -> bool:
-    """True where a server could bind the port now; connections of a former server in TIME_WAIT are no obstacle."""
+    """True where a server could bind the port now; connections of a former server in TIME_WAIT are
+    no obstacle.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

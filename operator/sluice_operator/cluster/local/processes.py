@@ -1,4 +1,6 @@
-"""Finding and killing the processes of a run by the marker that all of them carry in their environment."""
+"""Finding and killing the processes of a run by the marker that all of them carry in their
+environment.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ async def kill_marked(prefix: str, seconds: float = 10.0) -> int:
 def reap_adopted(own: set[int]) -> None:
     """Collect the dead that this process has adopted from a supervisor that was killed.
 
-    own: children that this process has started itself and waits for. Children of other parts of this process share its
-    session, those of pods never do.
+    own: children that this process has started itself and waits for. Children of other parts of
+    this process share its session, those of pods never do.
     """
     me, session = os.getpid(), os.getsid(0)
     for entry in os.listdir("/proc"):

@@ -1,4 +1,6 @@
-"""One job of a run directory, running or not: for `sluice status` and `sluice logs`. Nothing is written."""
+"""One job of a run directory, running or not: for `sluice status` and `sluice logs`. Nothing is
+written.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ class RunReader:
             raise ReadError(f"{self._directory / JOB}: not valid JSON ({error})") from error
         job["status"] = state.status or {}
         events = [
-            Happened(datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"])
+            Happened(
+                datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"]
+            )
             for each in _records(self._directory / EVENTS)
         ]
-        return Picture(f"run directory {self._directory}", job, tuple(state.pods.values()), tuple(events))
+        return Picture(
+            f"run directory {self._directory}", job, tuple(state.pods.values()), tuple(events)
+        )
 
     async def streams(self) -> tuple[list[Stream], bool]:
         """All that was ever written there, older attempts too."""
@@ -42,11 +48,15 @@ class RunReader:
         found = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
         return [stream for stream in found if stream], state.get("state") in ("Succeeded", "Failed")
 
-    async def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+    async def lines(
+        self, stream: Stream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[Stamped]:
         path = self._directory / LOGS / f"{stream.pod}.{stream.container}.log"
         with path.open("rb") as file:
             *there, rest = file.read().split(b"\n")
-            for stamped in stamp(_decoded(there[-tail:] if tail else there if tail is None else [])):
+            for stamped in stamp(
+                _decoded(there[-tail:] if tail else there if tail is None else [])
+            ):
                 yield stamped
             ended = not follow
             while not ended:
@@ -65,7 +75,9 @@ class RunReader:
 
     def _state(self) -> State:
         if not (self._directory / JOB).exists():
-            raise ReadError(f"{self._directory}: no {JOB} there; expected the directory of a run (sluice run)")
+            raise ReadError(
+                f"{self._directory}: no {JOB} there; expected the directory of a run (sluice run)"
+            )
         try:
             return Store(self._directory).load()
         except RunDirectoryError as error:
@@ -79,8 +91,8 @@ def _decoded(lines: Iterable[bytes]) -> list[str]:
 def stamp(lines: Iterable[str]) -> Iterator[Stamped]:
     """When each line was written, as far as it says so itself.
 
-    One that does not, as a line of a traceback, was written with the one before it; and those before the first that
-    does, with that one.
+    One that does not, as a line of a traceback, was written with the one before it; and those
+    before the first that does, with that one.
     """
     waiting: list[str] = []
     last: datetime | None = None
@@ -105,7 +117,9 @@ def _moment(line: str) -> datetime | None:
 
 
 def _stream(path: Path) -> Stream | None:
-    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`; None: it is no container's."""
+    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`; None: it is no
+    container's.
+    """
     pod, _, container = path.stem.partition(".")
     parts = pod.rsplit("-", 4)
     if len(parts) != 5 or not all(part.isdigit() for part in parts[2:]):

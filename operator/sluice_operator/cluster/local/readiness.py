@@ -1,7 +1,9 @@
-"""Readiness probes of a laptop's pods, with a kubelet's meaning: a container is ready while its probe succeeds.
+"""Readiness probes of a laptop's pods, with a kubelet's meaning: a container is ready while its
+probe succeeds.
 
-Start-up and liveness probes are left to a cluster on purpose: here a process that ends is seen at once, and one that
-hangs is the progress deadline's matter; nobody is helped by a laptop that kills what a person wants to look at.
+Start-up and liveness probes are left to a cluster on purpose: here a process that ends is seen at
+once, and one that hangs is the progress deadline's matter; nobody is helped by a laptop that kills
+what a person wants to look at.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ PERIOD_SECONDS = 1.0
 
 
 def url(container: Mapping[str, Any], ports: Mapping[str, int]) -> str:
-    """Where to ask; empty: the container has no probe. ports: container port's name -> port of this machine."""
+    """Where to ask; empty: the container has no probe. ports: container port's name -> port of this
+    machine.
+    """
     if "readinessProbe" not in container:
         return ""
     action = container["readinessProbe"].get("httpGet")
@@ -35,7 +39,9 @@ async def answers(probe: Mapping[str, Any], where: str) -> AsyncIterator[bool]:
     ready, failures = False, 0
     timeout = aiohttp.ClientTimeout(total=float(probe.get("timeoutSeconds", 1)))
     period = min(float(probe.get("periodSeconds", 10)), PERIOD_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)
+    ) as session:
         while True:
             good = await _is_good(session, where)
             failures = 0 if good else failures + 1

@@ -1,8 +1,9 @@
 """The run directory: who may use it, and what survives a crash of the host.
 
-Promise: what `Store.save` has returned for is there after `kill -9` or a power cut, whole; the state is never half old
-and half new (written to a temporary file, synced, renamed, and the directory synced). The lock is an flock that the
-host and all its supervisors hold, so that it is free only when no process of the former run is left.
+Promise: what `Store.save` has returned for is there after `kill -9` or a power cut, whole; the
+state is never half old and half new (written to a temporary file, synced, renamed, and the
+directory synced). The lock is an flock that the host and all its supervisors hold, so that it is
+free only when no process of the former run is left.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class RunDirectoryError(RuntimeError):
 class State:
     """The memory of a laptop's cluster.
 
-    job: the one job of this directory. objects: by "Kind/name". pods: by name, as they were when they were last
-    written. ports: Service name -> port.
+    job: the one job of this directory. objects: by "Kind/name". pods: by name, as they were when
+    they were last written. ports: Service name -> port.
     """
 
     job: str | None = None
@@ -57,9 +58,13 @@ class Store:
         except FileNotFoundError:
             return State()
         except ValueError as error:
-            raise RunDirectoryError(f"{self.path}: not a state file ({error}); use another run directory") from error
+            raise RunDirectoryError(
+                f"{self.path}: not a state file ({error}); use another run directory"
+            ) from error
         if document.pop("format", None) != _FORMAT:
-            raise RunDirectoryError(f"{self.path}: written by another version of sluice; use another run directory")
+            raise RunDirectoryError(
+                f"{self.path}: written by another version of sluice; use another run directory"
+            )
         return State(**document)
 
     def save(self, state: State) -> None:
@@ -78,7 +83,9 @@ class Store:
 
 
 def key(directory: Path) -> bytes:
-    """The key of this run, from which its token and certificates are derived. Only its owner may read it."""
+    """The key of this run, from which its token and certificates are derived. Only its owner may
+    read it.
+    """
     path = directory / KEY_FILE
     if not path.exists():
         temporary = path.with_suffix(".tmp")
@@ -94,12 +101,16 @@ def key(directory: Path) -> bytes:
     except ValueError:
         found = b""
     if len(found) < KEY_BYTES:
-        raise RunDirectoryError(f"{path}: expected {KEY_BYTES} bytes in hexadecimal; delete it to get a new one")
+        raise RunDirectoryError(
+            f"{path}: expected {KEY_BYTES} bytes in hexadecimal; delete it to get a new one"
+        )
     return found
 
 
 async def lock(directory: Path, wait_seconds: float) -> int:
-    """The descriptor of the held lock. Waits a little for a former host's supervisors to finish their work."""
+    """The descriptor of the held lock. Waits a little for a former host's supervisors to finish
+    their work.
+    """
     path = directory / LOCK_FILE
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_seconds
@@ -109,12 +120,18 @@ async def lock(directory: Path, wait_seconds: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
-                raise RunDirectoryError(f"{directory} is in use by {_holder(path)}; stop it or use another") from None
+                raise RunDirectoryError(
+                    f"{directory} is in use by {_holder(path)}; stop it or use another"
+                ) from None
             await asyncio.sleep(0.05)
         else:
             break
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "since": clock.text(datetime.now(UTC))}).encode(), 0)
+    os.pwrite(
+        descriptor,
+        json.dumps({"pid": os.getpid(), "since": clock.text(datetime.now(UTC))}).encode(),
+        0,
+    )
     return descriptor
 
 

@@ -11,12 +11,16 @@ from sluice_operator.plan.model import KubeObject
 
 
 def has_address(found: KubeObject) -> bool:
-    """A Service with an address of its own; a headless one only gives names in DNS, which a laptop has not."""
+    """A Service with an address of its own; a headless one only gives names in DNS, which a laptop
+    has not.
+    """
     return bool(found["kind"] == "Service" and found["spec"].get("clusterIP") != "None")
 
 
 def accepted(found: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeObject:
-    """The object as it is stored: a Service gets this machine's address and a free port, which it keeps in `ports`."""
+    """The object as it is stored: a Service gets this machine's address and a free port, which it
+    keeps in `ports`.
+    """
     if not has_address(found):
         return found
     name = found["metadata"]["name"]
@@ -26,7 +30,9 @@ def accepted(found: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeO
 
 
 def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken: set[int]) -> None:
-    """A port that somebody else took since the last run is replaced: no pod lives that could know the old one."""
+    """A port that somebody else took since the last run is replaced: no pod lives that could know
+    the old one.
+    """
     for name, port in ports.items():
         if not is_free(port):
             ports[name] = free_port(taken | set(ports.values()))
@@ -36,27 +42,35 @@ def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken
 
 def with_address(service: KubeObject, port: int) -> KubeObject:
     spec = service["spec"]
-    return {**service, "spec": {**spec, "clusterIP": LOOPBACK, "ports": [{**spec["ports"][0], "port": port}]}}
+    return {
+        **service,
+        "spec": {**spec, "clusterIP": LOOPBACK, "ports": [{**spec["ports"][0], "port": port}]},
+    }
 
 
 def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -> dict[str, int]:
-    """Container port's name -> port of this machine: the Service's where one selects the pod, else a free one."""
+    """Container port's name -> port of this machine: the Service's where one selects the pod, else
+    a free one.
+    """
     served = {}
     for found in objects:
         if has_address(found) and _selects(found, pod):
             served[found["spec"]["ports"][0]["targetPort"]] = found["spec"]["ports"][0]["port"]
     result: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
-        for name in (declared["name"] for declared in container.get("ports", []) if "name" in declared):
+        for name in (
+            declared["name"] for declared in container.get("ports", []) if "name" in declared
+        ):
             result[name] = served.get(name) or free_port(taken | set(result.values()))
     return result
 
 
 def named_addresses(pod: KubeObject, ports: dict[str, int], taken: set[int]) -> dict[str, str]:
-    """`POD.SUBDOMAIN:PORT` in the pod's arguments, which a cluster's DNS knows -> an address of this machine.
+    """`POD.SUBDOMAIN:PORT` in the pod's arguments, which a cluster's DNS knows -> an address of
+    this machine.
 
-    The first pod that names one has a port promised for it, in `ports`; the pod that is meant listens there, since its
-    arguments have the same text.
+    The first pod that names one has a port promised for it, in `ports`; the pod that is meant
+    listens there, since its arguments have the same text.
     """
     subdomain = pod["spec"].get("subdomain")
     if not subdomain:

@@ -2,13 +2,17 @@
 
     python -S -E supervisor.py LIFE_FD GRACE -- COMMAND...
 
-It is the parent of the container's main process and the subreaper of everything that comes from it, so that daemons and
-processes in sessions of their own stay its descendants. It ends in one of three ways:
+It is the parent of the container's main process and the subreaper of everything that comes from it,
+so that daemons and processes in sessions of their own stay its descendants. It ends in one of three
+ways:
 
-- the main process ends: all remaining descendants are terminated, then killed; its exit code is passed on;
-- SIGTERM: passed on to the main process, as Kubernetes does; SIGUSR1: everything is killed now (the grace is over);
-- the host is gone (end of file on the inherited pipe LIFE_FD, which the kernel guarantees even for `kill -9`): the main
-  process is terminated, so that it can end its own helpers in order; GRACE seconds later everything is killed.
+- the main process ends: all remaining descendants are terminated, then killed; its exit code is
+  passed on;
+- SIGTERM: passed on to the main process, as Kubernetes does; SIGUSR1: everything is killed now
+  (the grace is over);
+- the host is gone (end of file on the inherited pipe LIFE_FD, which the kernel guarantees even for
+  `kill -9`): the main process is terminated, so that it can end its own helpers in order; GRACE
+  seconds later everything is killed.
 
 Standard library only, and started without `site`: a pod must not wait for its supervisor.
 """
@@ -96,7 +100,8 @@ def reap() -> dict[int, int]:
 
 
 def end_descendants(grace: float) -> dict[int, int]:
-    """Terminate everything below this process, kill it after the grace, and answer with all exit codes.
+    """Terminate everything below this process, kill it after the grace, and answer with all exit
+    codes.
 
     The tree is read again each time: a process may have forked between the look and the signal.
     """
@@ -124,7 +129,13 @@ class Supervisor:
         os.set_blocking(self.signals, False)
         os.set_blocking(self.wakeup, False)
         signal.set_wakeup_fd(self.wakeup, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGCHLD,
+        ):
             signal.signal(number, lambda *_: None)
 
     def run(self) -> int:
@@ -159,7 +170,9 @@ class Supervisor:
             return set()
 
     def start(self) -> int:
-        """Start the container in a session of its own; it inherits neither the lock nor the pipe."""
+        """Start the container in a session of its own; it inherits neither the lock
+        nor the pipe.
+        """
         for fd in (int(name) for name in os.listdir("/proc/self/fd")):
             if fd > 2:
                 try:

@@ -1,7 +1,7 @@
 """A pod's containers as commands for this machine: ports, volumes, variables and paths resolved.
 
-Everything that a manifest may say is either honoured or refused with a message; nothing is dropped silently that would
-change what runs.
+Everything that a manifest may say is either honoured or refused with a message; nothing is dropped
+silently that would change what runs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Command:
 class Place:
     """Where a pod runs: what this machine gives it.
 
-    volumes: volume name -> directory; ports: container port's name -> port; overrides: variables that have another
-    value on a laptop than in a cluster; objects: config maps and secrets by "Kind/name"; addresses: those of other pods
-    by the name that a cluster's DNS has for them -> here.
+    volumes: volume name -> directory; ports: container port's name -> port; overrides: variables
+    that have another value on a laptop than in a cluster; objects: config maps and secrets by
+    "Kind/name"; addresses: those of other pods by the name that a cluster's DNS has for them ->
+    here.
     """
 
     volumes: Mapping[str, Path]
@@ -65,13 +66,20 @@ def commands(pod: KubeObject, place: Place, inherited: Mapping[str, str]) -> lis
 
 def check(pod: KubeObject) -> None:
     if any(container.get("restartPolicy") for container in pod["spec"].get("initContainers", [])):
-        raise PodError("an initContainer with a restartPolicy needs a cluster; make it one of the pod's containers")
+        raise PodError(
+            "an initContainer with a restartPolicy needs a cluster; make it one of the pod's "
+            "containers"
+        )
     for container in all_containers(pod):
         if not container.get("command"):
-            raise PodError(f"container {container['name']} has no command; a laptop does not know its image's")
+            raise PodError(
+                f"container {container['name']} has no command; a laptop does not know its image's"
+            )
 
 
-def _command(pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]) -> Command:
+def _command(
+    pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]
+) -> Command:
     paths = mount_paths(container, place.volumes)
     own = environment(pod, container, place, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
@@ -79,7 +87,9 @@ def _command(pod: KubeObject, container: dict[str, Any], place: Place, inherited
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
     cwd = container.get("workingDir")
-    return Command(container["name"], argv, {**inherited, **own}, translate(cwd, paths) if cwd else None)
+    return Command(
+        container["name"], argv, {**inherited, **own}, translate(cwd, paths) if cwd else None
+    )
 
 
 def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[str, str]:
@@ -87,14 +97,19 @@ def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[
     found = {}
     for mount in container.get("volumeMounts", []):
         if mount["name"] not in volumes:
-            raise PodError(f"container {container['name']} mounts {mount['name']}, which is no volume of the pod")
+            raise PodError(
+                f"container {container['name']} mounts {mount['name']}, which is no volume of the "
+                "pod"
+            )
         directory = volumes[mount["name"]] / mount.get("subPath", "")
         found[mount["mountPath"].rstrip("/")] = str(directory)
     return found
 
 
 def translate(text: str, paths: Mapping[str, str]) -> str:
-    """Replace mount paths, where they stand as whole path prefixes, by this machine's directories; longest first."""
+    """Replace mount paths, where they stand as whole path prefixes, by this machine's directories;
+    longest first.
+    """
     if not paths:
         return text
     names = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
@@ -102,7 +117,9 @@ def translate(text: str, paths: Mapping[str, str]) -> str:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """$(NAME) as Kubernetes expands it: `$$` is a dollar sign, and what is not set stays as it is."""
+    """$(NAME) as Kubernetes expands it: `$$` is a dollar sign, and what is not set
+    stays as it is.
+    """
 
     def value(match: re.Match[str]) -> str:
         return "$" if match.group() == "$$" else env.get(match.group(1), match.group())
@@ -119,13 +136,16 @@ def environment(
 ) -> dict[str, str]:
     """The container's own variables, in order, each able to use those before it.
 
-    A Secret of the user's is no part of a run; a variable of this machine with the same name stands for its key.
+    A Secret of the user's is no part of a run; a variable of this machine with the same name stands
+    for its key.
     """
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
         for key, text in _env_from(source, place).items():
             found[source.get("prefix", "") + key] = text
-    overrides = dict(place.overrides) | {f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()}
+    overrides = dict(place.overrides) | {
+        f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()
+    }
     for entry in container.get("env", []):
         name = entry["name"]
         if name in inherited and (_is_elsewhere(entry, place) or _is_undecided(entry)):
@@ -149,7 +169,9 @@ def _is_undecided(entry: dict[str, Any]) -> bool:
     return (entry["name"], entry.get("value")) in UNDECIDED.items()
 
 
-def _value(pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place) -> str | None:
+def _value(
+    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place
+) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
         return expand(entry.get("value", ""), env)
@@ -161,11 +183,15 @@ def _value(pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place
         return data[reference["key"]]
     if reference.get("optional"):
         return None
-    raise PodError(f"{kind} {reference['name']} has no key {reference['key']} (for variable {entry['name']})")
+    raise PodError(
+        f"{kind} {reference['name']} has no key {reference['key']} (for variable {entry['name']})"
+    )
 
 
 def _env_from(source: dict[str, Any], place: Place) -> dict[str, str]:
-    kind, field = ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
+    kind, field = (
+        ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
+    )
     return _data(place, kind, source[field])
 
 

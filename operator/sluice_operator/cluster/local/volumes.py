@@ -7,17 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster.local.translate import PodError, all_containers, mount_paths, object_data, translate
+from sluice_operator.cluster.local.translate import (
+    PodError,
+    all_containers,
+    mount_paths,
+    object_data,
+    translate,
+)
 from sluice_operator.plan.model import KubeObject
 
 
 def prepare(
-    pod: KubeObject, run_dir: Path, pod_dir: Path, chosen: Mapping[str, Path], objects: Mapping[str, KubeObject]
+    pod: KubeObject,
+    run_dir: Path,
+    pod_dir: Path,
+    chosen: Mapping[str, Path],
+    objects: Mapping[str, KubeObject],
 ) -> dict[str, Path]:
     """Make all volumes of the pod; volume name -> directory.
 
-    chosen: directories for some volume names, over the default `<run_dir>/volumes/<name>`. Persistent claims are shared
-    by their claim's name. An emptyDir keeps its content between attempts, as the whole run directory does.
+    chosen: directories for some volume names, over the default `<run_dir>/volumes/<name>`.
+    Persistent claims are shared by their claim's name. An emptyDir keeps its content between
+    attempts, as the whole run directory does.
     """
     found: dict[str, Path] = {}
     files: list[tuple[Path, dict[str, str]]] = []
@@ -50,17 +61,26 @@ def _directory(volume: dict[str, Any], run_dir: Path) -> Path:
         directory = run_dir / "volumes" / str(name)
     else:
         kinds = ", ".join(key for key in volume if key != "name")
-        raise PodError(f"volume {name}: {kinds} needs a cluster; use hostPath, or leave the volume out and give a path")
+        raise PodError(
+            f"volume {name}: {kinds} needs a cluster; use hostPath, or leave the volume out and "
+            "give a path"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 def _file_source(volume: dict[str, Any], objects: Mapping[str, KubeObject]) -> KubeObject | None:
-    for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
+    for field, kind, key in (
+        ("configMap", "ConfigMap", "name"),
+        ("secret", "Secret", "secretName"),
+    ):
         if field in volume:
             found = objects.get(f"{kind}/{volume[field][key]}")
             if found is None and not volume[field].get("optional"):
-                raise PodError(f"volume {volume['name']}: {kind} {volume[field][key]} does not exist in this run")
+                raise PodError(
+                    f"volume {volume['name']}: {kind} {volume[field][key]} does not exist in this "
+                    "run"
+                )
             return found or {}
     return None
 
@@ -87,8 +107,12 @@ def _files(volume: dict[str, Any], source: KubeObject) -> dict[str, str]:
     return chosen
 
 
-def _write_files(directory: Path, texts: Mapping[str, str], pod: KubeObject, volumes: Mapping[str, Path]) -> None:
-    """One file for each text. Mount paths in them are translated too: the resolved manifest names the model's."""
+def _write_files(
+    directory: Path, texts: Mapping[str, str], pod: KubeObject, volumes: Mapping[str, Path]
+) -> None:
+    """One file for each text. Mount paths in them are translated too: the resolved manifest names
+    the model's.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     paths: dict[str, str] = {}
     for container in all_containers(pod):

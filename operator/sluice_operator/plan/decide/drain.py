@@ -1,7 +1,7 @@
 """Stopping pods in an order that loses nothing: workers first, then what they report to.
 
-A rollout worker returns its leases, with partial samples, to the buffer when it is told to end; so buffer and
-rendezvous stay until trainer and rollout have ended.
+A rollout worker returns its leases, with partial samples, to the buffer when it is told to end; so
+buffer and rendezvous stay until trainer and rollout have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _ORDER = (("trainer", "rollout"), ("buffer",), ("rendezvous",))
 
 
 def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
-    """The deletions of the stages up to the first one in which a pod still runs; later ones follow when it has ended.
+    """The deletions of the stages up to the first one in which a pod still runs; later ones follow
+    when it has ended.
 
     An ended pod is not waited for: a kubelet may take a minute more until it takes the object away.
     """
@@ -31,5 +32,7 @@ def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
 
 
 def to_drain(pods: Sequence[KubeObject]) -> list[KubeObject]:
-    """Of a finished job: what still runs. Ended pods stay until the job is deleted, for their logs."""
+    """Of a finished job: what still runs. Ended pods stay until the job is deleted, for their
+    logs.
+    """
     return [pod for pod in pods if not (podstate.is_finished(pod) or podstate.has_left(pod))]

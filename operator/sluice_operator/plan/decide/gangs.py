@@ -1,9 +1,10 @@
 """The gangs of a job, and what one pass does for one of them.
 
-The one state that a gang needs is its attempt number. `retryTime` is set while an attempt is still to be created (it
-starts no earlier) and cleared once all its pods have been seen: from then on a missing pod is a lost pod, and the gang
-needs a new attempt. So pods that were created just before a crash of the operator are found again, not created twice.
-Until then `seen` has those that were there: one of them that is missing is lost, too, and never created again.
+The one state that a gang needs is its attempt number. `retryTime` is set while an attempt is still
+to be created (it starts no earlier) and cleared once all its pods have been seen: from then on a
+missing pod is a lost pod, and the gang needs a new attempt. So pods that were created just before a
+crash of the operator are found again, not created twice. Until then `seen` has those that were
+there: one of them that is missing is lost, too, and never created again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one pass for one gang. create: indices of the pods to create, all of `status.attempt`.
+    """The work of one pass for one gang. create: indices of the pods to create, all of
+    `status.attempt`.
 
     due: when the gang must be looked at again, though nothing else happens.
     """
@@ -42,13 +44,16 @@ def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
     spec = job.spec
     services = [Gang("rendezvous", 0, 1), Gang("buffer", 0, 1)]
     rollouts = [
-        Gang("rollout", replica, spec.rollout.nodes_per_replica) for replica in range(rollout_replicas(job, status))
+        Gang("rollout", replica, spec.rollout.nodes_per_replica)
+        for replica in range(rollout_replicas(job, status))
     ]
     return [*services, *rollouts, Gang("trainer", 0, spec.trainer.nodes)]
 
 
 def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
-    """The replicas that the spec asks for; left to an autoscaler: those that run, and minReplicas at the start."""
+    """The replicas that the spec asks for; left to an autoscaler: those that run, and minReplicas
+    at the start.
+    """
     if job.spec.replicas is not None:
         return job.spec.replicas
     if status is not None and status.rollout_replicas is not None:
@@ -57,11 +62,19 @@ def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
 
 
 def of_gang(gang: Gang, pods: Iterable[KubeObject]) -> list[KubeObject]:
-    return [pod for pod in pods if podstate.role(pod) == gang.role and podstate.replica(pod) == gang.replica]
+    return [
+        pod
+        for pod in pods
+        if podstate.role(pod) == gang.role and podstate.replica(pod) == gang.replica
+    ]
 
 
-def present_attempt(gang: Gang, status: GangStatus | None, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
-    """The gang's status; pods of a newer attempt than it knows (a lost status) are believed, so that it never falls."""
+def present_attempt(
+    gang: Gang, status: GangStatus | None, pods: Sequence[KubeObject], now: datetime
+) -> GangStatus:
+    """The gang's status; pods of a newer attempt than it knows (a lost status) are believed, so
+    that it never falls.
+    """
     newest = max((podstate.attempt(pod) for pod in pods), default=0)
     if status is None:
         return GangStatus(replica=gang.replica, attempt=max(newest, 1), retry_time=clock.text(now))
@@ -85,8 +98,8 @@ def advance(
 ) -> Step:
     """One pass over a gang that should run. pods: all pods of the gang, of any attempt.
 
-    hung: the gang runs but makes no progress; that counts as its failure. Pods of older attempts go first; nothing else
-    happens before they are gone, so two attempts never overlap.
+    hung: the gang runs but makes no progress; that counts as its failure. Pods of older attempts go
+    first; nothing else happens before they are gone, so two attempts never overlap.
     """
     status = present_attempt(gang, known, pods, now)
     older = [pod for pod in pods if podstate.attempt(pod) < status.attempt]
@@ -106,16 +119,26 @@ def advance(
     if isinstance(decision, Restart):
         broken = gang.role == "trainer" and decision.failure is not None
         delete = deletions(pods, now, BROKEN_GRACE if broken else None)
-        return Step(gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision)
+        return Step(
+            gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision
+        )
     if isinstance(decision, GiveUp):
         return Step(gang, status, facts, decision=decision)
-    due = status.retry_time is not None and is_due(clock.parse(status.retry_time), gang, policy, now)
+    due = status.retry_time is not None and is_due(
+        clock.parse(status.retry_time), gang, policy, now
+    )
     return Step(gang, status, facts, create=facts.missing if due else ())
 
 
 def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> GangFacts:
-    """The facts with what only time or history can tell: a lost pod is a disruption, a hang is a failure."""
-    lost = bool(facts.missing) if status.retry_time is None else not set(facts.missing).isdisjoint(status.seen)
+    """The facts with what only time or history can tell: a lost pod is a disruption, a hang is a
+    failure.
+    """
+    lost = (
+        bool(facts.missing)
+        if status.retry_time is None
+        else not set(facts.missing).isdisjoint(status.seen)
+    )
     return GangFacts(
         failure=facts.failure or hung,
         config_error=facts.config_error,
@@ -125,7 +148,9 @@ def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> G
 
 
 def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
-    """Until when to wait for the reason of a pod that was lost, where only those have ended that miss it."""
+    """Until when to wait for the reason of a pod that was lost, where only those have ended that
+    miss it.
+    """
     failure = facts.failure
     if failure is None or not podstate.lost_peer(failure) or facts.disruption or facts.config_error:
         return None
@@ -135,15 +160,17 @@ def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
 
 
 def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
-    restarted = status.model_copy(update={"restarts": decision.restarts, "last_restart_time": clock.text(now)})
+    restarted = status.model_copy(
+        update={"restarts": decision.restarts, "last_restart_time": clock.text(now)}
+    )
     return _another(restarted, status.attempt + 1, clock.later(now, decision.delay))
 
 
 def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
     """The status of a gang that is to have no pods for a while (suspended, scaled down).
 
-    Its next attempt number is written before its pods are deleted, so they are never mistaken for lost ones, and the
-    number does not fall when the gang comes back.
+    Its next attempt number is written before its pods are deleted, so they are never mistaken for
+    lost ones, and the number does not fall when the gang comes back.
     """
     there = any(podstate.attempt(pod) >= status.attempt for pod in pods)
     if status.retry_time and not status.seen and not there:
@@ -152,8 +179,12 @@ def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> Gan
     return _another(status, max(status.attempt, newest) + 1, clock.text(now))
 
 
-def deletions(pods: Sequence[KubeObject], now: datetime, at_most: int | None = None) -> tuple[Deletion, ...]:
-    """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps one for ever."""
+def deletions(
+    pods: Sequence[KubeObject], now: datetime, at_most: int | None = None
+) -> tuple[Deletion, ...]:
+    """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps
+    one for ever.
+    """
     found = []
     for pod in pods:
         if not podstate.is_terminating(pod):
@@ -165,7 +196,9 @@ def deletions(pods: Sequence[KubeObject], now: datetime, at_most: int | None = N
 
 
 def _grace(pod: KubeObject) -> int:
-    """The grace that the pod was created with, which its role's template may say. 0 would be by force."""
+    """The grace that the pod was created with, which its role's template may say. 0 would be by
+    force.
+    """
     found = pod.get("spec", {}).get("terminationGracePeriodSeconds")
     return max(found if found is not None else GRACE.get(podstate.role(pod), 30), 1)
 

@@ -16,7 +16,12 @@ def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
     pods: the job's. A job that is suspended, or has ended, misses none.
     """
     status = job.status
-    if status is None or job.spec.suspend or status.is_true("Succeeded") or status.is_true("Failed"):
+    if (
+        status is None
+        or job.spec.suspend
+        or status.is_true("Succeeded")
+        or status.is_true("Failed")
+    ):
         return False
     for gang in desired_gangs(job, status):
         known = status.gang(gang.role, gang.replica)

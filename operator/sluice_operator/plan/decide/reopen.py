@@ -9,10 +9,14 @@ from sluice_operator.plan.decide.gangs import retire
 
 
 def reopened(status: RLJobStatus, now: datetime) -> RLJobStatus:
-    """The status of a job that starts again where it failed: new attempts, a fresh budget, its counts and data kept."""
+    """The status of a job that starts again where it failed: new attempts, a fresh budget, its
+    counts and data kept.
+    """
     return status.model_copy(
         update={
-            "conditions": [condition for condition in status.conditions if condition.type != "Failed"],
+            "conditions": [
+                condition for condition in status.conditions if condition.type != "Failed"
+            ],
             "roles": [_reopened_role(role, now) for role in status.roles],
             "start_time": None,
             "queued_time": None,

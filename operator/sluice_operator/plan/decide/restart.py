@@ -20,7 +20,9 @@ from sluice_operator.plan.podstate import headline
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Another attempt. restarts: the gang's count after it; failure: None for a disruption, which counts nothing."""
+    """Another attempt. restarts: the gang's count after it; failure: None for a disruption, which
+    counts nothing.
+    """
 
     delay: float
     restarts: int
@@ -42,16 +44,19 @@ def restart(
 ) -> Restart | GiveUp | None:
     """Decide whether a gang that lost a pod gets another attempt; None: nothing is wrong.
 
-    A configuration error (exit code 2) fails the job at once, whatever else happened. Disruptions that the cluster
-    caused (preemption, eviction, a pod that others deleted) never use up the budget, even where the gang's other pods
-    died of it. Rollout, buffer and rendezvous restart without bound, after ``min(base * 2**n, max)`` seconds: what they
-    hold is durable or soft, and a crash loop shows in status; n starts again from 0 once a gang was stable. A trainer
-    gang fails the job once ``maxRestarts`` is used up, and its count never falls.
+    A configuration error (exit code 2) fails the job at once, whatever else happened. Disruptions
+    that the cluster caused (preemption, eviction, a pod that others deleted) never use up the
+    budget, even where the gang's other pods died of it. Rollout, buffer and rendezvous restart
+    without bound, after ``min(base * 2**n, max)`` seconds: what they hold is durable or soft, and a
+    crash loop shows in status; n starts again from 0 once a gang was stable. A trainer gang fails
+    the job once ``maxRestarts`` is used up, and its count never falls.
     """
     if facts.config_error:
         return GiveUp(
             INVALID_CONFIGURATION.name,
-            INVALID_CONFIGURATION.text(pod=facts.config_error.pod, headline=headline(facts.config_error)),
+            INVALID_CONFIGURATION.text(
+                pod=facts.config_error.pod, headline=headline(facts.config_error)
+            ),
             facts.config_error,
         )
     if facts.disruption:
@@ -74,17 +79,21 @@ def backoff(gang: Gang, policy: FailurePolicy) -> tuple[int, int]:
 
 
 def delay(base: int, limit: int, failures: int) -> float:
-    """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is still a number."""
+    """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is still a
+    number.
+    """
     return float(min(base * 2 ** min(failures, 32), limit))
 
 
 def is_due(retry: datetime, gang: Gang, policy: FailurePolicy, now: datetime) -> bool:
     """True once the time of the next attempt has come.
 
-    A time that is further ahead than any delay was written before the clock was set back, or by a machine whose clock
-    is ahead: the attempt starts now, and not an hour later.
+    A time that is further ahead than any delay was written before the clock was set back, or by a
+    machine whose clock is ahead: the attempt starts now, and not an hour later.
     """
-    longest = max(backoff(gang, policy)[1], DISRUPTION_DELAY) + 1  # second, to which the time was rounded up
+    longest = (
+        max(backoff(gang, policy)[1], DISRUPTION_DELAY) + 1
+    )  # second, to which the time was rounded up
     return not now < retry <= now + timedelta(seconds=longest)
 
 

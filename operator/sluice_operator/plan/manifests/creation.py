@@ -15,23 +15,36 @@ from sluice_operator.plan.model import Gang, Group, Images, KubeObject, Observed
 
 def groups_of(job: RLJob, status: RLJobStatus, steps: Sequence[Step]) -> dict[Gang, Group | None]:
     """The group by which a queue admits each gang's pods; None: they do not queue."""
-    return {step.gang: queueing.group_of(job, step.gang, step.status.attempt, status.pod_group) for step in steps}
+    return {
+        step.gang: queueing.group_of(job, step.gang, step.status.attempt, status.pod_group)
+        for step in steps
+    }
 
 
 def missing_pods(
-    job: RLJob, steps: Sequence[Step], groups: Mapping[Gang, Group | None], observed: Observed, images: Images
+    job: RLJob,
+    steps: Sequence[Step],
+    groups: Mapping[Gang, Group | None],
+    observed: Observed,
+    images: Images,
 ) -> tuple[KubeObject, ...]:
-    """The pods to create, with their groups. They name the rendezvous by its address: they wait until it has one."""
+    """The pods to create, with their groups. They name the rendezvous by its address: they wait
+    until it has one.
+    """
     address = rendezvous_address(job, observed)
     if address is None:
         return ()
     job = with_defaults(job, observed.defaults)
     joined = {groups[step.gang] for step in steps if step.create and groups[step.gang] is not None}
     pods = {
-        step.gang: gang_pods(job, step.gang, step.status.attempt, address, images, groups[step.gang])
+        step.gang: gang_pods(
+            job, step.gang, step.status.attempt, address, images, groups[step.gang]
+        )
         for step in steps
         if step.create or groups[step.gang] in joined
     }
     wanted = podgroup.group_objects(job, {gang: groups[gang] for gang in pods}, pods)
-    missing = [each for each in wanted if (each["kind"], each["metadata"]["name"]) not in observed.objects]
+    missing = [
+        each for each in wanted if (each["kind"], each["metadata"]["name"]) not in observed.objects
+    ]
     return (*missing, *(pods[step.gang][index] for step in steps for index in step.create))

@@ -19,7 +19,9 @@ def with_credentials(job: RLJob, container: dict[str, Any]) -> dict[str, Any]:
     secrets, name = job.spec.secrets, container["name"]
     env: list[dict[str, Any]] = container["env"]
     if secrets.hugging_face is not None and name in _HUB:
-        env = [{"name": _OFFLINE, "value": "0"} if each["name"] == _OFFLINE else each for each in env]
+        env = [
+            {"name": _OFFLINE, "value": "0"} if each["name"] == _OFFLINE else each for each in env
+        ]
         env = [*env, _from(secrets.hugging_face, "HF_TOKEN")]
     if secrets.wandb is not None and name == "trainer":
         env = [*env, _from(secrets.wandb, "WANDB_API_KEY")]

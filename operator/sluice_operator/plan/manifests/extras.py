@@ -1,6 +1,8 @@
-"""Objects that a job could run without: its budget for disruptions, its network policy, the groups of its gangs.
+"""Objects that a job could run without: its budget for disruptions, its network policy, the groups
+of its gangs.
 
-They come and go while a job lives. An API server that does not know a budget or a policy runs the job all the same.
+They come and go while a job lives. An API server that does not know a budget or a policy runs the
+job all the same.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
         disruption_budget(job, rollout_replicas(job, observed.status)),
         network_policy(job, observed.operator_namespace),
     )
-    return tuple(each for each in found if each is not None and each["kind"] not in observed.absent_kinds)
+    return tuple(
+        each for each in found if each is not None and each["kind"] not in observed.absent_kinds
+    )
 
 
 def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
     """(kind, name) of what may be there, wanted or not."""
-    return (disruption.KIND, names.rollout_budget_name(job)), (network.KIND, names.network_policy_name(job))
+    return (disruption.KIND, names.rollout_budget_name(job)), (
+        network.KIND,
+        names.network_policy_name(job),
+    )
 
 
 def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
@@ -38,12 +45,19 @@ def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     return tuple(
         wanted
         for wanted in extra_objects(job, observed)
-        if not covers(observed.objects.get((wanted["kind"], wanted["metadata"]["name"])), wanted["spec"], "spec")
+        if not covers(
+            observed.objects.get((wanted["kind"], wanted["metadata"]["name"])),
+            wanted["spec"],
+            "spec",
+        )
     )
 
 
-def unwanted_extras(job: RLJob, observed: Observed, groups: Collection[str] = ()) -> tuple[Deletion, ...]:
-    """Budget and policy that the spec does not want any more, and groups that have no pods any more.
+def unwanted_extras(
+    job: RLJob, observed: Observed, groups: Collection[str] = ()
+) -> tuple[Deletion, ...]:
+    """Budget and policy that the spec does not want any more, and groups that have no pods any
+    more.
 
     groups: those that go on, whose pods may not be there yet.
     """
@@ -53,22 +67,34 @@ def unwanted_extras(job: RLJob, observed: Observed, groups: Collection[str] = ()
 
 
 def _old_groups(job: RLJob, observed: Observed, present: Collection[str]) -> tuple[Deletion, ...]:
-    """A group goes after its pods: a scheduler would not know what to do with those that are left."""
+    """A group goes after its pods: a scheduler would not know what to do with those
+    that are left.
+    """
     used = set(present) | {podstate.group(pod) or _of_attempt(job, pod) for pod in observed.pods}
-    return tuple(Deletion(kind, name) for kind, name in observed.objects if kind == queueing.KIND and name not in used)
+    return tuple(
+        Deletion(kind, name)
+        for kind, name in observed.objects
+        if kind == queueing.KIND and name not in used
+    )
 
 
 def _of_attempt(job: RLJob, pod: KubeObject) -> str:
-    """The group of a pod that an older release has made: there was one for each attempt of a gang."""
+    """The group of a pod that an older release has made: there was one for each
+    attempt of a gang.
+    """
     return names.attempt_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod))
 
 
 def covers(found: Any, wanted: Any, field: str = "") -> bool:
-    """`found` says all that `wanted` says; an API server adds its defaults. field: look only below this one."""
+    """`found` says all that `wanted` says; an API server adds its defaults. field: look only below
+    this one.
+    """
     if field:
         return isinstance(found, dict) and covers(found.get(field), wanted)
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
+        return isinstance(found, dict) and all(
+            covers(found.get(key), value) for key, value in wanted.items()
+        )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         same = isinstance(found, Sequence) and len(found) == len(wanted)
         return same and all(covers(left, right) for left, right in zip(found, wanted, strict=True))

@@ -1,5 +1,5 @@
-"""The network policy of a job: who may connect to its pods. NCCL and SGLang ask nobody for a token: only the network
-can keep others away.
+"""The network policy of a job: who may connect to its pods. NCCL and SGLang ask nobody for a token:
+only the network can keep others away.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "sluice"}
 
 
 def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | None:
-    """Ingress only from the job's own pods (on all ports: NCCL chooses its own), the operator, and Prometheus.
+    """Ingress only from the job's own pods (on all ports: NCCL chooses its own), the operator, and
+    Prometheus.
 
-    operator_namespace: None where there is no operator in a cluster. Egress is left open: models, data sets and
-    rewards are elsewhere. Kubelets may always probe the pods of their node.
+    operator_namespace: None where there is no operator in a cluster. Egress is left open: models,
+    data sets and rewards are elsewhere. Kubelets may always probe the pods of their node.
     """
     if not job.spec.network_policy.enabled:
         return None
-    ingress: list[dict[str, Any]] = [{"from": [{"podSelector": {"matchLabels": names.selector(job)}}]}]
+    ingress: list[dict[str, Any]] = [
+        {"from": [{"podSelector": {"matchLabels": names.selector(job)}}]}
+    ]
     if operator_namespace is not None:
         namespace = {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}
-        peer = {"namespaceSelector": namespace, "podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}
+        peer = {
+            "namespaceSelector": namespace,
+            "podSelector": {"matchLabels": dict(OPERATOR_LABELS)},
+        }
         ingress.append({"from": [peer], "ports": [_tcp("rendezvous"), _tcp("buffer")]})
     metrics_from = job.spec.network_policy.metrics_from or [{"namespaceSelector": {}}]
     ingress.append({"from": list(metrics_from), "ports": [_tcp("metrics")]})

@@ -1,4 +1,6 @@
-"""Objects of a job besides its pods: manifest, token, certificates, the rendezvous' address, storage."""
+"""Objects of a job besides its pods: manifest, token, certificates, the rendezvous' address,
+storage.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from sluice_operator.plan.model import KubeObject, Observed
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
     full = with_defaults(job, defaults)
-    found = [config_map(job, defaults), token_secret(job), rendezvous_service(job), storage_claim(full)]
+    found = [
+        config_map(job, defaults),
+        token_secret(job),
+        rendezvous_service(job),
+        storage_claim(full),
+    ]
     if (storage := full.spec.checkpoint.claim) is not None:
         found.append(checkpoint_claim(job, storage))
     if job.spec.tls.enabled:
@@ -28,10 +35,14 @@ def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """The objects that do not exist yet; and the config map where the spec has changed, so that later attempts see the
-    change.
+    """The objects that do not exist yet; and the config map where the spec has changed, so that
+    later attempts see the change.
     """
-    return tuple(wanted for wanted in supporting_objects(job, observed.defaults) if _is_missing(wanted, observed))
+    return tuple(
+        wanted
+        for wanted in supporting_objects(job, observed.defaults)
+        if _is_missing(wanted, observed)
+    )
 
 
 def _is_missing(wanted: KubeObject, observed: Observed) -> bool:
@@ -75,7 +86,13 @@ def tls_secret(job: RLJob) -> KubeObject:
 def _generated(job: RLJob, name: str, what: str) -> KubeObject:
     """Immutable: pods that were started with different contents could not talk to each other."""
     metadata = names.metadata(job, name) | {"annotations": {names.GENERATE: what}}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "immutable": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "immutable": True,
+    }
 
 
 def rendezvous_service(job: RLJob) -> KubeObject:
@@ -91,22 +108,32 @@ def rendezvous_service(job: RLJob) -> KubeObject:
 
 
 def engines_service(job: RLJob) -> KubeObject:
-    """Names in DNS for the pods of an engine that spans several: SGLang wants to be told where its first one is."""
+    """Names in DNS for the pods of an engine that spans several: SGLang wants to be told where its
+    first one is.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": names.metadata(job, names.engines_name(job)),
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": names.selector(job, "rollout")},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.selector(job, "rollout"),
+        },
     }
 
 
 def storage_claim(job: RLJob) -> KubeObject:
     """The buffer's. It goes with the job, whose prompts and samples mean nothing to another."""
-    return _claim(names.metadata(job, names.storage_name(job)), job.spec.buffer.storage, ["ReadWriteOnce"])
+    return _claim(
+        names.metadata(job, names.storage_name(job)), job.spec.buffer.storage, ["ReadWriteOnce"]
+    )
 
 
 def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
-    """Checkpoints, final model, metrics and samples. Kept when the job is deleted, unless the spec wants otherwise."""
+    """Checkpoints, final model, metrics and samples. Kept when the job is deleted, unless the spec
+    wants otherwise.
+    """
     name = names.checkpoint_name(job)
     retained = storage.when_deleted == "Retain"
     metadata = names.retained_metadata(job, name) if retained else names.metadata(job, name)
@@ -119,7 +146,9 @@ def _access_modes(job: RLJob) -> list[str]:
     return ["ReadWriteMany" if job.spec.trainer.nodes > 1 or apart else "ReadWriteOnce"]
 
 
-def _claim(metadata: dict[str, Any], storage: Storage | CheckpointStorage, access_modes: list[str]) -> KubeObject:
+def _claim(
+    metadata: dict[str, Any], storage: Storage | CheckpointStorage, access_modes: list[str]
+) -> KubeObject:
     spec: dict[str, Any] = {
         "accessModes": access_modes,
         "resources": {"requests": {"storage": str(storage.size)}},
@@ -130,7 +159,9 @@ def _claim(metadata: dict[str, Any], storage: Storage | CheckpointStorage, acces
 
 
 def resolved_manifest(job: RLJob) -> dict[str, Any]:
-    """The manifest as pods see it: paths are those inside the pod; nothing that changes without the spec."""
+    """The manifest as pods see it: paths are those inside the pod; nothing that changes without the
+    spec.
+    """
     document = manifest(job)
     document.pop("status", None)
     document["apiVersion"], document["kind"] = job.api_version, job.kind

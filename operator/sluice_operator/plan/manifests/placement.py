@@ -1,9 +1,10 @@
-"""Where pods would like to be: together where tensors travel, apart where one machine should not take all.
+"""Where pods would like to be: together where tensors travel, apart where one machine should not
+take all.
 
-Without a word of the job's these are wishes: a cluster without zones, or with one free machine, runs it all the same.
-How near the pods must be (racks, NVLink domains) differs from cluster to cluster; a `topology` says it, for all pods
-that compute or for those of one gang. A queue of Kueue decides itself where pods go, so it is told the level; elsewhere
-it is the pods' affinity.
+Without a word of the job's these are wishes: a cluster without zones, or with one free machine,
+runs it all the same. How near the pods must be (racks, NVLink domains) differs from cluster to
+cluster; a `topology` says it, for all pods that compute or for those of one gang. A queue of Kueue
+decides itself where pods go, so it is told the level; elsewhere it is the pods' affinity.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from sluice_operator.plan.model import Gang
 
 ZONE = "topology.kubernetes.io/zone"
 HOST = "kubernetes.io/hostname"
-STAY = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""For autoscalers that would move a pod to save a machine. A trainer's step and restart cost more than that, as does an
-engine's cold start; and without buffer or rendezvous all others wait."""
+STAY = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""For autoscalers that would move a pod to save a machine. A trainer's step and restart cost more
+than that, as does an engine's cold start; and without buffer or rendezvous all others wait."""
 _GPU_ROLES = ("trainer", "rollout")
 _BY_DEFAULT = Topology(preferred=ZONE)
 _KUEUE = "kueue.x-k8s.io/podset-{}-topology"
@@ -32,7 +36,9 @@ def metadata(job: RLJob, gang: Gang) -> dict[str, Any]:
 
 
 def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Part of a pod's spec. Trainer and engines want one zone: NCCL and weights across zones are slow, and billed."""
+    """Part of a pod's spec. Trainer and engines want one zone: NCCL and weights across zones are
+    slow, and billed.
+    """
     if gang.role not in _GPU_ROLES:
         return {}
     found: dict[str, Any] = {"affinity": {"podAffinity": _affinity(job, gang)}}
@@ -42,7 +48,9 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
 
 
 def _of_kueue(job: RLJob, gang: Gang) -> dict[str, str]:
-    """The level, for the topology-aware scheduling of Kueue. It has one for each pod: the gang's goes first."""
+    """The level, for the topology-aware scheduling of Kueue. It has one for each pod: the gang's
+    goes first.
+    """
     topology = _of_gang(job, gang) or job.spec.topology
     if topology is None or gang.role not in _GPU_ROLES or not _in_kueue(job):
         return {}
@@ -51,7 +59,9 @@ def _of_kueue(job: RLJob, gang: Gang) -> dict[str, str]:
 
 
 def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Next to all pods that compute, and to those of the own gang. With Kueue only what nobody has said."""
+    """Next to all pods that compute, and to those of the own gang. With Kueue only what nobody has
+    said.
+    """
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": list(_GPU_ROLES)}
     peers = {"matchLabels": names.selector(job), "matchExpressions": [roles]}
     own = {"matchLabels": names.selector(job, gang.role) | {names.LABEL_REPLICA: str(gang.replica)}}
@@ -71,12 +81,18 @@ def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
 
 def _of_gang(job: RLJob, gang: Gang) -> Topology | None:
     """A single pod is always together with itself."""
-    topology = {"trainer": job.spec.trainer.topology, "rollout": job.spec.rollout.topology}.get(gang.role)
+    topology = {"trainer": job.spec.trainer.topology, "rollout": job.spec.rollout.topology}.get(
+        gang.role
+    )
     return topology if gang.size > 1 else None
 
 
 def _level(topology: Topology) -> tuple[str, str]:
-    return ("required", topology.required) if topology.required else ("preferred", topology.preferred or "")
+    return (
+        ("required", topology.required)
+        if topology.required
+        else ("preferred", topology.preferred or "")
+    )
 
 
 def _in_kueue(job: RLJob) -> bool:

@@ -1,7 +1,9 @@
-"""The group by which a job is admitted, over the job's life: how large it is, when another follows, when one is over.
+"""The group by which a job is admitted, over the job's life: how large it is, when another follows,
+when one is over.
 
-A group's size is settled when its first pod is made: queues compare it between the pods. So a job that is scaled keeps
-its group, and a job that was suspended, and has given its quota back, comes back in another.
+A group's size is settled when its first pod is made: queues compare it between the pods. So a job
+that is scaled keeps its group, and a job that was suspended, and has given its quota back, comes
+back in another.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.model import Deletion, Gang, Group, KubeObject, Observed
 
 WORKLOAD = "Workload"
-"""Kueue's object for a group. In a plan its deletion stands for the group's end, by whichever way Kueue offers."""
+"""Kueue's object for a group. In a plan its deletion stands for the group's end, by whichever way
+Kueue offers."""
 
 
 def shared_group(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupStatus | None:
@@ -42,10 +45,11 @@ def following(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupSt
 
 
 def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
-    """All gangs that the spec asks for; without further engines, once a queue has held the job for a while.
+    """All gangs that the spec asks for; without further engines, once a queue has held the job for
+    a while.
 
-    They would keep what the job's own group waits for, and make nothing without a trainer. Not at once: a trainer that
-    restarts is held for a moment too.
+    They would keep what the job's own group waits for, and make nothing without a trainer. Not at
+    once: a trainer that restarts is held for a moment too.
     """
     gangs, due = desired_gangs(job, status), give_back_time(status)
     if status.pod_group is None or due is None or now < due:
@@ -54,14 +58,22 @@ def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
 
 
 def give_back_time(status: RLJobStatus) -> datetime | None:
-    """When a job that waits in a queue gives back what its further engines have; None: it does not wait."""
+    """When a job that waits in a queue gives back what its further engines have; None: it does not
+    wait.
+    """
     since = clock.parse_optional(status.queued_time)
     return since + timedelta(seconds=GIVE_BACK_SECONDS) if since else None
 
 
-def in_order(shared: PodGroupStatus | None, steps: Sequence[Step], pods: Sequence[KubeObject]) -> list[Step]:
-    """The steps; further engines are made only when the job's own group has its places, which they could take."""
-    if shared is None or all(_is_placed(step, pods) for step in steps if queueing.is_shared(step.gang, shared)):
+def in_order(
+    shared: PodGroupStatus | None, steps: Sequence[Step], pods: Sequence[KubeObject]
+) -> list[Step]:
+    """The steps; further engines are made only when the job's own group has its places, which they
+    could take.
+    """
+    if shared is None or all(
+        _is_placed(step, pods) for step in steps if queueing.is_shared(step.gang, shared)
+    ):
         return [*steps]
     return [replace(step, create=()) if _is_further(step.gang, shared) else step for step in steps]
 
@@ -71,23 +83,31 @@ def _is_further(gang: Gang, shared: PodGroupStatus) -> bool:
 
 
 def _is_placed(step: Step, pods: Sequence[KubeObject]) -> bool:
-    present = [pod for pod in of_gang(step.gang, pods) if podstate.attempt(pod) == step.status.attempt]
+    present = [
+        pod for pod in of_gang(step.gang, pods) if podstate.attempt(pod) == step.status.attempt
+    ]
     return sum(map(podstate.is_scheduled, present)) >= step.gang.size
 
 
 def _has_begun(job: RLJob, known: PodGroupStatus, observed: Observed) -> bool:
     name = names.group_name(job, known.number)
-    return (queueing.KIND, name) in observed.objects or any(podstate.group(pod) == name for pod in observed.pods)
+    return (queueing.KIND, name) in observed.objects or any(
+        podstate.group(pod) == name for pod in observed.pods
+    )
 
 
 def renewed(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> RLJobStatus:
-    """The status with another group, and new attempts for it, where the present one cannot be whole any more."""
+    """The status with another group, and new attempts for it, where the present one cannot be whole
+    any more.
+    """
     known = status.pod_group
     if known is None or job.spec.pod_group_policy is None:
         return status
     name = names.group_name(job, known.number)
     inside = [pod for pod in observed.pods if podstate.group(pod) == name]
-    attempts = {(str(role.name), gang.replica): gang.attempt for role in status.roles for gang in role.gangs}
+    attempts = {
+        (str(role.name), gang.replica): gang.attempt for role in status.roles for gang in role.gangs
+    }
     present = [pod for pod in observed.pods if podstate.attempt(pod) == attempts.get(_gang(pod))]
     replaced = [pod for pod in inside if podstate.attempt(pod) < attempts.get(_gang(pod), 0)]
     if not (_is_spoiled(job, replaced) or (inside and _is_split(known, name, present))):
@@ -102,13 +122,20 @@ def _is_spoiled(job: RLJob, replaced: Sequence[KubeObject]) -> bool:
     For Kueue it is done for ever: it would delete each replacement as one pod too many.
     """
     policy = job.spec.pod_group_policy
-    return policy is not None and policy.kueue is not None and any(map(podstate.is_succeeded, replaced))
+    return (
+        policy is not None
+        and policy.kueue is not None
+        and any(map(podstate.is_succeeded, replaced))
+    )
 
 
 def _is_split(known: PodGroupStatus, name: str, present: Sequence[KubeObject]) -> bool:
-    """A gang of the group has pods that are not in it, as those that an older release has made: it is never whole."""
+    """A gang of the group has pods that are not in it, as those that an older release has made: it
+    is never whole.
+    """
     return any(
-        podstate.group(pod) != name and queueing.is_shared(Gang(podstate.role(pod), podstate.replica(pod), 1), known)  # type: ignore[arg-type]
+        podstate.group(pod) != name
+        and queueing.is_shared(Gang(podstate.role(pod), podstate.replica(pod), 1), known)  # type: ignore[arg-type]
         for pod in present
     )
 
@@ -117,7 +144,9 @@ def _gang(pod: KubeObject) -> tuple[str, int]:
     return podstate.role(pod), podstate.replica(pod)
 
 
-def _moved(role: RoleStatus, known: PodGroupStatus, pods: Sequence[KubeObject], now: datetime) -> RoleStatus:
+def _moved(
+    role: RoleStatus, known: PodGroupStatus, pods: Sequence[KubeObject], now: datetime
+) -> RoleStatus:
     """The role, with another attempt of each gang that is in the job's group."""
     gangs = [
         retire(gang, of_gang(Gang(role.name, gang.replica, 1), pods), now)
@@ -129,10 +158,11 @@ def _moved(role: RoleStatus, known: PodGroupStatus, pods: Sequence[KubeObject], 
 
 
 def ends(pods: Sequence[KubeObject], present: Collection[str] = ()) -> tuple[Deletion, ...]:
-    """The groups that Kueue has to be told the end of: nobody will join them any more, and none of their pods runs.
+    """The groups that Kueue has to be told the end of: nobody will join them any more, and none of
+    their pods runs.
 
-    Kueue waits for replacements else, and keeps quota and pods for them. present: groups that go on. pods: all of the
-    job's, those too that only Kueue's finalizer keeps.
+    Kueue waits for replacements else, and keeps quota and pods for them. present: groups that go
+    on. pods: all of the job's, those too that only Kueue's finalizer keeps.
     """
     return tuple(
         Deletion(WORKLOAD, name)
@@ -161,7 +191,9 @@ def _is_kept(pods: Sequence[KubeObject]) -> bool:
 
 
 def all_ended(pods: Sequence[KubeObject]) -> bool:
-    """Each has run, to its end. A pod that was deleted behind its gate has not, and Kueue waits for it all the same."""
+    """Each has run, to its end. A pod that was deleted behind its gate has not, and Kueue waits for
+    it all the same.
+    """
     return all(map(podstate.is_finished, pods))
 
 
@@ -171,7 +203,10 @@ def group_objects(
     """The objects of these groups, where the job's queue wants some. pods: those of each gang."""
     found = []
     for group in dict.fromkeys(group for group in groups.values() if group is not None):
-        own = sorted((gang for gang in groups if groups[gang] == group), key=lambda gang: gang.role != "trainer")
+        own = sorted(
+            (gang for gang in groups if groups[gang] == group),
+            key=lambda gang: gang.role != "trainer",
+        )
         wanted = queueing.group_object(job, group, [pod for gang in own for pod in pods[gang]])
         found += [wanted] if wanted else []
     return found

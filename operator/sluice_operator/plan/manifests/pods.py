@@ -1,4 +1,6 @@
-"""Pods of the four roles as Kubernetes objects. docs/contracts.md says what every container may rely on."""
+"""Pods of the four roles as Kubernetes objects. docs/contracts.md says what every container may
+rely on.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,31 @@ _NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
 
 
 def gang_pods(
-    job: RLJob, gang: Gang, attempt: int, rendezvous: str, images: Images, group: Group | None = None
+    job: RLJob,
+    gang: Gang,
+    attempt: int,
+    rendezvous: str,
+    images: Images,
+    group: Group | None = None,
 ) -> list[KubeObject]:
-    """The gang's pods. rendezvous: host:port. group: what a queue admits them with; None: they do not queue."""
+    """The gang's pods. rendezvous: host:port. group: what a queue admits them with; None: they do
+    not queue.
+    """
     return [pod(job, gang, attempt, index, rendezvous, images, group) for index in range(gang.size)]
 
 
 def pod(
-    job: RLJob, gang: Gang, attempt: int, index: int, rendezvous: str, images: Images, group: Group | None = None
+    job: RLJob,
+    gang: Gang,
+    attempt: int,
+    index: int,
+    rendezvous: str,
+    images: Images,
+    group: Group | None = None,
 ) -> KubeObject:
-    """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never overridden."""
+    """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never
+    overridden.
+    """
     identity = _identity(job, gang, attempt, index)
     common = _common_env(gang, attempt, index, rendezvous)
     containers = _containers(job, gang, attempt, index, common, images)
@@ -49,7 +66,9 @@ def pod(
             "securityContext": _pod_security(job, gang.role),
             **placement.placement(job, gang),
             **resource_claims.of_pod(job, gang, index),
-            "containers": [with_credentials(job, each) | probes(job, each["name"]) for each in containers],
+            "containers": [
+                with_credentials(job, each) | probes(job, each["name"]) for each in containers
+            ],
             "volumes": volumes.volumes(job, gang.role),
         },
     }
@@ -66,12 +85,21 @@ def pod(
             ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]
     metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
     metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": ours["spec"] | {"restartPolicy": "Never"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": ours["spec"] | {"restartPolicy": "Never"},
+    }
 
 
 def _grace(job: RLJob, role: str) -> int:
-    """Seconds to end in. An update that waits for a lost engine, up to its timeout, must not cost the checkpoint."""
-    return GRACE[role] + (math.ceil(job.spec.weight_sync.timeout_seconds) if role == "trainer" else 0)
+    """Seconds to end in. An update that waits for a lost engine, up to its timeout, must not cost
+    the checkpoint.
+    """
+    return GRACE[role] + (
+        math.ceil(job.spec.weight_sync.timeout_seconds) if role == "trainer" else 0
+    )
 
 
 def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:
@@ -90,10 +118,19 @@ def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
         "rollout": job.spec.rollout.template,
         "buffer": job.spec.buffer.template,
     }.get(role, {})
-    return [own, *(override.template for override in job.spec.pod_template_overrides if role in override.roles)]
+    return [
+        own,
+        *(
+            override.template
+            for override in job.spec.pod_template_overrides
+            if role in override.roles
+        ),
+    ]
 
 
-def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images) -> list[Container]:
+def _containers(
+    job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images
+) -> list[Container]:
     token = _secret_env(names.token_name(job)) + _tls_env(job)
     if gang.role == "rollout":
         return _rollout(job, gang, attempt, index, common, token, images)
@@ -104,28 +141,48 @@ def _containers(job: RLJob, gang: Gang, attempt: int, index: int, common: Env, i
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
-        container = _container(job, "buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts)
+        container = _container(
+            job, "buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts
+        )
         memory = str(job.spec.buffer.memory)
-        return [container | {"resources": {"requests": {"memory": memory}, "limits": {"memory": memory}}}]
+        return [
+            container
+            | {"resources": {"requests": {"memory": memory}, "limits": {"memory": memory}}}
+        ]
     ports = {"grpc": names.PORTS["rendezvous"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rendezvous"]
-    return [_container(job, "rendezvous", images.rendezvous, command, common + token, ports, mounts)]
+    return [
+        _container(job, "rendezvous", images.rendezvous, command, common + token, ports, mounts)
+    ]
 
 
 def _rows(job: RLJob, common: Env, images: Images) -> Container:
-    """Makes prompt files of the user's code, before the buffer starts: with the worker's image, and without the token.
+    """Makes prompt files of the user's code, before the buffer starts: with the worker's image, and
+    without the token.
 
     Of the storage it sees its own directory alone.
     """
-    mounts = [each for each in volumes.mounts(job, "buffer") if each["mountPath"] != names.STORAGE_DIR]
+    mounts = [
+        each for each in volumes.mounts(job, "buffer") if each["mountPath"] != names.STORAGE_DIR
+    ]
     mounts.append(volumes.rows_mount())
     command = ["python", "-m", "sluice.data.make"]
-    return _container(job, "rows", images.rollout, command, common + _env({"SLUICE_ROWS": names.ROWS_DIR}), {}, mounts)
+    return _container(
+        job,
+        "rows",
+        images.rollout,
+        command,
+        common + _env({"SLUICE_ROWS": names.ROWS_DIR}),
+        {},
+        mounts,
+    )
 
 
 def _plugin(job: RLJob, plugin: Plugin, images: Images) -> Container:
     """Brings what the engine's image does not have: our plugin, out of the worker's image."""
-    return _container(job, "plugin", images.rollout, list(plugin.command), [], {}, [volumes.plugin_mount(plugin)])
+    return _container(
+        job, "plugin", images.rollout, list(plugin.command), [], {}, [volumes.plugin_mount(plugin)]
+    )
 
 
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:
@@ -140,7 +197,9 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
 def _rollout(
     job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
 ) -> list[Container]:
-    """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not get the token."""
+    """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not
+    get the token.
+    """
     launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
     env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(launch.env(job.spec))
@@ -149,13 +208,22 @@ def _rollout(
     theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
     engine = _container(job, "engine", images.engine, launch.command(job.spec), env, ports, theirs)
     engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
-    engine["resources"] = merge(resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources))
+    engine["resources"] = merge(
+        resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources)
+    )
     if index > 0:
         return [engine]
-    env = common + token + _port_env(ports) + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
+    env = (
+        common
+        + token
+        + _port_env(ports)
+        + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
+    )
     metrics = {"metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_rollout"]
-    worker = _container(job, "worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job))
+    worker = _container(
+        job, "worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job)
+    )
     return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
 
 
@@ -171,7 +239,13 @@ def _place(job: RLJob, gang: Gang, attempt: int) -> Place:
 
 
 def _container(
-    job: RLJob, name: str, image: str, command: list[str], env: Env, ports: dict[str, int], mounts: list[dict[str, Any]]
+    job: RLJob,
+    name: str,
+    image: str,
+    command: list[str],
+    env: Env,
+    ports: dict[str, int],
+    mounts: list[dict[str, Any]],
 ) -> Container:
     return {
         "name": name,
@@ -180,7 +254,8 @@ def _container(
         "env": _port_env(ports) + env,
         "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
         "volumeMounts": mounts,
-        # The end of the log becomes the container's message, so that status.lastFailure can show it.
+        # The end of the log becomes the container's message, so that status.lastFailure can show
+        # it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(job, name),
     }
@@ -196,7 +271,8 @@ def _common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
         "SLUICE_REPLICA": str(gang.replica),
         "SLUICE_INDEX": str(index),
         "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - a pod's own network
-        "HF_HUB_OFFLINE": "1",  # models are directories; a look-up over the network only delays and fails
+        # Models are directories; a look-up over the network only delays and fails.
+        "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     address = {"name": "SLUICE_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -212,7 +288,12 @@ def _port_env(ports: dict[str, int]) -> Env:
 
 
 def _secret_env(secret: str) -> Env:
-    return [{"name": "SLUICE_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": names.TOKEN_KEY}}}]
+    return [
+        {
+            "name": "SLUICE_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": names.TOKEN_KEY}},
+        }
+    ]
 
 
 def _tls_env(job: RLJob) -> Env:
@@ -221,19 +302,27 @@ def _tls_env(job: RLJob) -> Env:
 
 
 def _container_security(job: RLJob, name: str) -> dict[str, Any]:
-    """The restricted standard. SGLang's image keeps root, whose capabilities let it write to volumes of others."""
+    """The restricted standard. SGLang's image keeps root, whose capabilities let it write to
+    volumes of others.
+    """
     if name == "engine" and _has_root(job, "rollout"):
         return {"allowPrivilegeEscalation": False}
     beside_root = name in ("worker", "plugin") and _has_root(job, "rollout")
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **(_NOT_ROOT if beside_root else {})}
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        **(_NOT_ROOT if beside_root else {}),
+    }
 
 
 def _pod_security(job: RLJob, role: str) -> dict[str, Any]:
     """The restricted standard, but for the user of a pod whose engine is SGLang's own image.
 
-    The group is that of our images' account, which so can write to volumes (checkpoints, the run's directory).
+    The group is that of our images' account, which so can write to volumes (checkpoints, the run's
+    directory).
     """
-    # Without OnRootMismatch every start would change the group of each file of the model's and the data's volumes.
+    # Without OnRootMismatch every start would change the group of each file of the model's and the
+    # data's volumes.
     profile: dict[str, Any] = {"fsGroup": ACCOUNT, "fsGroupChangePolicy": "OnRootMismatch"}
     profile["seccompProfile"] = {"type": "RuntimeDefault"}
     return profile if _has_root(job, role) else profile | _NOT_ROOT

@@ -1,13 +1,15 @@
-"""Gang admission by what the cluster has: Kueue, Volcano, or Kubernetes' own PodGroups. We schedule nothing ourselves.
+"""Gang admission by what the cluster has: Kueue, Volcano, or Kubernetes' own PodGroups. We schedule
+nothing ourselves.
 
-A job is admitted as a whole: one group holds the trainer and the first `minReplicas` engines, and replacements of their
-pods join it. Admitted apart, two jobs would each get half of what they need, and wait for ever. Each further engine is
-a group of its own, one for each attempt: it is admitted or not, to nobody's harm. Buffer and rendezvous do not queue:
-they are small, hold no GPU, and must be there before the others can start.
+A job is admitted as a whole: one group holds the trainer and the first `minReplicas` engines, and
+replacements of their pods join it. Admitted apart, two jobs would each get half of what they need,
+and wait for ever. Each further engine is a group of its own, one for each attempt: it is admitted
+or not, to nobody's harm. Buffer and rendezvous do not queue: they are small, hold no GPU, and must
+be there before the others can start.
 
-Names and rules are those of the projects' documentation:
-Kueue, "Run Plain Pods" (kueue.sigs.k8s.io/docs/tasks/run/plain_pods) and its pod integration's constants;
-Volcano, PodGroup of scheduling.volcano.sh/v1beta1; Kubernetes 1.37, PodGroup of scheduling.k8s.io/v1beta1.
+Names and rules are those of the projects' documentation: Kueue, "Run Plain Pods"
+(kueue.sigs.k8s.io/docs/tasks/run/plain_pods) and its pod integration's constants; Volcano, PodGroup
+of scheduling.volcano.sh/v1beta1; Kubernetes 1.37, PodGroup of scheduling.k8s.io/v1beta1.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def group_of(job: RLJob, gang: Gang, attempt: int, shared: PodGroupStatus | None
     if shared is None or not queues(job, gang.role):
         return None
     if not is_shared(gang, shared):
-        return Group(names.attempt_name(job, gang.role, gang.replica, attempt), gang.size, alone=True)
+        return Group(
+            names.attempt_name(job, gang.role, gang.replica, attempt), gang.size, alone=True
+        )
     size = job.spec.trainer.nodes + shared.replicas * job.spec.rollout.nodes_per_replica
     return Group(names.group_name(job, shared.number), size)
 
@@ -66,14 +70,19 @@ def marks(job: RLJob, gang: Gang, index: int, group: Group | None) -> dict[str, 
     if policy.volcano is not None:
         metadata = {"labels": labels, "annotations": {"scheduling.k8s.io/group-name": group.name}}
         return {"metadata": metadata, "spec": {"schedulerName": "volcano"}}
-    return {"metadata": {"labels": labels}, "spec": {"schedulingGroup": {"podGroupName": group.name}}}
+    return {
+        "metadata": {"labels": labels},
+        "spec": {"schedulingGroup": {"podGroupName": group.name}},
+    }
 
 
-def _kueue(job: RLJob, gang: Gang, index: int, group: Group, labels: dict[str, str]) -> dict[str, Any]:
+def _kueue(
+    job: RLJob, gang: Gang, index: int, group: Group, labels: dict[str, str]
+) -> dict[str, Any]:
     """Labels and annotations.
 
-    The role's hash is its name, so that a pod that replaces another is of its kind whatever an operator of another
-    release adds to it, and people find `trainer` and `engine` in the Workload.
+    The role's hash is its name, so that a pod that replaces another is of its kind whatever an
+    operator of another release adds to it, and people find `trainer` and `engine` in the Workload.
     """
     policy = job.spec.pod_group_policy
     assert policy is not None
@@ -93,11 +102,17 @@ def _kueue(job: RLJob, gang: Gang, index: int, group: Group, labels: dict[str, s
 
 
 def _place(gang: Gang, index: int, group: Group) -> tuple[str, int]:
-    """(kind, rank among the group's pods of this kind). An engine's first pod has the worker, the others have not."""
+    """(kind, rank among the group's pods of this kind). An engine's first pod has the worker, the
+    others have not.
+    """
     if gang.role == "trainer":
         return "trainer", index
     before = 0 if group.alone else gang.replica
-    return ("engine", before) if index == 0 else ("engine-follower", before * (gang.size - 1) + index - 1)
+    return (
+        ("engine", before)
+        if index == 0
+        else ("engine-follower", before * (gang.size - 1) + index - 1)
+    )
 
 
 def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeObject | None:
@@ -105,7 +120,9 @@ def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeOb
     policy, version = job.spec.pod_group_policy, group_version(job)
     if policy is None or version is None:
         return None
-    metadata = names.metadata(job, group.name, names.selector(job) | {names.LABEL_GROUP: group.name})
+    metadata = names.metadata(
+        job, group.name, names.selector(job) | {names.LABEL_GROUP: group.name}
+    )
     priority = pods[0]["spec"].get("priorityClassName")
     if policy.volcano is not None:
         spec: dict[str, Any] = {"minMember": group.size, "minResources": requests(pods)}
@@ -113,14 +130,19 @@ def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeOb
             spec["queue"] = policy.volcano.queue
         priority = policy.volcano.priority_class_name or priority
     else:
-        spec = {"schedulingPolicy": {"gang": {"minCount": group.size}}, "disruptionMode": {"all": {}}}
+        spec = {
+            "schedulingPolicy": {"gang": {"minCount": group.size}},
+            "disruptionMode": {"all": {}},
+        }
     if priority is not None:
         spec["priorityClassName"] = priority
     return {"apiVersion": version, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 def requests(pods: Sequence[KubeObject]) -> dict[str, str]:
-    """The sum of the containers' requests; a limit without a request is one, as it is for Kubernetes."""
+    """The sum of the containers' requests; a limit without a request is one, as it is for
+    Kubernetes.
+    """
     total: dict[str, float] = {}
     for pod in pods:
         for container in pod["spec"]["containers"]:

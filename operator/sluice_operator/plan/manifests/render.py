@@ -16,15 +16,25 @@ OPERATOR_NAMESPACE = "sluice-system"
 
 
 def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
-    """All objects of the first attempt of every gang, for an operator in the namespace `sluice-system`.
+    """All objects of the first attempt of every gang, for an operator in the namespace
+    `sluice-system`.
 
-    The rendezvous' address is its name in DNS here; the operator waits for the Service and writes its IP.
+    The rendezvous' address is its name in DNS here; the operator waits for the Service and writes
+    its IP.
     """
-    address = f"{names.rendezvous_name(job)}.{job.metadata.namespace}.svc:{names.PORTS['rendezvous']}"
+    address = (
+        f"{names.rendezvous_name(job)}.{job.metadata.namespace}.svc:{names.PORTS['rendezvous']}"
+    )
     observed = Observed(status=job.status, operator_namespace=OPERATOR_NAMESPACE)
     found = [*supporting_objects(job), *extra_objects(job, observed)]
     gangs = desired_gangs(job, job.status)
     shared = shared_group(job, job.status or RLJobStatus(), observed)
     groups = {gang: queueing.group_of(job, gang, 1, shared) for gang in gangs}
-    pods = {gang: gang_pods(job, gang, 1, address, images or Images(), groups[gang]) for gang in gangs}
-    return [*found, *group_objects(job, groups, pods), *(pod for gang in gangs for pod in pods[gang])]
+    pods = {
+        gang: gang_pods(job, gang, 1, address, images or Images(), groups[gang]) for gang in gangs
+    }
+    return [
+        *found,
+        *group_objects(job, groups, pods),
+        *(pod for gang in gangs for pod in pods[gang]),
+    ]

@@ -1,9 +1,10 @@
 """GPUs of containers. A trainer and engines that share them (trainer.colocate) claim them together.
 
-Containers of two pods cannot have the same extended resource (`nvidia.com/gpu`). Kubernetes' way is Dynamic Resource
-Allocation: each trainer pod has a ResourceClaim (resource.k8s.io/v1, Kubernetes 1.34) with one request for each engine
-that lives on its GPUs. The trainer's container uses the whole claim, an engine's its own request, and since a claim is
-allocated on one node, all of them run there. A LocalCluster allocates claims itself.
+Containers of two pods cannot have the same extended resource (`nvidia.com/gpu`). Kubernetes' way is
+Dynamic Resource Allocation: each trainer pod has a ResourceClaim (resource.k8s.io/v1, Kubernetes
+1.34) with one request for each engine that lives on its GPUs. The trainer's container uses the
+whole claim, an engine's its own request, and since a claim is allocated on one node, all of them
+run there. A LocalCluster allocates claims itself.
 
 Not one request for each GPU: a container may name a claim once, and one request of it.
 """
@@ -34,8 +35,13 @@ def resource_claims(job: RLJob) -> list[KubeObject]:
 
 
 def _claim(job: RLJob, node: int) -> KubeObject:
-    device = {"deviceClassName": job.spec.trainer.device_class, "count": job.spec.rollout.gpus_per_replica}
-    requests = [{"name": _request(slot), "exactly": device} for slot in range(_engines_per_node(job))]
+    device = {
+        "deviceClassName": job.spec.trainer.device_class,
+        "count": job.spec.rollout.gpus_per_replica,
+    }
+    requests = [
+        {"name": _request(slot), "exactly": device} for slot in range(_engines_per_node(job))
+    ]
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": KIND,
@@ -55,9 +61,17 @@ def of_pod(job: RLJob, gang: Gang, index: int) -> dict[str, Any]:
 def gpus(job: RLJob, gang: Gang) -> dict[str, Any]:
     """Resources of the container that computes: its GPUs."""
     if shared(job):
-        mine = {"request": _request(gang.replica % _engines_per_node(job))} if gang.role == "rollout" else {}
+        mine = (
+            {"request": _request(gang.replica % _engines_per_node(job))}
+            if gang.role == "rollout"
+            else {}
+        )
         return {"claims": [{"name": _CLAIM, **mine}]}
-    count = job.spec.trainer.gpus_per_node if gang.role == "trainer" else job.spec.rollout.gpus_per_replica
+    count = (
+        job.spec.trainer.gpus_per_node
+        if gang.role == "trainer"
+        else job.spec.rollout.gpus_per_replica
+    )
     return {"limits": {GPU: count}} if count else {}
 
 

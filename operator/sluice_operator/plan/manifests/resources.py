@@ -1,8 +1,9 @@
 """Requests of containers, where neither the spec nor a template says them.
 
-A pod without any request is the first that a node in need evicts, counts nothing in a queue, and is refused by a quota.
-So every container of ours has requests for CPU and memory, small enough for the smallest node that has the GPUs (4 CPUs
-and 16 GiB for one). Only the buffer has a limit, which it knows how to live with: more could harm nobody but itself.
+A pod without any request is the first that a node in need evicts, counts nothing in a queue, and is
+refused by a quota. So every container of ours has requests for CPU and memory, small enough for the
+smallest node that has the GPUs (4 CPUs and 16 GiB for one). Only the buffer has a limit, which it
+knows how to live with: more could harm nobody but itself.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ def of_spec(resources: Resources) -> dict[str, Any]:
 
 
 def with_requests(job: RLJob, container: Container) -> Container:
-    """The container with requests for what it has neither a request nor a limit for; others' containers as they are."""
+    """The container with requests for what it has neither a request nor a limit for; others'
+    containers as they are.
+    """
     resources = container.get("resources") or {}
     known = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    wanted = {name: amount for name, amount in _defaults(job, container["name"]).items() if name not in known}
+    wanted = {
+        name: amount
+        for name, amount in _defaults(job, container["name"]).items()
+        if name not in known
+    }
     if not wanted:
         return container
-    return container | {"resources": resources | {"requests": {**wanted, **(resources.get("requests") or {})}}}
+    return container | {
+        "resources": resources | {"requests": {**wanted, **(resources.get("requests") or {})}}
+    }
 
 
 def _defaults(job: RLJob, name: str) -> Mapping[str, str]:
@@ -39,7 +48,8 @@ def _defaults(job: RLJob, name: str) -> Mapping[str, str]:
         return _gpu(engine) if engine else _cpu(1)
     if name == "worker":
         return {"cpu": "500m", "memory": "1Gi"} if engine else {"cpu": "100m", "memory": "256Mi"}
-    # A pod asks for the most of its init containers or for all others together: these ask for no more than the others.
+    # A pod asks for the most of its init containers or for all others together: these ask for no
+    # more than the others.
     return {
         "buffer": {"cpu": "100m"},
         "rows": {"cpu": "100m", "memory": str(job.spec.buffer.memory)},

@@ -1,8 +1,9 @@
 """Volumes of the roles, and where they are mounted.
 
-The run's directory has metrics and samples, and the checkpoints in a directory of it. It is a claim that the operator
-makes (on a laptop: the run directory), or the pod's own with `checkpoint.ephemeral`; a volume of the user's may be
-shared by jobs, so there each has directories of its own.
+The run's directory has metrics and samples, and the checkpoints in a directory of it. It is a claim
+that the operator makes (on a laptop: the run directory), or the pod's own with
+`checkpoint.ephemeral`; a volume of the user's may be shared by jobs, so there each has directories
+of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _SERVERS = ("buffer", "rendezvous")
 
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
-    found = [{"name": name, **_shared(sources, name)} for name in sources if _holder(sources, name) == name]
+    found = [
+        {"name": name, **_shared(sources, name)}
+        for name in sources
+        if _holder(sources, name) == name
+    ]
     if role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
         found.append({"name": plugin.name, "emptyDir": {}})
     return [*found, _tls(job, role)] if job.spec.tls.enabled else found
@@ -29,7 +34,11 @@ def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
 
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
-    return [{"name": _holder(sources, name)} | mount for name in sources for mount in _mounts(job, role, name)]
+    return [
+        {"name": _holder(sources, name)} | mount
+        for name in sources
+        for mount in _mounts(job, role, name)
+    ]
 
 
 def rows_mount() -> dict[str, Any]:
@@ -44,12 +53,20 @@ def plugin_mount(plugin: Plugin) -> dict[str, Any]:
 
 def tls_mount(job: RLJob) -> list[dict[str, Any]]:
     """For the containers that speak gRPC."""
-    return [{"name": "tls", "mountPath": names.TLS_DIR, "readOnly": True}] if job.spec.tls.enabled else []
+    return (
+        [{"name": "tls", "mountPath": names.TLS_DIR, "readOnly": True}]
+        if job.spec.tls.enabled
+        else []
+    )
 
 
 def _tls(job: RLJob, role: str) -> dict[str, Any]:
     """The servers' key only where servers are: rollout and trainer pods run the user's code."""
-    keys = (names.TLS_CA, names.TLS_CERTIFICATE, names.TLS_KEY) if role in _SERVERS else (names.TLS_CA,)
+    keys = (
+        (names.TLS_CA, names.TLS_CERTIFICATE, names.TLS_KEY)
+        if role in _SERVERS
+        else (names.TLS_CA,)
+    )
     items = [{"key": key, "path": key} for key in keys]
     return {"name": "tls", "secret": {"secretName": names.tls_name(job), "items": items}}
 
@@ -66,7 +83,8 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
         return found
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
     found["dshm"] = {"emptyDir": {"medium": "Memory"}}
-    # Where weights travel over the disk the trainer leaves them there, for engines at the same path.
+    # Where weights travel over the disk the trainer leaves them there, for engines at the same
+    # path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
         found |= _run_sources(job, role)
     return found
@@ -82,15 +100,26 @@ def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
 
 
 def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
-    """The volume that stands for this one: kubelet waits for ever on a pod whose volumes name a claim twice."""
+    """The volume that stands for this one: kubelet waits for ever on a pod whose volumes name a
+    claim twice.
+    """
     claim = _claim(sources[name])
-    return name if claim is None else next(other for other in sources if _claim(sources[other]) == claim)
+    return (
+        name
+        if claim is None
+        else next(other for other in sources if _claim(sources[other]) == claim)
+    )
 
 
 def _shared(sources: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """The volume's source; one that stands for several is as writable as any of them needs it."""
-    same = [source for source in sources.values() if _claim(source) == _claim(sources[name]) is not None]
-    return next((source for source in same if not source["persistentVolumeClaim"].get("readOnly")), sources[name])
+    same = [
+        source for source in sources.values() if _claim(source) == _claim(sources[name]) is not None
+    ]
+    return next(
+        (source for source in same if not source["persistentVolumeClaim"].get("readOnly")),
+        sources[name],
+    )
 
 
 def _claim(source: dict[str, Any]) -> str | None:
@@ -111,6 +140,10 @@ def _run_mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
     job_name = job.metadata.name
     if job.spec.checkpoint.volume is not None:
         checkpoint = {"mountPath": names.CHECKPOINT_DIR, "subPath": job_name}
-        return [checkpoint if name == "checkpoint" else {"mountPath": names.RUN_DIR, "subPath": f"{job_name}/run"}]
+        return [
+            checkpoint
+            if name == "checkpoint"
+            else {"mountPath": names.RUN_DIR, "subPath": f"{job_name}/run"}
+        ]
     checkpoint = {"mountPath": names.CHECKPOINT_DIR, "subPath": names.CHECKPOINTS}
     return [{"mountPath": names.RUN_DIR}, checkpoint] if role == "trainer" else [checkpoint]

@@ -21,7 +21,9 @@ _ASKED = ("QuotaReserved", "Admitted")
 
 
 def waits(job: RLJob, pod: KubeObject) -> bool:
-    """The pod is gated; or it waits for a place where a scheduler gives a gang all of its places, or none."""
+    """The pod is gated; or it waits for a place where a scheduler gives a gang all of its places,
+    or none.
+    """
     if podstate.is_terminating(pod) or podstate.is_finished(pod):
         return False
     together = group_version(job) is not None and queues(job, podstate.role(pod))
@@ -32,7 +34,11 @@ def waiting(job: RLJob, pods: Sequence[KubeObject]) -> list[KubeObject]:
     """The pods that wait; those of the trainer, and of the first engines, first."""
     return sorted(
         (pod for pod in pods if waits(job, pod)),
-        key=lambda pod: (podstate.role(pod) != "trainer", podstate.replica(pod), podstate.index(pod)),
+        key=lambda pod: (
+            podstate.role(pod) != "trainer",
+            podstate.replica(pod),
+            podstate.index(pod),
+        ),
     )
 
 
@@ -40,7 +46,9 @@ def is_queued(job: RLJob, steps: Sequence[Step], pods: Sequence[KubeObject]) -> 
     """The job cannot begin, or go on, because its trainer waits, or all of its engines do."""
     gangs = {(podstate.role(pod), podstate.replica(pod)) for pod in waiting(job, pods)}
     by_role = {
-        role: [(step.gang.role, step.gang.replica) in gangs for step in steps if step.gang.role == role]
+        role: [
+            (step.gang.role, step.gang.replica) in gangs for step in steps if step.gang.role == role
+        ]
         for role in ("trainer", "rollout")
     }
     return any(by_role["trainer"]) or (bool(by_role["rollout"]) and all(by_role["rollout"]))
@@ -50,11 +58,18 @@ def admitted(job: RLJob, observed: Observed) -> Finding:
     pods = waiting(job, observed.pods)
     if not pods:
         return Finding("Admitted", "True", ADMITTED.name, ADMITTED.message)
-    return Finding("Admitted", "False", GATED.name, GATED.text(count=len(pods), detail=_where(job, pods, observed)))
+    return Finding(
+        "Admitted",
+        "False",
+        GATED.name,
+        GATED.text(count=len(pods), detail=_where(job, pods, observed)),
+    )
 
 
 def cause(job: RLJob, observed: Observed) -> str:
-    """Why the first of the pods that wait does, in the queue's or the scheduler's own words; empty: nobody says."""
+    """Why the first of the pods that wait does, in the queue's or the scheduler's own words; empty:
+    nobody says.
+    """
     pods = waiting(job, observed.pods)
     if not pods:
         return ""
@@ -71,11 +86,19 @@ def _where(job: RLJob, pods: Sequence[KubeObject], observed: Observed) -> str:
     if policy is None or policy.kueue is None or not podstate.group(pods[0]):
         return f"; {words}" if words else ""
     told = f": {words}" if words else ""
-    return f" {policy.kueue.queue_name}{told}; see kubectl describe workload {podstate.group(pods[0])}"
+    return (
+        f" {policy.kueue.queue_name}{told}; see kubectl describe workload {podstate.group(pods[0])}"
+    )
 
 
 def _words(workload: KubeObject) -> str:
     """Words for what a Workload lacks for its admission."""
-    conditions = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []}
-    unmet = (conditions[kind] for kind in _ASKED if kind in conditions and conditions[kind]["status"] != "True")
+    conditions = {
+        each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []
+    }
+    unmet = (
+        conditions[kind]
+        for kind in _ASKED
+        if kind in conditions and conditions[kind]["status"] != "True"
+    )
     return next((str(each.get("message", "")).strip() for each in unmet), "")

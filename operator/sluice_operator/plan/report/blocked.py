@@ -1,6 +1,7 @@
 """Why a pod does not start, in words that say what to do.
 
-What a kubelet or a scheduler reports is known to those who run clusters; who applied the job gets a cure with it.
+What a kubelet or a scheduler reports is known to those who run clusters; who applied the job gets a
+cure with it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ _ORDINARY = (None, "ContainerCreating", "PodInitializing")
 _IMAGE = "check the image's name, and imagePullSecrets in the role's template"
 _CURES = {
     "CreateContainerConfigError": "create what it names in the job's namespace",
-    "CreateContainerError": "the node's container runtime refused it; check command and mounts in the role's template",
+    "CreateContainerError": "the node's container runtime refused it; check command and mounts in "
+    "the role's template",
     "ErrImageNeverPull": _IMAGE,
     "ErrImagePull": _IMAGE,
     "ImageInspectError": _IMAGE,
     "ImagePullBackOff": _IMAGE,
     "InvalidImageName": _IMAGE,
-    "RunContainerError": "the node's container runtime refused it; check command and mounts in the role's template",
+    "RunContainerError": "the node's container runtime refused it; check command and mounts in the "
+    "role's template",
 }
 TIMES = 3
 """Warnings of a kubelet that make a failure: one of a pod's start is often over a second later."""
@@ -32,7 +35,9 @@ TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """role, pod, container: who cannot start; container empty: the whole pod. message: why, and what to do."""
+    """role, pod, container: who cannot start; container empty: the whole pod. message: why, and
+    what to do.
+    """
 
     role: RoleName
     pod: str
@@ -46,7 +51,9 @@ class Blocked:
 
     def text(self) -> str:
         where = f"{self.pod} ({self.container})" if self.container else self.pod
-        return f"{where}: {self.reason}: {self.message}" if self.message else f"{where}: {self.reason}"
+        return (
+            f"{where}: {self.reason}: {self.message}" if self.message else f"{where}: {self.reason}"
+        )
 
     def failure(self, now: datetime) -> LastFailure:
         return LastFailure(
@@ -62,8 +69,8 @@ class Blocked:
 def blocked(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
     """The first pod that cannot start.
 
-    Containers that were refused come before pods whose volumes or networks are missing, and these before pods that
-    nobody has a place for. warned: pod -> what its kubelet warns of.
+    Containers that were refused come before pods whose volumes or networks are missing, and these
+    before pods that nobody has a place for. warned: pod -> what its kubelet warns of.
     """
     refused = next((found for pod in pods if (found := refused_container(pod))), None)
     refused = refused or next((found for pod in pods if (found := _warned(pod, warned))), None)

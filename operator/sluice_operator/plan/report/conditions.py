@@ -29,7 +29,14 @@ from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
 
 Value = Literal["True", "False", "Unknown"]
-_ORDER: tuple[ConditionType, ...] = ("Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed")
+_ORDER: tuple[ConditionType, ...] = (
+    "Admitted",
+    "Running",
+    "WeightsInSync",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+)
 _STANDSTILLS: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended")
 _MESSAGE_LIMIT = 4096
 
@@ -44,8 +51,12 @@ class Finding:
     message: str
 
 
-def updated(status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime) -> list[Condition]:
-    """The status's conditions with these findings; lastTransitionTime moves only where `status` changes."""
+def updated(
+    status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime
+) -> list[Condition]:
+    """The status's conditions with these findings; lastTransitionTime moves only where `status`
+    changes.
+    """
     by_type = {condition.type: condition for condition in status.conditions}
     for finding in findings:
         before = by_type.get(finding.type)
@@ -55,7 +66,9 @@ def updated(status: RLJobStatus, findings: Sequence[Finding], generation: int, n
             status=finding.status,
             reason=finding.reason,
             message=finding.message[:_MESSAGE_LIMIT],
-            last_transition_time=before.last_transition_time if same and before else clock.text(now),
+            last_transition_time=before.last_transition_time
+            if same and before
+            else clock.text(now),
             observed_generation=generation,
         )
     return [by_type[kind] for kind in _ORDER if kind in by_type]
@@ -99,34 +112,53 @@ def running(
     queued: str | None = None,
     warned: Mapping[str, Warned] | None = None,
 ) -> Finding:
-    """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready, and began to work.
+    """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready,
+    and began to work.
 
-    A rollout replica that is down while another serves is no matter of this condition: training goes on.
-    queued: why a queue has not admitted the job, as far as that is known; None: no queue holds it. warned: as Observed
-    has it.
+    A rollout replica that is down while another serves is no matter of this condition: training
+    goes on. queued: why a queue has not admitted the job, as far as that is known; None: no queue
+    holds it. warned: as Observed has it.
     """
     if queued is not None:
-        return Finding("Running", "False", QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else ""))
+        return Finding(
+            "Running", "False", QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else "")
+        )
     missing = [step for step in _required(steps) if not is_up(step)]
     ready = sum(step.facts.ready for step in steps)
     desired = sum(step.gang.size for step in steps)
     trouble = blocked(pods, warned or {})
     recovering = [step for step in missing if _is_recovering(step, status)]
     if recovering:
-        gangs = ", ".join(f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering)
-        text = RESTARTING.text(gangs=gangs, detail=_detail(trouble.text() if trouble else _last_failure(status)))
+        gangs = ", ".join(
+            f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering
+        )
+        text = RESTARTING.text(
+            gangs=gangs, detail=_detail(trouble.text() if trouble else _last_failure(status))
+        )
         return Finding("Running", "False", RESTARTING.name, text)
     if any(step.facts.running + step.facts.succeeded < step.gang.size for step in missing):
-        text = PENDING.text(ready=ready, desired=desired, detail=_detail(trouble.text() if trouble else ""))
+        text = PENDING.text(
+            ready=ready, desired=desired, detail=_detail(trouble.text() if trouble else "")
+        )
         return Finding("Running", "False", PENDING.name, text)
     fresh = status.last_progress_time is None
     unready = [step.gang.name for step in missing if step.gang.role != "rollout"]
     if unready:
-        return Finding("Running", "False", STARTING.name, STARTING.text(waiting=f"waiting for {', '.join(unready)}"))
+        return Finding(
+            "Running",
+            "False",
+            STARTING.name,
+            STARTING.text(waiting=f"waiting for {', '.join(unready)}"),
+        )
     if fresh and not missing and progress is None:
         return Finding("Running", "False", UNREACHABLE.name, UNREACHABLE.message)
     if missing or (fresh and progress is not None and progress.engines_in_sync == 0):
-        return Finding("Running", "False", STARTING.name, STARTING.text(waiting="no engine holds the weights yet"))
+        return Finding(
+            "Running",
+            "False",
+            STARTING.name,
+            STARTING.text(waiting="no engine holds the weights yet"),
+        )
     return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
 
 
@@ -135,7 +167,9 @@ def _detail(text: str) -> str:
 
 
 def _last_failure(status: RLJobStatus) -> str:
-    """A pod that fails again and again waits, most of the time, for its next attempt: say what it failed of."""
+    """A pod that fails again and again waits, most of the time, for its next attempt: say what it
+    failed of.
+    """
     failure = status.last_failure
     if failure is None:
         return ""
@@ -143,7 +177,9 @@ def _last_failure(status: RLJobStatus) -> str:
 
 
 def hopeless(status: RLJobStatus) -> str:
-    """That trying again will not help, where the start has failed in the same way several times; else empty."""
+    """That trying again will not help, where the start has failed in the same way several times;
+    else empty.
+    """
     failure = status.last_failure
     if failure is None or failure.times < HOPELESS_AFTER or status.last_progress_time is not None:
         return ""
@@ -172,6 +208,8 @@ def _required(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_recovering(step: Step, status: RLJobStatus) -> bool:
-    """The gang was restarted since the job's (last) start; after a resume everything is merely pending."""
+    """The gang was restarted since the job's (last) start; after a resume everything is merely
+    pending.
+    """
     restarted, start = step.status.last_restart_time, status.start_time
     return restarted is not None and (start is None or clock.parse(restarted) >= clock.parse(start))

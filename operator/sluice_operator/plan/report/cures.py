@@ -1,4 +1,6 @@
-"""Cures for what a cluster complains of, for those who did not build it. Looked up by the cluster's own words."""
+"""Cures for what a cluster complains of, for those who did not build it. Looked up by the cluster's
+own words.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +11,79 @@ Cures = Sequence[tuple[str, str]]
 """Patterns and cures, the first that fits. `{}` in a cure is a group of its pattern."""
 OF_PLACEMENT: Cures = (
     (r'persistentvolumeclaim "?([^"\s]+)"? not found', "create the PersistentVolumeClaim {}"),
-    (r"unbound immediate PersistentVolumeClaims", "a PersistentVolumeClaim has no volume: check its storage class"),
+    (
+        r"unbound immediate PersistentVolumeClaims",
+        "a PersistentVolumeClaim has no volume: check its storage class",
+    ),
     (r"volume node affinity conflict", "a volume is in another zone than the nodes that have room"),
     (
         r"Insufficient (\S+?\.\S+/\S+?|nvidia\.com/gpu)[,.]?(?:\s|$)",
         "no node has enough free {}: wait, add nodes, or ask for less",
     ),
-    (r"Insufficient (cpu|memory|ephemeral-storage)", "no node has enough free {}: wait, add nodes, or ask for less"),
+    (
+        r"Insufficient (cpu|memory|ephemeral-storage)",
+        "no node has enough free {}: wait, add nodes, or ask for less",
+    ),
     (r"untolerated taint", "add tolerations to the role's template"),
-    (r"didn't match Pod's node affinity/selector", "no node has the labels of the template's nodeSelector or affinity"),
+    (
+        r"didn't match Pod's node affinity/selector",
+        "no node has the labels of the template's nodeSelector or affinity",
+    ),
     (r"didn't have free ports", "hostNetwork allows one pod of a port on a node: add nodes"),
 )
 """Of what a scheduler says of a pod."""
 OF_WARNINGS: Cures = (
-    (r"Multi-Attach error", "another node holds the volume, which one node may have at a time: ReadWriteMany, or wait"),
-    (r'(secret|configmap|persistentvolumeclaim)s? "([^"]+)" not found', "create the {} {} in the job's namespace"),
-    (r"[Ff]ailed to create pod sandbox|FailedCreatePodSandBox", "the node's container runtime or network is at fault"),
+    (
+        r"Multi-Attach error",
+        "another node holds the volume, which one node may have at a time: ReadWriteMany, or wait",
+    ),
+    (
+        r'(secret|configmap|persistentvolumeclaim)s? "([^"]+)" not found',
+        "create the {} {} in the job's namespace",
+    ),
+    (
+        r"[Ff]ailed to create pod sandbox|FailedCreatePodSandBox",
+        "the node's container runtime or network is at fault",
+    ),
 )
 """Of what a kubelet warns of."""
 OF_REFUSALS: Cures = (
-    (r"exceeded quota: ([^,\s]+)", "wait until others give some back, have ResourceQuota {} raised, or ask for less"),
+    (
+        r"exceeded quota: ([^,\s]+)",
+        "wait until others give some back, have ResourceQuota {} raised, or ask for less",
+    ),
     (
         r"failed quota: ([^:\s]+): must specify ([^\n]+?)\.?$",
-        "ResourceQuota {} wants {} of every container: set resources of the role, and of containers in its template",
+        "ResourceQuota {} wants {} of every container: set resources of the role, and of "
+        "containers in its template",
     ),
     (
         r'violates PodSecurity "([^":]+)',
-        "the namespace takes pods of level {} alone: change what is named in the role's template, or have the "
+        "the namespace takes pods of level {} alone: change what is named in the role's template, "
+        "or have the "
         "namespace's label pod-security.kubernetes.io/enforce lowered",
     ),
     (
         r"(?:maximum|minimum) (\S+) usage per (?:Container|Pod)",
         "a LimitRange of the namespace bounds {}: set resources of the role within it",
     ),
-    (r'admission webhook "([^"]+)" denied', "a policy of the cluster, {}, does not allow it: ask who runs it"),
-    (r"ValidatingAdmissionPolicy '([^']+)'", "a policy of the cluster, {}, does not allow it: ask who runs it"),
+    (
+        r'admission webhook "([^"]+)" denied',
+        "a policy of the cluster, {}, does not allow it: ask who runs it",
+    ),
+    (
+        r"ValidatingAdmissionPolicy '([^']+)'",
+        "a policy of the cluster, {}, does not allow it: ask who runs it",
+    ),
     (
         r'User "system:serviceaccount:([^"]+)" cannot (\S+) resource "([^"]+)"',
-        "the operator's service account {} may not {} {}: upgrade the chart with this namespace in watchNamespaces",
+        "the operator's service account {} may not {} {}: upgrade the chart with this namespace in "
+        "watchNamespaces",
     ),
-    (r"no PriorityClass with name (\S+) was found", "have PriorityClass {} created, or name another in the template"),
+    (
+        r"no PriorityClass with name (\S+) was found",
+        "have PriorityClass {} created, or name another in the template",
+    ),
     (r"because it is being terminated", "the namespace is being deleted"),
 )
 """Of what an API server answers to an object that it does not take."""

@@ -1,4 +1,5 @@
-"""Kubernetes events: what a person wants to read about in `kubectl describe`. Emitted only after the status write.
+"""Kubernetes events: what a person wants to read about in `kubectl describe`. Emitted only after
+the status write.
 
 Each comes from a decision that changes the status, so an unchanged world emits nothing.
 """
@@ -31,7 +32,11 @@ from sluice_operator.plan.report.conditions import Finding, hopeless
 
 def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:
     """status: the one that is written with them."""
-    return tuple(_of_restart(step, step.decision, status) for step in steps if isinstance(step.decision, Restart))
+    return tuple(
+        _of_restart(step, step.decision, status)
+        for step in steps
+        if isinstance(step.decision, Restart)
+    )
 
 
 def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
@@ -40,11 +45,16 @@ def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
         text = GANG_DISRUPTED.text(gang=step.gang.name, what=decision.disruption, attempt=attempt)
         return Event("Normal", GANG_DISRUPTED.name, text)
     text = GANG_FAILED.text(
-        gang=step.gang.name, headline=headline(decision.failure), attempt=attempt, delay=f"{decision.delay:g}"
+        gang=step.gang.name,
+        headline=headline(decision.failure),
+        attempt=attempt,
+        delay=f"{decision.delay:g}",
     )
     if status.last_failure and status.last_failure.pod == decision.failure.pod:
         text = "; ".join(filter(None, (text, hopeless(status))))
-    return Event("Warning", HUNG.name if decision.failure.reason == HUNG.name else GANG_FAILED.name, text)
+    return Event(
+        "Warning", HUNG.name if decision.failure.reason == HUNG.name else GANG_FAILED.name, text
+    )
 
 
 def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ...]:
@@ -68,12 +78,17 @@ def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ..
 def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:
     """Only of pods that are removed by force."""
     forced = [deletion for deletion in deletions if deletion.kind == "Pod" and deletion.grace == 0]
-    return tuple(Event("Warning", FORCED.name, FORCED.text(pod=pod.name, seconds=FORCE_DELETE_AFTER)) for pod in forced)
+    return tuple(
+        Event("Warning", FORCED.name, FORCED.text(pod=pod.name, seconds=FORCE_DELETE_AFTER))
+        for pod in forced
+    )
 
 
 def of_defaults(job: RLJob, observed: Observed) -> tuple[Event, ...]:
     """Once, when the job starts: what it gets that its spec does not say."""
-    if ("ConfigMap", config_name(job)) in observed.objects or not (fields := filled_in(job, observed.defaults)):
+    if ("ConfigMap", config_name(job)) in observed.objects or not (
+        fields := filled_in(job, observed.defaults)
+    ):
         return ()
     return (Event("Normal", DEFAULTED.name, DEFAULTED.text(fields="; ".join(fields))),)
 

@@ -20,7 +20,9 @@ _LONGEST_NOTE = 2048
 
 
 def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
-    """The status with the buffer's answer; what it does not tell stays, so that a restarting buffer hides nothing."""
+    """The status with the buffer's answer; what it does not tell stays, so that a restarting buffer
+    hides nothing.
+    """
     if progress is None:
         return status
     update: dict[str, Any] = {"step": progress.step}
@@ -49,15 +51,23 @@ def with_note(status: RLJobStatus, note: str) -> RLJobStatus:
     return status.model_copy(update={"conditions": conditions})
 
 
-def roles(status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()) -> list[RoleStatus]:
-    """One entry for each role. desired and ready count pods; restarts only grow, whatever happens to the gangs."""
+def roles(
+    status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()
+) -> list[RoleStatus]:
+    """One entry for each role. desired and ready count pods; restarts only grow, whatever happens
+    to the gangs.
+    """
     return [_role(name, status, steps, retired) for name in ROLES]  # type: ignore[arg-type]
 
 
-def _role(name: RoleName, status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step]) -> RoleStatus:
+def _role(
+    name: RoleName, status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step]
+) -> RoleStatus:
     before = next((role for role in status.roles if role.name == name), RoleStatus(name=name))
     wanted = [step for step in steps if step.gang.role == name]
-    gangs = [step.status for step in [*wanted, *(step for step in retired if step.gang.role == name)]]
+    gangs = [
+        step.status for step in [*wanted, *(step for step in retired if step.gang.role == name)]
+    ]
     return RoleStatus(
         name=name,
         desired=sum(step.gang.size for step in wanted),
@@ -81,11 +91,15 @@ def last_failure(status: RLJobStatus, steps: Sequence[Step]) -> LastFailure | No
     failures = [failure for failure in found if failure is not None]
     if not failures:
         return status.last_failure
-    return counted(max(failures, key=lambda failure: clock.parse(failure.time)), status.last_failure)
+    return counted(
+        max(failures, key=lambda failure: clock.parse(failure.time)), status.last_failure
+    )
 
 
 def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
-    """The failure, with how often in a row it has had the same cause. A failure that is looked at again is no other."""
+    """The failure, with how often in a row it has had the same cause. A failure that is looked at
+    again is no other.
+    """
     if before is None or before.model_copy(update={"times": failure.times}) == failure:
         return before or failure
     times = before.times + 1 if _cause(before) == _cause(failure) else 1
@@ -93,7 +107,9 @@ def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
 
 
 def _cause(failure: LastFailure) -> tuple[str, str, str]:
-    """The role and the cause of a failure, without numbers: ports, sizes and process ids are others each time."""
+    """The role and the cause of a failure, without numbers: ports, sizes and process ids are others
+    each time.
+    """
     return failure.role, failure.container, re.sub(r"\d+", "#", headline(failure))
 
 

@@ -1,15 +1,18 @@
-"""How many groups may be started, which may go into a batch, and when a stored group has become too old. Pure.
+"""How many groups may be started, which may go into a batch, and when a stored group has become too
+old. Pure.
 
-Groups are counted, not timed: after version v at most (v + maxStaleness + 1) x batchSize groups may have been started
-that the filter keeps. Two more rules make `maxStaleness` hold for every sample and not on average only:
+Groups are counted, not timed: after version v at most (v + maxStaleness + 1) x batchSize groups may
+have been started that the filter keeps. Two more rules make `maxStaleness` hold for every sample
+and not on average only:
 
-* a worker is admitted by the weights that its engine really serves, so that nothing of a later batch is started with
-  older weights;
+* a worker is admitted by the weights that its engine really serves, so that nothing of a later
+  batch is started with older weights;
 * a batch waits for groups that would be too old for the batch after it (`overdue`).
 
-`overSampling` and `partial` are the user's decision for the opposite, "take what finishes first": then nobody waits for
-a straggler, and what is older than the bound is trained all the same and counted (`stale_groups`). Only in mode sync
-without `partial`, which promises samples of the newest weights alone, is a surplus group generated again (`outdated`).
+`overSampling` and `partial` are the user's decision for the opposite, "take what finishes first":
+then nobody waits for a straggler, and what is older than the bound is trained all the same and
+counted (`stale_groups`). Only in mode sync without `partial`, which promises samples of the newest
+weights alone, is a surplus group generated again (`outdated`).
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ import math
 from dataclasses import dataclass
 
 SUSPECT_FAILURES = 2
-"""A group that came back so often by its worker's end or by an error may be what ends workers. It is handed out alone
-among its like: a worker has one such group at a time, so that innocent ones are cleared and the guilty one is known."""
+"""A group that came back so often by its worker's end or by an error may be what ends workers. It
+is handed out alone among its like: a worker has one such group at a time, so that innocent ones are
+cleared and the guilty one is known."""
 MAX_FAILURES = 5
 """A group that came back so often is failed for good: it would go round for ever."""
 
 
 def barren_limit(batch_size: int) -> int:
-    """Failed groups in a row, without one usable sample between them, after which the job is given up.
+    """Failed groups in a row, without one usable sample between them, after which the job is given
+    up.
 
     Two batches tell that it is not chance; the bounds are for tiny and for very large batches.
     """
@@ -53,7 +58,9 @@ class Policy:
 
 
 def admitted(policy: Policy, version: int) -> int:
-    """How many groups, not counting filtered and failed ones, may have been started once `version` is there."""
+    """How many groups, not counting filtered and failed ones, may have been started once `version`
+    is there.
+    """
     if version < 0:
         return 0
     surplus = math.ceil(policy.over_sampling * policy.batch_size) - policy.batch_size
@@ -61,10 +68,13 @@ def admitted(policy: Policy, version: int) -> int:
     return min(allowed, policy.total_steps * policy.batch_size)
 
 
-def may_start(policy: Policy, *, version: int, worker_version: int, kept: int, next_group: int) -> int:
+def may_start(
+    policy: Policy, *, version: int, worker_version: int, kept: int, next_group: int
+) -> int:
     """How many new groups a worker may start that serves `worker_version`.
 
-    kept: groups started and neither filtered nor failed. next_group: the first group that was never leased.
+    kept: groups started and neither filtered nor failed. next_group: the first group that was never
+    leased.
     """
     room = admitted(policy, min(version, worker_version)) - kept
     left = room if policy.stream_end is None else policy.stream_end - next_group
@@ -77,7 +87,9 @@ def may_continue(policy: Policy, *, version: int, worker_version: int) -> bool:
 
 
 def overdue(policy: Policy, *, step: int, start_version: int) -> bool:
-    """True for a group in work that batch `step` must wait for, because it would be too old for batch `step` + 1."""
+    """True for a group in work that batch `step` must wait for, because it would be too old for
+    batch `step` + 1.
+    """
     return policy.strict and step - start_version > policy.max_staleness
 
 
@@ -92,7 +104,9 @@ def stale(policy: Policy, *, step: int, min_version: int) -> bool:
 
 
 def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch_size: int) -> int:
-    """Training steps of the job. Batches run over epoch boundaries; an incomplete last one is left out."""
+    """Training steps of the job. Batches run over epoch boundaries; an incomplete last one is left
+    out.
+    """
     if steps is not None:
         return steps
     return (epochs or 0) * epoch_size // batch_size

@@ -1,4 +1,6 @@
-"""Which sequence goes to which rank and optimizer step. Pure: the same lengths give the same answer on every retry."""
+"""Which sequence goes to which rank and optimizer step. Pure: the same lengths give the same answer
+on every retry.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,23 @@ from collections.abc import Sequence
 
 
 def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
-    """The optimizer step of each sequence: equal consecutive parts in batch order, whatever the number of ranks is."""
+    """The optimizer step of each sequence: equal consecutive parts in batch order, whatever the
+    number of ranks is.
+    """
     if sequences % steps_per_batch:
-        raise ValueError(f"{sequences} sequences cannot be split into {steps_per_batch} equal steps")
+        raise ValueError(
+            f"{sequences} sequences cannot be split into {steps_per_batch} equal steps"
+        )
     part = sequences // steps_per_batch
     return [position // part for position in range(sequences)]
 
 
 def balance(lengths: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each sequence: longest first to the rank with the fewest tokens (LPT, Graham 1969).
+    """The rank of each sequence: longest first to the rank with the fewest tokens (LPT, Graham
+    1969).
 
-    The loads differ by at most the longest sequence, and no rank is empty while another has two. Ties go to the rank
-    with fewer sequences, then to the lower rank.
+    The loads differ by at most the longest sequence, and no rank is empty while another has two.
+    Ties go to the rank with fewer sequences, then to the lower rank.
     """
     heap = [(0, 0, rank) for rank in range(ranks)]
     result = [0] * len(lengths)

@@ -1,9 +1,9 @@
 """A submitted group: is it sound, and what is in it. The hot path of Submit: it reads the
 message, and builds nothing.
 
-`sluice.sample` states the invariants and words the errors. Here the same invariants are checked for a whole group at
-once on the packed bytes; only a group that does not pass is decoded, to be refused with the name of the field.
-tests/unit/buffer/test_buffer_checks.py holds both against each other.
+`sluice.sample` states the invariants and words the errors. Here the same invariants are checked for
+a whole group at once on the packed bytes; only a group that does not pass is decoded, to be refused
+with the name of the field. tests/unit/buffer/test_buffer_checks.py holds both against each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sluice_buffer.group import SampleFacts, pack_fact, pack_facts
 AnyGroup = pb.SampleGroup | SerializedGroup
 """A group, parsed as a whole or sample by sample."""
 _TOGETHER_BYTES = 1 << 20
-"""Values of so many bytes are looked at together: one look costs less than many, but they are copied for it."""
+"""Values of so many bytes are looked at together: one look costs less than many, but they are
+copied for it."""
 _FAILED = pb.SAMPLE_STATUS_FAILED
 _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
 
@@ -66,7 +67,9 @@ def check_finished(message: AnyGroup, samples_per_prompt: int, version: int) -> 
 
 
 def _slow(group: SampleGroup, version: int) -> Checked:
-    """The facts of a group that is sound, but not at first sight (log-probs that are NaN where nothing is trained)."""
+    """The facts of a group that is sound, but not at first sight (log-probs that are NaN where
+    nothing is trained).
+    """
     facts, errors = [], []
     for sample in group.samples:
         versions = [span.version for span in sample.weight_versions] or [version]
@@ -94,8 +97,19 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
     for position, sample in enumerate(samples):
         token_bytes, mask, probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
         taught = sample.teacher_log_probs
-        n, size, status, reward = sample.response_length, len(token_bytes), sample.status, sample.reward
-        misshapen = size & 3 or 4 * n > size or len(mask) != n or len(probs) != 4 * n or sample.index != position
+        n, size, status, reward = (
+            sample.response_length,
+            len(token_bytes),
+            sample.status,
+            sample.reward,
+        )
+        misshapen = (
+            size & 3
+            or 4 * n > size
+            or len(mask) != n
+            or len(probs) != 4 * n
+            or sample.index != position
+        )
         misshapen = misshapen or (taught and len(taught) != 4 * n)
         spans = _spans(sample.weight_versions, n, version)
         if misshapen or spans is None or not _metadata_is_json(sample.metadata_json):
@@ -125,7 +139,9 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
 
 
 def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
-    """(oldest, newest) version of the spans; None where they do not cover the response without a gap."""
+    """(oldest, newest) version of the spans; None where they do not cover the response without a
+    gap.
+    """
     if not spans:
         return version, version
     at, versions = 0, []
@@ -150,24 +166,31 @@ def _metadata_is_json(text: str) -> bool:
 
 
 def _values_are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[bytes]) -> bool:
-    """No token id below 0, masks of 0 and 1, finite log-probs. masks: those that are not all ones."""
+    """No token id below 0, masks of 0 and 1, finite log-probs. masks: those that are
+    not all ones.
+    """
     ids = np.frombuffer(b"".join(tokens), dtype="<i4")
     if len(ids) and int(ids.min()) < 0:
         return False
     if masks and int(np.frombuffer(b"".join(masks), dtype=np.uint8).max(initial=0)) > 1:
         return False
-    # a sum is finite only if all its terms are; NaN of tokens that are not trained is for the slow check
+    # a sum is finite only if all its terms are; NaN of tokens that are not trained is for the slow
+    # check
     return math.isfinite(float(np.frombuffer(b"".join(log_probs), dtype="<f4").sum()))
 
 
 def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
-    """Raise SampleError where returned samples could not be continued. Not every sample needs to be there."""
+    """Raise SampleError where returned samples could not be continued. Not every sample needs to be
+    there.
+    """
     seen: set[int] = set()
     try:
         for one in message.samples:
             sample = sample_from_message(one)
             if sample.index in seen or not 0 <= sample.index < samples_per_prompt:
-                raise SampleError(f"samples[{sample.index}].index: twice, or not below {samples_per_prompt}")
+                raise SampleError(
+                    f"samples[{sample.index}].index: twice, or not below {samples_per_prompt}"
+                )
             seen.add(sample.index)
             if not sample.status.finished or sample.status is SampleStatus.FAILED:
                 _unjudged(sample).check()
@@ -178,13 +201,18 @@ def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
 
 
 def _unjudged(sample: Sample) -> Sample:
-    sample.status = SampleStatus.ABORTED if sample.status is not SampleStatus.FAILED else sample.status
+    sample.status = (
+        SampleStatus.ABORTED if sample.status is not SampleStatus.FAILED else sample.status
+    )
     return sample
 
 
 def oldest_version(message: AnyGroup) -> int | None:
     """The oldest weights that any token comes from; None where there is no token yet."""
-    return min((span.version for sample in message.samples for span in sample.weight_versions), default=None)
+    return min(
+        (span.version for sample in message.samples for span in sample.weight_versions),
+        default=None,
+    )
 
 
 def progress(message: AnyGroup) -> int:
@@ -193,7 +221,8 @@ def progress(message: AnyGroup) -> int:
 
 
 def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
-    """A failed sample as it goes into a batch: reward 0, nothing trainable, at least the prompt's tokens.
+    """A failed sample as it goes into a batch: reward 0, nothing trainable, at least the prompt's
+    tokens.
 
     It stays in the batch so that batchSize x samplesPerPrompt sequences are there, whatever failed.
     """
@@ -204,7 +233,9 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
         result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
     result.reward, result.teacher_log_probs = 0.0, None
     result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
-    result.rollout_log_probs = np.nan_to_num(result.rollout_log_probs, nan=0.0, posinf=0.0, neginf=0.0)
+    result.rollout_log_probs = np.nan_to_num(
+        result.rollout_log_probs, nan=0.0, posinf=0.0, neginf=0.0
+    )
     return sample_to_message(result)
 
 

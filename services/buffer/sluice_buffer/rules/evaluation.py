@@ -16,15 +16,19 @@ def failed_facts(samples: int, version: int) -> list[SampleFacts]:
 
 
 def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[str, float]:
-    """Metrics of one data set. weight_version: what sampled it; in asynchronous training that may be newer than what
-    the evaluation was opened for. A failed sample is wrong, with reward 0; lengths are of samples that did not fail.
+    """Metrics of one data set. weight_version: what sampled it; in asynchronous training that may
+    be newer than what the evaluation was opened for. A failed sample is wrong, with reward 0;
+    lengths are of samples that did not fail.
     """
     samples = [fact for group in groups for fact in group]
     lengths = [f.response_length for f in samples if f.status != pb.SAMPLE_STATUS_FAILED] or [0]
     count = max(len(samples), 1)
-    versions = [v for f in samples if f.status != pb.SAMPLE_STATUS_FAILED for v in (f.min_version, f.max_version)] or [
-        0
-    ]
+    versions = [
+        v
+        for f in samples
+        if f.status != pb.SAMPLE_STATUS_FAILED
+        for v in (f.min_version, f.max_version)
+    ] or [0]
     result = {
         "reward": sum(f.reward for f in samples) / count,
         "response_len/mean": statistics.fmean(lengths),

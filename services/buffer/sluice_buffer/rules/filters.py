@@ -1,4 +1,6 @@
-"""Which finished groups are worth training on. Pure; user code never runs here: a worker applies it and tells us."""
+"""Which finished groups are worth training on. Pure; user code never runs here: a worker applies it
+and tells us.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,28 @@ _EPS = 1e-6
 
 
 def nonzero_std(rewards: Sequence[float]) -> bool:
-    """Keep groups whose rewards differ: equal ones have advantage 0 (slime: check_reward_nonzero_std; DAPO)."""
+    """Keep groups whose rewards differ: equal ones have advantage 0 (slime:
+    check_reward_nonzero_std; DAPO).
+    """
     return (
         len(rewards) > 0
-        and float(np.std(np.asarray(rewards, dtype=np.float64), ddof=1 if len(rewards) > 1 else 0)) > _EPS
+        and float(np.std(np.asarray(rewards, dtype=np.float64), ddof=1 if len(rewards) > 1 else 0))
+        > _EPS
     )
 
 
 def zero_std(rewards: Sequence[float]) -> str:
-    """The reason, as slime words it: `zero_std_1.0`. Only usual rewards are named: each name is a counter."""
+    """The reason, as slime words it: `zero_std_1.0`. Only usual rewards are named: each name is a
+    counter.
+    """
     reward = rewards[0] if rewards else 0.0
     return f"zero_std_{reward:.1f}" if -1 <= reward <= 1 else "zero_std"
 
 
 def counter_name(reason: str) -> str:
-    """A reason as part of a counter's name: few, short, without what differs from prompt to prompt."""
+    """A reason as part of a counter's name: few, short, without what differs from prompt to
+    prompt.
+    """
     if re.fullmatch(r"zero_std(_-?[01]\.\d)?", reason):
         return reason
     words = "".join(c if c.isalpha() and c.isascii() else " " for c in reason.lower()).split()
@@ -35,7 +44,9 @@ def counter_name(reason: str) -> str:
 
 
 def worker_filter(metadata_json: str) -> str | None:
-    """The reason for which the worker's own filter dropped the group (first sample's metadata), or None."""
+    """The reason for which the worker's own filter dropped the group (first sample's metadata), or
+    None.
+    """
     if '"filtered"' not in metadata_json:
         return None
     metadata = json.loads(metadata_json)
@@ -44,5 +55,7 @@ def worker_filter(metadata_json: str) -> str | None:
 
 
 def dynamic_filter(name: str | None, rewards: Sequence[float]) -> str | None:
-    """The reason for which the built-in filter `name` drops the group, or None where it keeps it."""
+    """The reason for which the built-in filter `name` drops the group, or None where
+    it keeps it.
+    """
     return zero_std(rewards) if name == NONZERO_STD and not nonzero_std(rewards) else None

@@ -1,15 +1,18 @@
-"""Position in the job's infinite stream of prompts -> (epoch, source, row). Pure, and a matter of integers only.
+"""Position in the job's infinite stream of prompts -> (epoch, source, row). Pure, and a matter of
+integers only.
 
-An **epoch** takes every source's rows `weight` times: with weight 1 each row exactly once, with weight 2 twice, with
-weight 0.5 half of them, and the other half in the next epoch. (A source of n rows gives max(1, round(weight x n))
-prompts to each epoch and walks through its rows in passes that need not begin where an epoch does: no row comes up
-again before all rows of its source have.) With `shuffle`, both the mixture of sources in an epoch and each pass over a
-source's rows have a new order, drawn from the seed. Without it rows come in file order, sources spread evenly over the
+An **epoch** takes every source's rows `weight` times: with weight 1 each row exactly once, with
+weight 2 twice, with weight 0.5 half of them, and the other half in the next epoch. (A source of n
+rows gives max(1, round(weight x n)) prompts to each epoch and walks through its rows in passes that
+need not begin where an epoch does: no row comes up again before all rows of its source have.) With
+`shuffle`, both the mixture of sources in an epoch and each pass over a source's rows have a new
+order, drawn from the seed. Without it rows come in file order, sources spread evenly over the
 epoch.
 
-Permutations are computed for one position at a time (a Feistel network over the next power of four, walked until it is
-in range; Black and Rogaway 2002), so no list of rows is ever kept or stored, and the order depends on no library's
-random numbers: a job that was begun with one image goes on in the same order with another.
+Permutations are computed for one position at a time (a Feistel network over the next power of four,
+walked until it is in range; Black and Rogaway 2002), so no list of rows is ever kept or stored, and
+the order depends on no library's random numbers: a job that was begun with one image goes on in the
+same order with another.
 """
 
 from __future__ import annotations
@@ -61,7 +64,10 @@ class Order:
     @cached_property
     def shares(self) -> list[int]:
         """Prompts that each source gives to an epoch."""
-        return [max(1, round(weight * size)) for weight, size in zip(self.weights, self.sizes, strict=True)]
+        return [
+            max(1, round(weight * size))
+            for weight, size in zip(self.weights, self.sizes, strict=True)
+        ]
 
     @cached_property
     def epoch_size(self) -> int:

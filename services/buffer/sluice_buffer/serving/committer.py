@@ -1,8 +1,8 @@
 """Group commit: transitions run at once on the event loop, their answers wait for the disk.
 
-While one write is under way, all transitions that come in gather for the next one, so the cost of a sync is shared by
-as many calls as arrive during a sync. The write itself runs on a thread of its own and holds no Python lock while it
-waits.
+While one write is under way, all transitions that come in gather for the next one, so the cost of a
+sync is shared by as many calls as arrive during a sync. The write itself runs on a thread of its
+own and holds no Python lock while it waits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _Done = Callable[[Any, Exception | None], None]
 _Entry = tuple[Callable[[], Any], Any, _Done]
 _log = structlog.get_logger("buffer")
 PACE_SECONDS = 0.004
-"""Writes start no closer together than this, so that under load more calls share the cost of one. A call that comes
-alone does not wait."""
+"""Writes start no closer together than this, so that under load more calls share the cost of one. A
+call that comes alone does not wait."""
 BULK_BYTES = 4 << 20
 """A write of so much is worth its own sync."""
 STAGED_BYTES = 16 << 20
-"""No more than this waits for one write (and one group more): LMDB holds a copy of all that it writes at once."""
+"""No more than this waits for one write (and one group more): LMDB holds a copy of all that it
+writes at once."""
 _LARGE_VALUE = 64 << 10
 """Values of this mean size are better copied beside the event loop than before it goes on."""
 _STAGE_SECONDS = 0.1
@@ -58,10 +59,14 @@ class Committer:
         self.landed_hooks: list[Callable[[], None]] = []
         """Called after each write that has landed."""
 
-    def apply(self, transition: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
-        """Run a transition now; call `done` with its result once that is durable, or with why it was refused.
+    def apply(
+        self, transition: Callable[[], T], done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        """Run a transition now; call `done` with its result once that is durable, or with why it
+        was refused.
 
-        A transition may be run a second time, on a memory that was loaded again, where its write failed.
+        A transition may be run a second time, on a memory that was loaded again, where its write
+        failed.
         """
         if self._recovery:
             self._postponed.append((transition, done))
@@ -71,7 +76,9 @@ class Committer:
         except (CallError, StorageFullError) as error:
             done(None, error)
             return
-        except Exception as error:  # a bug: the memory may be half changed, and must not reach the disk
+        except (
+            Exception
+        ) as error:  # a bug: the memory may be half changed, and must not reach the disk
             self._break(error, [(transition, None, done)])
             raise
         self._waiting.append((transition, result, done))
@@ -120,8 +127,14 @@ class Committer:
         if not batch:
             self._answer(entries)
             return
-        self._flying, staged, self._started = True, threading.Event(), asyncio.get_running_loop().time()
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self.buffer.storage.write, batch, staged)
+        self._flying, staged, self._started = (
+            True,
+            threading.Event(),
+            asyncio.get_running_loop().time(),
+        )
+        future = asyncio.get_running_loop().run_in_executor(
+            self._pool, self.buffer.storage.write, batch, staged
+        )
         if batch.size < len(batch) * _LARGE_VALUE:
             staged.wait(_STAGE_SECONDS)
         future.add_done_callback(lambda landed: self._landed(landed, entries))
@@ -144,12 +157,17 @@ class Committer:
         self._kick()
 
     async def _recover(self, entries: list[_Entry], error: BaseException) -> None:
-        """A write failed: go back to what is on disk, and try each transition alone: only those fail that must.
+        """A write failed: go back to what is on disk, and try each transition alone: only those
+        fail that must.
 
         All that waits for the disk is done beside the event loop: workers are answered meanwhile.
         """
-        _log.warning("write failed", error=str(error), transitions=len(entries) + len(self._waiting))
-        self._postponed = [(transition, done) for transition, _, done in entries + self._waiting] + self._postponed
+        _log.warning(
+            "write failed", error=str(error), transitions=len(entries) + len(self._waiting)
+        )
+        self._postponed = [
+            (transition, done) for transition, _, done in entries + self._waiting
+        ] + self._postponed
         self._waiting = []
         try:
             await self._reload()
@@ -159,7 +177,9 @@ class Committer:
                 transition, done = self._postponed[0]
                 await self._alone(transition, done)
                 del self._postponed[0]
-        except Exception as fatal:  # the storage is broken, or a bug: in both cases the process must end
+        except (
+            Exception
+        ) as fatal:  # the storage is broken, or a bug: in both cases the process must end
             self._break(fatal, [(transition, None, done) for transition, done in self._postponed])
             if not isinstance(fatal, StorageError):
                 raise
@@ -206,7 +226,9 @@ class Committer:
                 watcher.set_result(None)
 
     async def changed(self, since: int, seconds: float) -> None:
-        """Wait until something has become durable that was not when `changes` was `since`, for at most `seconds`."""
+        """Wait until something has become durable that was not when `changes` was `since`, for at
+        most `seconds`.
+        """
         if self.changes != since:
             return
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()

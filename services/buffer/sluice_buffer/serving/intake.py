@@ -1,7 +1,8 @@
-"""A stream of groups that come in: put together, handed to the buffer, answered one by one once they are durable.
+"""A stream of groups that come in: put together, handed to the buffer, answered one by one once
+they are durable.
 
-Nothing of a group is read before there is room in memory for all of it (budget.py). Until then the stream is not read,
-and HTTP/2 holds the sender back.
+Nothing of a group is read before there is room in memory for all of it (budget.py). Until then the
+stream is not read, and HTTP/2 holds the sender back.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from sluice_buffer.state.storage import StorageError
 
 R = TypeVar("R")
 PIECE_SECONDS = 60.0
-"""A sender that has begun a group sends its next piece within this time: others wait for the memory that it holds."""
+"""A sender that has begun a group sends its next piece within this time: others wait for the memory
+that it holds."""
 _DRAIN_SECONDS = 0.2
-"""A stream that ends by an error is read on for so long: a client that is still sending would otherwise see its own
-broken send (INTERNAL) instead of our error."""
+"""A stream that ends by an error is read on for so long: a client that is still sending would
+otherwise see its own broken send (INTERNAL) instead of our error."""
 
 
 class Intake(Generic[R]):
-    """One stream. `take(data)` is the transition for a group, `answer(key, result)` the message that answers it.
+    """One stream. `take(data)` is the transition for a group, `answer(key, result)` the message
+    that answers it.
 
     `refuse(why)` is the result for a group that was not even read.
     """
@@ -59,7 +62,9 @@ class Intake(Generic[R]):
         self._news = asyncio.Event()
 
     async def serve(self) -> CallError | StorageError | None:
-        """Answer until the stream has ended. Returns the error that ends it early, after all answers due before it."""
+        """Answer until the stream has ended. Returns the error that ends it early, after all
+        answers due before it.
+        """
         reader = asyncio.create_task(self._read())
         try:
             while not (self._ended and not self._open and not self._answers):
@@ -101,13 +106,17 @@ class Intake(Generic[R]):
             self._news.set()
 
     async def _next_piece(self) -> Any:
-        """The next piece, soon where others wait for the memory of a group that has begun; else whenever it comes."""
+        """The next piece, soon where others wait for the memory of a group that has begun; else
+        whenever it comes.
+        """
         seconds = PIECE_SECONDS if self._reserved else None
         try:
             async with asyncio.timeout(seconds):
                 return await self._context.read()
         except TimeoutError:
-            raise SilentSenderError(f"no further piece of a group came for {PIECE_SECONDS:.0f} s") from None
+            raise SilentSenderError(
+                f"no further piece of a group came for {PIECE_SECONDS:.0f} s"
+            ) from None
 
     def _skip(self, chunk: common_pb2.Chunk) -> bool:
         """True for pieces of a group that is refused: it is too large."""
@@ -120,7 +129,8 @@ class Intake(Generic[R]):
         if not chunk.last:
             self._skipped.add(chunk.key)
         why = (
-            f"a group of {chunk.size} bytes; with its memory the buffer takes {self._largest} at most. "
+            f"a group of {chunk.size} bytes; with its memory the buffer takes {self._largest} at "
+            "most. "
             "Make spec.buffer.memory larger, or the group smaller"
         )
         prompt = prompt_of_beginning(chunk.data)

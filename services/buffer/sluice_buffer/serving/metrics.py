@@ -21,7 +21,8 @@ _GAUGES = {
     "returned": "Groups that wait for a worker again",
     "started": "Groups started, without filtered and failed ones",
     "admitted": "Groups that may be started at the present version",
-    "policy_lag": "Mean versions between a sample's oldest weights and the weights that its batch was taken at",
+    "policy_lag": "Mean versions between a sample's oldest weights and the weights that its batch "
+    "was taken at",
     "stored_bytes": "Bytes of samples in the storage",
     "capacity_bytes": "Bytes of samples that the storage can hold",
     "epoch": "Epoch of the newest prompt",
@@ -48,16 +49,22 @@ class _Stats(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._snapshot()
         for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name)))
+            yield GaugeMetricFamily(
+                f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name))
+            )
         yield from _counters(stats.counters)
         failed = CounterMetricFamily(
-            "sluice_buffer_groups_failed_by_reason", "Groups that failed for good, by reason", labels=["reason"]
+            "sluice_buffer_groups_failed_by_reason",
+            "Groups that failed for good, by reason",
+            labels=["reason"],
         )
         for reason, count in sorted(stats.failed.items()):
             failed.add_metric([reason], float(count))
         yield failed
         reward = GaugeMetricFamily(
-            "sluice_buffer_evaluation_reward", "Mean reward of the newest evaluation", labels=["dataset"]
+            "sluice_buffer_evaluation_reward",
+            "Mean reward of the newest evaluation",
+            labels=["dataset"],
         )
         for name, mean in sorted(stats.evaluation.items()):
             reward.add_metric([name.removeprefix("eval/")], mean)
@@ -65,7 +72,9 @@ class _Stats(Collector):
 
 
 def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
-    """One metric for each counter; those of one source each, `name:source`, are one metric with that label."""
+    """One metric for each counter; those of one source each, `name:source`, are one metric with
+    that label.
+    """
     by_source: dict[str, CounterMetricFamily] = {}
     for name, value in sorted(counters.items()):
         name, _, source = name.partition(":")
@@ -73,7 +82,9 @@ def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
         if not source:
             yield CounterMetricFamily(metric, f"Counter {name}", value=float(value))
             continue
-        family = by_source.setdefault(name, CounterMetricFamily(metric, f"Counter {name}", labels=["source"]))
+        family = by_source.setdefault(
+            name, CounterMetricFamily(metric, f"Counter {name}", labels=["source"])
+        )
         family.add_metric([source], float(value))
     yield from by_source.values()
 

@@ -1,7 +1,8 @@
-"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch, evaluations, failures.
+"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch, evaluations,
+failures.
 
-Stored groups are sent as they are stored, cut between their samples where not all are wanted: a group of a million
-tokens is never parsed here.
+Stored groups are sent as they are stored, cut between their samples where not all are wanted: a
+group of a million tokens is never parsed here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _PARTIAL = 3
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A lease as it was granted; the group may have moved on by the time that it is sent. size: of the partial."""
+    """A lease as it was granted; the group may have moved on by the time that it is sent. size: of
+    the partial.
+    """
 
     key: Key
     attempt: int
@@ -51,7 +54,9 @@ def leased(buffer: Buffer, key: Key) -> Leased:
 
 
 def leased_chunks(buffer: Buffer, lease: Leased, number: int) -> Iterator[common_pb2.Chunk]:
-    """A prompt as its worker gets it, with what an earlier worker had generated; nothing if the lease is gone."""
+    """A prompt as its worker gets it, with what an earlier worker had generated; nothing if the
+    lease is gone.
+    """
     partial = buffer.storage.value("partials", value_key(lease.key)) if lease.size else None
     group = buffer.memory.find(lease.key)
     if group is None or group.lease_attempt != lease.attempt or len(partial or b"") != lease.size:
@@ -64,7 +69,9 @@ def leased_chunks(buffer: Buffer, lease: Leased, number: int) -> Iterator[common
 def shard_chunks(
     storage: Storage, group_id: int, wanted: Iterable[tuple[int, bool]], number: int
 ) -> Iterator[common_pb2.Chunk]:
-    """The SampleGroup that holds some samples of a group alone. wanted: (position, the sample failed)."""
+    """The SampleGroup that holds some samples of a group alone. wanted: (position, the sample
+    failed).
+    """
     data = storage.value("samples", value_key(Key(TRAINING, group_id)))
     if data is None:
         raise StorageError(f"group {group_id} has no samples in the database")
@@ -72,14 +79,18 @@ def shard_chunks(
     parts: list[bytes | memoryview] = list(group.head())
     for position, failed in wanted:
         if failed:
-            parts.append(sample_field(as_trained(group.samples[position], prompt_tokens(group.samples))))
+            parts.append(
+                sample_field(as_trained(group.samples[position], prompt_tokens(group.samples)))
+            )
         else:
             parts.append(group.raw_sample(position))
     return codec.to_chunks(number, *parts)
 
 
 def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
-    """Complete evaluations of later versions, oldest first; whole versions, until EVALUATIONS are reached."""
+    """Complete evaluations of later versions, oldest first; whole versions, until EVALUATIONS are
+    reached.
+    """
     answer: list[pb.Evaluation] = []
     for version in sorted(v for v in buffer.memory.results if v > after_version):
         if len(answer) >= EVALUATIONS:
@@ -99,8 +110,12 @@ def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
 
 def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[Key, int]]:
     """The groups of an evaluation whose samples are kept, with their bytes."""
-    results = [result for result in buffer.memory.results.get(version, []) if result.dataset == dataset]
-    return [(Key(version, group_id), size) for result in results for group_id, size in result.examples]
+    results = [
+        result for result in buffer.memory.results.get(version, []) if result.dataset == dataset
+    ]
+    return [
+        (Key(version, group_id), size) for result in results for group_id, size in result.examples
+    ]
 
 
 def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Failure]:

@@ -82,8 +82,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             await context.abort(_CODES[type(error)], str(error))
             raise AssertionError("abort raises") from error
 
-    async def _until(self, seconds: float, attempt: Callable[[], Awaitable[T]], ready: Callable[[T], bool]) -> T:
-        """Repeat an attempt, after each change of the buffer, until it is ready or the time has passed."""
+    async def _until(
+        self, seconds: float, attempt: Callable[[], Awaitable[T]], ready: Callable[[T], bool]
+    ) -> T:
+        """Repeat an attempt, after each change of the buffer, until it is ready or the time has
+        passed.
+        """
         end = time.monotonic() + min(max(seconds, 0.0), MAX_WAIT_SECONDS)
         while True:
             seen = self.committer.changes
@@ -95,7 +99,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     # -- workers
 
-    async def LeasePrompts(  # noqa: N802
+    async def LeasePrompts(
         self, request: pb.LeasePromptsRequest, context: Context
     ) -> AsyncIterator[pb.LeasePromptsResponse]:
         worker = await _worker(request.worker, context)
@@ -108,32 +112,45 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                     yield pb.LeasePromptsResponse(group=chunk)
         yield pb.LeasePromptsResponse(exhausted=not leases and self.buffer.over)
 
-    async def _lease(self, call: Call, request: pb.LeasePromptsRequest, context: Context) -> list[Leased]:
-        """Leases for a worker, as soon as there are any; empty after its wait, or where newer weights are there.
+    async def _lease(
+        self, call: Call, request: pb.LeasePromptsRequest, context: Context
+    ) -> list[Leased]:
+        """Leases for a worker, as soon as there are any; empty after its wait, or where newer
+        weights are there.
 
         With newer weights the worker asks again, for prompts of the version that it then serves.
         """
         end = time.monotonic() + min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
         while True:
-            keys = await self._run(context, lambda: self.buffer.lease(call, request.max_groups, request.version))
+            keys = await self._run(
+                context, lambda: self.buffer.lease(call, request.max_groups, request.version)
+            )
             left = end - time.monotonic()
             if keys or left <= 0 or self.line.news(request.version):
                 return [leased(self.buffer, key) for key in keys]
             await self.line.wait(request.version, left)
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
+    async def Heartbeat(
+        self, request: pb.HeartbeatRequest, context: Context
+    ) -> pb.HeartbeatResponse:
         worker = await _worker(request.worker, context)
         names = [(lease.lease_id, parse_lease_id(lease.lease_id)) for lease in request.leases]
         drop = set(await self._run(context, lambda: self.buffer.heartbeat(worker, names)))
-        return pb.HeartbeatResponse(drop=[lease for lease in request.leases if lease.lease_id in drop])
+        return pb.HeartbeatResponse(
+            drop=[lease for lease in request.leases if lease.lease_id in drop]
+        )
 
-    async def Submit(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:  # noqa: N802
+    async def Submit(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:
         def answer(key: int, result: Answer) -> pb.SubmitResponse:
-            return pb.SubmitResponse(key=key, outcome=_OUTCOMES[result.outcome], message=result.message)
+            return pb.SubmitResponse(
+                key=key, outcome=_OUTCOMES[result.outcome], message=result.message
+            )
 
-        await self._intake(context, self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why))
+        await self._intake(
+            context, self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why)
+        )
 
-    async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:  # noqa: N802
+    async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:
         def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
             return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
 
@@ -146,7 +163,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     # -- trainer
 
-    async def TakeBatch(self, request: pb.TakeBatchRequest, context: Context) -> pb.TakeBatchResponse:  # noqa: N802
+    async def TakeBatch(
+        self, request: pb.TakeBatchRequest, context: Context
+    ) -> pb.TakeBatchResponse:
         step, attempt = request.step, request.trainer.attempt
         ranks = await _ranks(request.data_parallel_size, context)
         if self._asked[0] != step:
@@ -157,7 +176,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 return "the rows of the batch are being encoded"
             return await self._run(context, lambda: self.buffer.take(step, attempt))
 
-        waiting = await self._until(request.wait_seconds, take, lambda w: w is None or self._ended(step) is not None)
+        waiting = await self._until(
+            request.wait_seconds, take, lambda w: w is None or self._ended(step) is not None
+        )
         answer = pb.TakeBatchResponse(
             step=step,
             wait_time_seconds=time.monotonic() - self._asked[1],
@@ -172,7 +193,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return answer
 
     async def _done_ahead(self, step: int) -> bool:
-        """Wait a moment for what a batch needs beforehand, while others are answered. False: it takes longer."""
+        """Wait a moment for what a batch needs beforehand, while others are answered. False: it
+        takes longer.
+        """
         ahead = self.buffer.ahead(step)
         if ahead is not None:
             await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_AHEAD_SECONDS)
@@ -187,13 +210,19 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             return pb.TakeBatchResponse.STATE_FAILED
         return pb.TakeBatchResponse.STATE_EXHAUSTED if batches.exhausted else None
 
-    async def GetShard(self, request: pb.GetShardRequest, context: Context) -> AsyncIterator[common_pb2.Chunk]:  # noqa: N802
+    async def GetShard(
+        self, request: pb.GetShardRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Chunk]:
         ranks = await _ranks(request.data_parallel_size, context)
         if not 0 <= request.rank < ranks:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {request.rank} of {ranks}")
-        waiting = await self._run(context, lambda: self.buffer.take(request.step, request.trainer.attempt))
+        waiting = await self._run(
+            context, lambda: self.buffer.take(request.step, request.trainer.attempt)
+        )
         if waiting is not None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}"
+            )
         wanted: dict[int, list[tuple[int, bool]]] = {}
         for one in self.buffer.sequences(request.step, ranks):
             if one.rank == request.rank:
@@ -201,34 +230,46 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 wanted.setdefault(one.group_id, []).append((one.index, failed))
         for number, (group_id, samples) in enumerate(wanted.items()):
             async with self.budget.reserved(self.buffer.memory.groups[group_id].size):
-                for chunk in await asyncio.to_thread(shard_chunks, self.buffer.storage, group_id, samples, number):
+                for chunk in await asyncio.to_thread(
+                    shard_chunks, self.buffer.storage, group_id, samples, number
+                ):
                     yield chunk
 
-    async def CommitStep(self, request: pb.CommitStepRequest, context: Context) -> pb.CommitStepResponse:  # noqa: N802
+    async def CommitStep(
+        self, request: pb.CommitStepRequest, context: Context
+    ) -> pb.CommitStepResponse:
         metrics = dict(request.metrics)
         attempt = request.trainer.attempt
-        await self._run(context, lambda: self.buffer.commit(request.step, request.version, attempt, metrics))
+        await self._run(
+            context, lambda: self.buffer.commit(request.step, request.version, attempt, metrics)
+        )
         return pb.CommitStepResponse()
 
-    async def CommitCheckpoint(  # noqa: N802
+    async def CommitCheckpoint(
         self, request: pb.CommitCheckpointRequest, context: Context
     ) -> pb.CommitCheckpointResponse:
         attempt = request.trainer.attempt
-        forgotten = await self._run(context, lambda: self.buffer.commit_checkpoint(request.step, attempt))
+        forgotten = await self._run(
+            context, lambda: self.buffer.commit_checkpoint(request.step, attempt)
+        )
         return pb.CommitCheckpointResponse(forgotten_groups=forgotten)
 
-    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
-        replay = await self._run(context, lambda: self.buffer.rewind(request.step, request.trainer.attempt))
+    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:
+        replay = await self._run(
+            context, lambda: self.buffer.rewind(request.step, request.trainer.attempt)
+        )
         return pb.RewindResponse(replay_steps=replay)
 
-    async def GetEvaluations(  # noqa: N802
+    async def GetEvaluations(
         self, request: pb.GetEvaluationsRequest, context: Context
     ) -> pb.GetEvaluationsResponse:
         async def pending() -> list[int]:
             return await self._run(context, lambda: sorted(self.buffer.memory.rounds))
 
         def ready(versions: list[int]) -> bool:
-            return not request.HasField("wait_for_version") or request.wait_for_version not in versions
+            return (
+                not request.HasField("wait_for_version") or request.wait_for_version not in versions
+            )
 
         versions = await self._until(request.wait_seconds, pending, ready)
         return pb.GetEvaluationsResponse(
@@ -236,16 +277,20 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             pending_versions=versions,
         )
 
-    async def GetExamples(  # noqa: N802
+    async def GetExamples(
         self, request: pb.GetExamplesRequest, context: Context
     ) -> AsyncIterator[common_pb2.Chunk]:
-        for number, (key, size) in enumerate(example_sizes(self.buffer, request.version, request.dataset)):
+        for number, (key, size) in enumerate(
+            example_sizes(self.buffer, request.version, request.dataset)
+        ):
             async with self.budget.reserved(size):
-                value = await asyncio.to_thread(self.buffer.storage.value, "examples", value_key(key))
+                value = await asyncio.to_thread(
+                    self.buffer.storage.value, "examples", value_key(key)
+                )
                 for chunk in to_chunks(number, value) if value else ():
                     yield chunk
 
-    async def GetFailures(  # noqa: N802
+    async def GetFailures(
         self, request: pb.GetFailuresRequest, context: Context
     ) -> pb.GetFailuresResponse:
         page = failures(self.buffer.storage, self.buffer.prompts, request.after)
@@ -259,17 +304,21 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         stats.under_way_limit_bytes = budget.limit
         return stats
 
-    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:  # noqa: N802
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:
         return self.stats()
 
 
 async def _worker(caller: pb.Caller, context: Context) -> Worker:
     if not caller.name or "/" in caller.name or len(caller.name) > 200:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"worker.name: {caller.name!r} is not a name")
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT, f"worker.name: {caller.name!r} is not a name"
+        )
     return Worker(caller.name, caller.attempt)
 
 
 async def _ranks(data_parallel_size: int, context: Context) -> int:
     if data_parallel_size < 1:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"data_parallel_size: {data_parallel_size} is below 1")
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT, f"data_parallel_size: {data_parallel_size} is below 1"
+        )
     return data_parallel_size

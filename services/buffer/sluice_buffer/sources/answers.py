@@ -1,4 +1,5 @@
-"""Batches of given answers (`algorithm.lossFunction: sft`), through the same transitions that workers drive.
+"""Batches of given answers (`algorithm.lossFunction: sft`), through the same transitions that
+workers drive.
 
 Rows are encoded on a thread of their own, those of the next batch while the present one is trained.
 """
@@ -35,7 +36,8 @@ from sluice_buffer.transitions.submits import Outcome, Submits
 NOTHING_TRAINED = "nothing_trained"
 """Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""
 TRIED_ROWS = 8
-"""First rows of a source that are encoded at the start; a job none of which can be is refused at once."""
+"""First rows of a source that are encoded at the start; a job none of which can be is refused at
+once."""
 SHOWN = 10
 """Rows of a source that the log names where they are left out; all are counted."""
 
@@ -53,7 +55,9 @@ class Answers:
     evaluates = True
     refused: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="encode"))
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="encode")
+    )
     _soon: dict[int, Future[pb.SampleGroup]] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +71,9 @@ class Answers:
             tokenizer = chat.load_tokenizer(directory)
         except ConfigurationError as error:
             hint = (
-                "; code that comes with a tokenizer does not run in the buffer" if spec.model.trust_remote_code else ""
+                "; code that comes with a tokenizer does not run in the buffer"
+                if spec.model.trust_remote_code
+                else ""
             )
             raise ConfigurationError(f"spec.model.path: {error}{hint}") from error
         context = chat.context_length(directory)
@@ -76,7 +82,9 @@ class Answers:
         return made
 
     def check(self) -> None:
-        """Raise ConfigurationError where none of a source's first rows can be encoded: what is wrong with the first."""
+        """Raise ConfigurationError where none of a source's first rows can be encoded: what is
+        wrong with the first.
+        """
         for position, source in enumerate(self.prompts.sources):
             problems = []
             for number, row in self.prompts.first(position, TRIED_ROWS):
@@ -97,10 +105,15 @@ class Answers:
         for group_id in range(begin, end):
             self._begin(group_id)
         waited = self._soon.get(end - 1)
-        return cast("Future[None]", waited) if waited else None  # the thread takes one after the other
+        return (
+            cast("Future[None]", waited) if waited else None
+        )  # the thread takes one after the other
 
-    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
-        """Hand in what batch `step` lacks. A row that cannot be trained makes room for the next one.
+    def fill(
+        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+    ) -> None:
+        """Hand in what batch `step` lacks. A row that cannot be trained makes room for the next
+        one.
 
         Raises ConfigurationError where a whole epoch has nothing to train.
         """
@@ -113,7 +126,9 @@ class Answers:
                     self._hand_in(key, memory, submits, room())
                 except StorageFullError:
                     for later in keys[position:]:
-                        leases.release(later, memory.groups[later.group_id], "no room for it", blame=False)
+                        leases.release(
+                            later, memory.groups[later.group_id], "no room for it", blame=False
+                        )
                     return
         self.ahead(memory, leases.policy)
 
@@ -132,7 +147,9 @@ class Answers:
         if self.refused[message.prompt.dataset] <= SHOWN:
             logs.get().warning("row left out", error=why)
         if self.left_out >= self.prompts.order.epoch_size:
-            raise ConfigurationError(f"spec.data.prompts: no row of a whole epoch can be trained; the last: {why}")
+            raise ConfigurationError(
+                f"spec.data.prompts: no row of a whole epoch can be trained; the last: {why}"
+            )
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -145,7 +162,9 @@ class Answers:
 
     def _group(self, group_id: int) -> pb.SampleGroup:
         prompt, row, source = self.prompts.training(group_id)
-        return pb.SampleGroup(prompt=prompt, samples=[codec.sample_to_message(self._sample(row, source, prompt.row))])
+        return pb.SampleGroup(
+            prompt=prompt, samples=[codec.sample_to_message(self._sample(row, source, prompt.row))]
+        )
 
     def _sample(self, row: Any, source: PromptSource, number: int) -> Sample:
         """The row as a sample; one that cannot be trained as a failed one that says why."""
@@ -155,7 +174,10 @@ class Answers:
             return _refused(f"{_where(source, number)}: {error}")
         size = len(encoded.tokens)
         if size > self.longest:
-            why = f"{size} tokens, at most {self.longest} fit (data.maxPromptTokens, or the model's context)"
+            why = (
+                f"{size} tokens, at most {self.longest} fit (data.maxPromptTokens, or the model's "
+                "context)"
+            )
             return _refused(f"{_where(source, number)}: {why}", PROMPT_TOO_LONG)
         if not any(encoded.mask):
             return _refused(f"{_where(source, number)}: no token of it is trained", NOTHING_TRAINED)
@@ -164,12 +186,17 @@ class Answers:
     def _encode(self, row: Any, source: PromptSource) -> Encoded:
         assert isinstance(row, AnsweredRow)
         return answers.encode(
-            self.tokenizer, row, chat_text=source.apply_chat_template, arguments=source.chat_template_args
+            self.tokenizer,
+            row,
+            chat_text=source.apply_chat_template,
+            arguments=source.chat_template_args,
         )
 
 
 def sample_of(encoded: Encoded) -> Sample:
-    """The response is what begins with the first trained token. It was not sampled: its log-probs are 0."""
+    """The response is what begins with the first trained token. It was not sampled: its log-probs
+    are 0.
+    """
     start = encoded.mask.index(1)
     length = len(encoded.tokens) - start
     return Sample(

@@ -1,7 +1,8 @@
-"""Where the samples of a batch come from, if not from rollout workers: the buffer makes them once it is asked for.
+"""Where the samples of a batch come from, if not from rollout workers: the buffer makes them once
+it is asked for.
 
-They go through the same transitions that workers drive, so all that holds of samples holds of these: order, epochs,
-exactly once, the same batch after a rewind.
+They go through the same transitions that workers drive, so all that holds of samples holds of
+these: order, epochs, exactly once, the same batch after a rewind.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class Filler(Protocol):
     def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
         """Begin with what the next batch needs, on a thread of its own; None: nothing."""
 
-    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
-        """Hand in the groups of batch `step`, if nobody did before. room: bytes that may still be stored."""
+    def fill(
+        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+    ) -> None:
+        """Hand in the groups of batch `step`, if nobody did before. room: bytes that may still be
+        stored.
+        """
 
     def close(self) -> None:
         """End what `ahead` began."""

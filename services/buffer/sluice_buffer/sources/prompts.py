@@ -1,4 +1,6 @@
-"""The job's prompts: which there are, in which order, and each as the message that a worker gets."""
+"""The job's prompts: which there are, in which order, and each as the message that a
+worker gets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from sluice_buffer.transitions.rounds import NO_EVALUATION, EvalPlan, EvalSet
 class Prompts:
     """All sources of a job, opened and checked."""
 
-    def __init__(self, data: Data, evaluation: Evaluation | None, spool: Path, read: Read = parse_row) -> None:
+    def __init__(
+        self, data: Data, evaluation: Evaluation | None, spool: Path, read: Read = parse_row
+    ) -> None:
         """read: how rows for training are read; those of an evaluation are prompts in any job."""
         self.sources: Sequence[PromptSource] = data.prompts
         self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
@@ -34,23 +38,30 @@ class Prompts:
         self._tables = [_open(source, spool, read) for source in self.sources]
         self._eval_tables = [_open(source, spool) for source in self.datasets]
         sizes = [len(table) for table in self._tables]
-        self.order = Order(sizes, [source.weight for source in self.sources], data.shuffle, data.seed)
+        self.order = Order(
+            sizes, [source.weight for source in self.sources], data.shuffle, data.seed
+        )
         self.plan = _plan(evaluation, [len(table) for table in self._eval_tables])
 
     def fingerprint(self) -> dict[str, Any]:
-        """The facts that fix the meaning of a group id: a database that was made with another one is of no use."""
+        """The facts that fix the meaning of a group id: a database that was made with another one
+        is of no use.
+        """
         parts = zip(self.sources, self._tables, strict=True)
         return {
-            "prompt files (spec.data.prompts)": [[s.source_name, len(t), t.fingerprint] for s, t in parts],
+            "prompt files (spec.data.prompts)": [
+                [s.source_name, len(t), t.fingerprint] for s, t in parts
+            ],
             "order of prompts (spec.data: seed, shuffle, weights, slices)": [
-                self.order.seed, self.order.shuffle,
+                self.order.seed,
+                self.order.shuffle,
                 *[[s.weight, (s.path or "").partition("@")[2]] for s in self.sources],
             ],
             "evaluation data (spec.evaluation.datasets)": [
                 [s.name, s.rows, s.samples_per_prompt, t.fingerprint]
                 for s, t in zip(self.plan.sets, self._eval_tables, strict=True)
             ],
-        }  # fmt: skip
+        }
 
     def message(self, key: Key) -> pb.Prompt:
         """The prompt of a group, without its lease."""
@@ -102,13 +113,19 @@ def _open(source: PromptSource, spool: Path, read: Read = parse_row) -> Table:
 
 
 def _check_names(sources: Sequence[PromptSource], where: str) -> None:
-    name, times = Counter(source.source_name for source in sources).most_common(1)[0] if sources else ("", 1)
+    name, times = (
+        Counter(source.source_name for source in sources).most_common(1)[0] if sources else ("", 1)
+    )
     if times > 1:
-        raise ConfigurationError(f"{where}: {times} sources are called {name!r}; give each a `name` of its own")
+        raise ConfigurationError(
+            f"{where}: {times} sources are called {name!r}; give each a `name` of its own"
+        )
 
 
 def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
-    """A worker knows a prompt's source by its name, so one name can mean one way of rendering only."""
+    """A worker knows a prompt's source by its name, so one name can mean one way of rendering
+    only.
+    """
     rendered = {source.source_name: source for source in sources}
     for one in datasets:
         other = rendered.get(one.source_name, one)
@@ -118,7 +135,8 @@ def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptS
         ):
             if getattr(other, key) != getattr(one, key):
                 raise ConfigurationError(
-                    f"{one.source_name!r} is a source of prompts and of evaluation with different {field}; "
+                    f"{one.source_name!r} is a source of prompts and of evaluation with different "
+                    f"{field}; "
                     "give one of them another `name`"
                 )
 

@@ -1,8 +1,8 @@
 """Any row of a source at once, by its position.
 
-Only the place of each row is kept in memory (8 bytes a row). JSON Lines are read where they lie; JSON and Parquet,
-which cannot be read row by row in any order, are written once as JSON Lines to an unnamed temporary file beside the
-database.
+Only the place of each row is kept in memory (8 bytes a row). JSON Lines are read where they lie;
+JSON and Parquet, which cannot be read row by row in any order, are written once as JSON Lines to an
+unnamed temporary file beside the database.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class _Place:
 
 
 class Table:
-    """The rows of one source. Row numbers count from 0 over all files of the source, before the slice."""
+    """The rows of one source. Row numbers count from 0 over all files of the source, before the
+    slice.
+    """
 
     def __init__(self, places: list[_Place], rows: range, fingerprint: str) -> None:
         self._places = places
@@ -64,10 +66,11 @@ class Table:
 
 
 def open_table(text: str, check: Check, spool: Path) -> Table:
-    """Open a source and look at every row of it. ConfigurationError `file:line: what` for the first row that is not
-    sound.
+    """Open a source and look at every row of it. ConfigurationError `file:line: what` for the first
+    row that is not sound.
 
-    The fingerprint covers the bytes of all files, so that a changed file is noticed whatever its dates say.
+    The fingerprint covers the bytes of all files, so that a changed file is noticed whatever its
+    dates say.
     """
     path, part = parse_path(text)
     digest = xxhash.xxh3_128()
@@ -81,7 +84,9 @@ def open_table(text: str, check: Check, spool: Path) -> Table:
         total += len(places[-1].offsets)
     rows = range(total)[part]
     if not rows:
-        raise ConfigurationError(f"{text}: no rows" + (f" in this slice of {total}" if total else ""))
+        raise ConfigurationError(
+            f"{text}: no rows" + (f" in this slice of {total}" if total else "")
+        )
     return Table(places, rows, digest.hexdigest())
 
 

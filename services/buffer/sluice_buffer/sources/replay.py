@@ -1,7 +1,9 @@
-"""Batches from an earlier run's dumped rollouts (`debug.replay`), through the same transitions that workers drive.
+"""Batches from an earlier run's dumped rollouts (`debug.replay`), through the same transitions that
+workers drive.
 
-The n-th dumped step becomes the n-th batch. Its groups get the next numbers of the stream, and the weight versions that
-they would have had as step n, so that lags come out as they were. A step is read when its batch is asked for.
+The n-th dumped step becomes the n-th batch. Its groups get the next numbers of the stream, and the
+weight versions that they would have had as step n, so that lags come out as they were. A step is
+read when its batch is asked for.
 """
 
 from __future__ import annotations
@@ -35,13 +37,16 @@ class Replay:
         found = rollouts.steps(directory)
         if not found:
             raise ConfigurationError(
-                f"spec.debug.replay: {directory} has no step_<n>.parquet; expected the directory `rollouts` of a run "
+                f"spec.debug.replay: {directory} has no step_<n>.parquet; expected the directory "
+                "`rollouts` of a run "
                 "with debug.dumpRollouts"
             )
         return cls(tuple(found.items()))
 
     def limit(self, policy: Policy) -> Policy:
-        """The policy of a job whose prompts end with the dump, and whose samples are as old as they are."""
+        """The policy of a job whose prompts end with the dump, and whose samples are as old as they
+        are.
+        """
         return replace(
             policy,
             sync=False,
@@ -52,23 +57,36 @@ class Replay:
     def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
         return None
 
-    def fill(self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]) -> None:
-        """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where they do not fit.
+    def fill(
+        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+    ) -> None:
+        """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where
+        they do not fit.
 
         This reads a file on the thread that answers everybody; in a replay only the trainer asks.
         """
         policy = leases.policy
-        if memory.progress.next_group >= step * policy.batch_size or not 1 <= step <= len(self.steps):
+        if memory.progress.next_group >= step * policy.batch_size or not 1 <= step <= len(
+            self.steps
+        ):
             return
         dumped, path = self.steps[step - 1]
         groups = self._read(path, policy)
         keys = leases.fill(len(groups), _NEWEST)
         for key, group in zip(keys, groups, strict=True):
-            prompt = replace(group.prompt, group_id=key.group_id, lease_id=lease_id(Key(TRAINING, key.group_id), 0, 1))
-            message = codec.group_to_message(SampleGroup(prompt, _moved(group, step - dumped).samples))
+            prompt = replace(
+                group.prompt,
+                group_id=key.group_id,
+                lease_id=lease_id(Key(TRAINING, key.group_id), 0, 1),
+            )
+            message = codec.group_to_message(
+                SampleGroup(prompt, _moved(group, step - dumped).samples)
+            )
             answer = submits.submit(message.SerializeToString(), room())
             if answer.outcome is not Outcome.STORED:
-                raise PreconditionError(f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}")
+                raise PreconditionError(
+                    f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}"
+                )
 
     def close(self) -> None:
         return
@@ -80,10 +98,16 @@ class Replay:
             raise PreconditionError(str(error)) from error
         for what, found, wanted in (
             ("groups, rollout.batchSize", {len(groups)}, policy.batch_size),
-            ("samples a group, rollout.samplesPerPrompt", {len(g.samples) for g in groups}, policy.samples_per_prompt),
+            (
+                "samples a group, rollout.samplesPerPrompt",
+                {len(g.samples) for g in groups},
+                policy.samples_per_prompt,
+            ),
         ):
             if found != {wanted}:
-                raise PreconditionError(f"{path} has {', '.join(map(str, sorted(found)))} {what} is {wanted}")
+                raise PreconditionError(
+                    f"{path} has {', '.join(map(str, sorted(found)))} {what} is {wanted}"
+                )
         return groups
 
 
@@ -94,5 +118,7 @@ _NEWEST = 1 << 62
 def _moved(group: SampleGroup, by: int) -> SampleGroup:
     """The group with its weight versions moved by some steps."""
     for sample in group.samples:
-        sample.weight_versions = [WeightSpan(max(0, s.version + by), s.start, s.end) for s in sample.weight_versions]
+        sample.weight_versions = [
+            WeightSpan(max(0, s.version + by), s.start, s.end) for s in sample.weight_versions
+        ]
     return group

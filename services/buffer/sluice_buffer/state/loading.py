@@ -1,4 +1,6 @@
-"""The memory from the disk, at every start and after a failed write; and what the disk says of the guarantee."""
+"""The memory from the disk, at every start and after a failed write; and what the disk says of the
+guarantee.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from sluice_buffer.state.storage import Storage, footprint, numbers
 
 
 def load(storage: Storage, deadline: float) -> Memory:
-    """The memory as the disk has it. Leases go on; all end at `deadline`, unless their workers send a heartbeat.
+    """The memory as the disk has it. Leases go on; all end at `deadline`, unless their workers send
+    a heartbeat.
 
     Touches nothing but the storage: it may run beside the event loop.
     """
@@ -73,7 +76,9 @@ def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
     for raw, data in storage.scan("rounds"):
         (version,) = numbers(raw)
         values = json.loads(data)
-        memory.rounds[version] = Round(version, values["serial"], values["opened"], unfinished=values["groups"])
+        memory.rounds[version] = Round(
+            version, values["serial"], values["opened"], unfinished=values["groups"]
+        )
     for raw, data in storage.scan("round_groups"):
         version, group_id = numbers(raw)
         group = Group.unpack(data)

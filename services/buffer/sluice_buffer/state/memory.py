@@ -1,8 +1,9 @@
 """The buffer's working memory: a cache of the database, rebuilt from it at every start.
 
-Transitions (leases.py, submits.py, batches.py, rounds.py) change this memory and note what they changed; `flush` turns
-the notes into one WriteBatch. Nothing is answered before that batch is on disk. When a write fails the memory is
-thrown away and loaded again, so that it can never be ahead of the disk for long, and never differ from it.
+Transitions (leases.py, submits.py, batches.py, rounds.py) change this memory and note what they
+changed; `flush` turns the notes into one WriteBatch. Nothing is answered before that batch is on
+disk. When a write fails the memory is thrown away and loaded again, so that it can never be ahead
+of the disk for long, and never differ from it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Memory:
     twice: int = 0
     """Groups in two committed batches, and"""
     missing: int = 0
-    """groups whose record says that samples are stored which are not there: both counted on the disk (loading.py)."""
+    """groups whose record says that samples are stored which are not there: both counted on the
+    disk (loading.py)."""
     rounds: dict[int, Round] = field(default_factory=dict)
     results: dict[int, list[Result]] = field(default_factory=dict)
     stored: int = 0
@@ -112,7 +114,8 @@ class Memory:
     filtered_run: int = 0
     """Groups that the dynamic filter dropped since the last one that it kept."""
     verdict: str = ""
-    """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new start tries again."""
+    """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new
+    start tries again."""
 
     # -- looking
 
@@ -130,7 +133,11 @@ class Memory:
     @property
     def kept(self) -> int:
         """Groups started that were neither filtered nor failed."""
-        return self.progress.next_group - self.counts[GroupState.FILTERED] - self.counts[GroupState.FAILED]
+        return (
+            self.progress.next_group
+            - self.counts[GroupState.FILTERED]
+            - self.counts[GroupState.FAILED]
+        )
 
     @property
     def lost(self) -> int:
@@ -140,11 +147,15 @@ class Memory:
     @property
     def trained(self) -> int:
         """Groups in committed batches of the surviving history."""
-        return self.forgotten + sum(len(ids) for step, ids in self.batches.items() if step <= self.progress.step)
+        return self.forgotten + sum(
+            len(ids) for step, ids in self.batches.items() if step <= self.progress.step
+        )
 
     @property
     def stored_groups(self) -> int:
-        """Groups whose samples wait to be trained: in no batch yet, or in one that is not committed."""
+        """Groups whose samples wait to be trained: in no batch yet, or in one that is not
+        committed.
+        """
         ahead = sum(len(ids) for step, ids in self.batches.items() if step > self.progress.step)
         return len(self.finished) + ahead
 
@@ -171,7 +182,9 @@ class Memory:
         if state is GroupState.WAITING:
             self.queue(key, group)
 
-    def lease_to(self, key: Key, group: Group, worker: str, worker_attempt: int, deadline: float) -> None:
+    def lease_to(
+        self, key: Key, group: Group, worker: str, worker_attempt: int, deadline: float
+    ) -> None:
         """Note who works on a leased group, and until when."""
         group.worker, group.worker_attempt = worker, worker_attempt
         self.deadlines[key] = deadline
@@ -218,7 +231,9 @@ class Memory:
         self.move(Key(TRAINING, group_id), group, GroupState.WAITING)
 
     def store(self, table: str, key: Key, group: Group, value: bytes | bytearray) -> None:
-        """Store a group's samples, in pieces, in the place of nothing: `discard` what was there first."""
+        """Store a group's samples, in pieces, in the place of nothing: `discard` what was there
+        first.
+        """
         for position, piece in enumerate(pieces(value)):
             self.batch.put(table, _piece_key(key, position), piece)
         group.size = len(value)
@@ -251,7 +266,9 @@ class Memory:
             batch.put(
                 "meta",
                 PROGRESS,
-                json.dumps({f.name: getattr(self.progress, f.name) for f in fields(Progress)}).encode(),
+                json.dumps(
+                    {f.name: getattr(self.progress, f.name) for f in fields(Progress)}
+                ).encode(),
             )
         self.dirty, self.changed = {}, False
         return batch

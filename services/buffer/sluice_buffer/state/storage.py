@@ -1,10 +1,11 @@
 """The buffer's database: LMDB, one file in SLUICE_STORAGE.
 
-The promise: **when `write` has returned, all of its changes are on disk, and they survive the process being killed and
-the machine losing power; when it has raised, or was cut off, none of them ever happened.** A write is one LMDB
-transaction with fdatasync before the meta page is switched over; the write map (which could lose or tear pages when a
-sparse file meets a full disk) is not used. One thread writes, any thread reads, and readers see whole transactions
-only. A disk or map that is full raises StorageFullError and changes nothing. test_buffer_crash.py kills the process to
+The promise: **when `write` has returned, all of its changes are on disk, and they survive the
+process being killed and the machine losing power; when it has raised, or was cut off, none of them
+ever happened.** A write is one LMDB transaction with fdatasync before the meta page is switched
+over; the write map (which could lose or tear pages when a sparse file meets a full disk) is not
+used. One thread writes, any thread reads, and readers see whole transactions only. A disk or map
+that is full raises StorageFullError and changes nothing. test_buffer_crash.py kills the process to
 hold us to it. Why LMDB: docs/results/buffer-storage.md.
 """
 
@@ -38,15 +39,15 @@ TABLES = (
     "results",
     "failures",
 )
-"""meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece -> bytes. batches: step ->
-group ids. rounds: version -> JSON. round_groups: version, id -> Group. examples: version, id, piece -> bytes.
-results: version, data set -> Result. failures: serial -> JSON. All numbers in keys are big-endian, so that order is
-numeric order."""
+"""meta: name -> JSON. groups: id -> Group. samples: id, piece -> bytes. partials: key, piece ->
+bytes. batches: step -> group ids. rounds: version -> JSON. round_groups: version, id -> Group.
+examples: version, id, piece -> bytes. results: version, data set -> Result. failures: serial ->
+JSON. All numbers in keys are big-endian, so that order is numeric order."""
 SAMPLE_TABLES = frozenset({"samples", "partials", "examples"})
 """Their values are counted one by one (`footprint`)."""
 PIECE_BYTES = 31 * 4096 - 16
-"""Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can be used again
-without fragmenting the file, however long the groups are that come and go."""
+"""Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can
+be used again without fragmenting the file, however long the groups are that come and go."""
 _READER_SECONDS = 60.0
 """No value takes longer to read."""
 _PAGE = 4096
@@ -100,16 +101,20 @@ def pieces(value: bytes | bytearray) -> Sequence[bytes | memoryview]:
 def footprint(size: int) -> int:
     """Bytes of whole pages that a value of `size` takes, with its share of the tree."""
     full, rest = divmod(size, PIECE_BYTES)
-    pages = full * (PIECE_BYTES + 16) // _PAGE + (-(-(rest + 16) // _PAGE) if rest or not full else 0)
+    pages = full * (PIECE_BYTES + 16) // _PAGE + (
+        -(-(rest + 16) // _PAGE) if rest or not full else 0
+    )
     return pages * _PAGE + 256
 
 
 def capacity(map_size: int, file_size: int, disk_free: int, books: int) -> int:
-    """Bytes that samples may take: what the map and the disk hold, less the books and a reserve for copies of pages.
+    """Bytes that samples may take: what the map and the disk hold, less the books and a reserve for
+    copies of pages.
 
-    books: bytes of the tables that say what became of each group. They grow with every group that was ever leased.
-    Without the reserve the transaction that frees space (a checkpoint) could itself find no page to write to: LMDB
-    writes each page that it changes to a new place, and uses the old one again only two transactions later.
+    books: bytes of the tables that say what became of each group. They grow with every group that
+    was ever leased. Without the reserve the transaction that frees space (a checkpoint) could
+    itself find no page to write to: LMDB writes each page that it changes to a new place, and uses
+    the old one again only two transactions later.
     """
     whole = min(map_size, file_size + disk_free)
     return max(0, whole - books - max(whole // 8, 64 * _PAGE, 2 * books))
@@ -133,23 +138,35 @@ class Storage:
     def _open(self) -> None:
         try:
             self._env = lmdb.open(
-                str(self.directory / "buffer.lmdb"), map_size=self.map_size, subdir=False, max_dbs=len(TABLES),
-                sync=True, metasync=True, writemap=False, readahead=False, lock=True, max_readers=64,
-            )  # fmt: skip
+                str(self.directory / "buffer.lmdb"),
+                map_size=self.map_size,
+                subdir=False,
+                max_dbs=len(TABLES),
+                sync=True,
+                metasync=True,
+                writemap=False,
+                readahead=False,
+                lock=True,
+                max_readers=64,
+            )
             self._tables = {name: self._env.open_db(name.encode()) for name in TABLES}
         except lmdb.Error as error:
             raise _translate(error, f"{self.directory}/buffer.lmdb") from error
 
     def reopen(self) -> None:
-        """Start again from the disk, after a failed write: LMDB gives an environment up that met an I/O error.
+        """Start again from the disk, after a failed write: LMDB gives an environment up that met an
+        I/O error.
 
-        Waits for those who read, on whatever thread: an environment that is closed under them ends the process.
+        Waits for those who read, on whatever thread: an environment that is closed under them ends
+        the process.
         """
         with self._gate:
             self._reopening = True
             try:
                 if not self._gate.wait_for(lambda: self._readers == 0, _READER_SECONDS):
-                    raise StorageError(f"{self.directory}: somebody has been reading for {_READER_SECONDS:.0f} s")
+                    raise StorageError(
+                        f"{self.directory}: somebody has been reading for {_READER_SECONDS:.0f} s"
+                    )
                 self._env.close()
                 self._open()
             finally:
@@ -176,9 +193,10 @@ class Storage:
     def write(self, batch: WriteBatch, staged: threading.Event | None = None) -> None:
         """Make the changes durable, or raise and leave everything as it was.
 
-        `staged` is set when only the disk is still to be waited for. py-lmdb gives the interpreter lock away in each
-        put; a thread that wants it meanwhile gets it for a whole turn of its event loop, and a commit of 50 puts
-        would wait 50 turns. So whoever writes from a thread waits for `staged`, which is a matter of microseconds.
+        `staged` is set when only the disk is still to be waited for. py-lmdb gives the interpreter
+        lock away in each put; a thread that wants it meanwhile gets it for a whole turn of its
+        event loop, and a commit of 50 puts would wait 50 turns. So whoever writes from a thread
+        waits for `staged`, which is a matter of microseconds.
         """
         try:
             with self._env.begin(write=True) as transaction:
@@ -242,8 +260,14 @@ class Storage:
     def books(self) -> int:
         """Bytes of the pages of all tables but those with samples."""
         with self._reading("meta") as transaction:
-            tables = [transaction.stat(table) for name, table in self._tables.items() if name not in SAMPLE_TABLES]
-        return _PAGE * sum(int(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"]) for one in tables)
+            tables = [
+                transaction.stat(table)
+                for name, table in self._tables.items()
+                if name not in SAMPLE_TABLES
+            ]
+        return _PAGE * sum(
+            int(one["leaf_pages"] + one["branch_pages"] + one["overflow_pages"]) for one in tables
+        )
 
 
 def _lock(directory: Path) -> IO[bytes]:
@@ -252,7 +276,9 @@ def _lock(directory: Path) -> IO[bytes]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = (directory / "buffer.lock").open("ab")
     except OSError as error:
-        raise ConfigurationError(f"{directory}: cannot be written: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"{directory}: cannot be written: {error.strerror or error}"
+        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -262,7 +288,9 @@ def _lock(directory: Path) -> IO[bytes]:
 
 
 def _sync_names(directory: Path) -> None:
-    """Make the name of a new database durable: LMDB syncs the file, and POSIX promises nothing of its name."""
+    """Make the name of a new database durable: LMDB syncs the file, and POSIX promises nothing of
+    its name.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -276,16 +304,21 @@ def _translate(error: lmdb.Error, where: str) -> StorageError:
     if isinstance(error, lmdb.MapFullError):
         return StorageFullError(f"{where}: the database has reached buffer.storage.size")
     text = str(error)
-    if isinstance(error, lmdb.DiskError) or any(os.strerror(number) in text for number in _FULL_ERRNOS):
+    if isinstance(error, lmdb.DiskError) or any(
+        os.strerror(number) in text for number in _FULL_ERRNOS
+    ):
         return StorageFullError(f"{where}: the disk is full ({text})")
     return StorageError(f"{where}: {text}")
 
 
 def check_identity(stored: Mapping[str, object], wanted: Mapping[str, object], where: Path) -> None:
-    """Raise StorageError where the database was made for another job or with other data settings."""
+    """Raise StorageError where the database was made for another job or with other
+    data settings.
+    """
     for name, value in wanted.items():
         if name in stored and stored[name] != value:
             raise StorageError(
-                f"{where}: the database was made with another {name}: {stored[name]!r}, now {value!r}. "
+                f"{where}: the database was made with another {name}: {stored[name]!r}, now "
+                f"{value!r}. "
                 "Restore the old setting, or start anew with an empty storage directory"
             )

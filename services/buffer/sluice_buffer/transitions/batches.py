@@ -1,7 +1,7 @@
 """Batches and steps: fix, commit, forget, rewind.
 
-A batch is fixed once and never changes. A group is trained when the step of its batch is committed, so a commit and a
-rewind change one number; nothing can be half trained.
+A batch is fixed once and never changes. A group is trained when the step of its batch is committed,
+so a commit and a rewind change one number; nothing can be half trained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Batches:
             self.memory.changed = True
 
     def take(self, step: int, attempt: int) -> str | None:
-        """Fix the batch of a step, or find it fixed; None then. Otherwise what it waits for, in words."""
+        """Fix the batch of a step, or find it fixed; None then. Otherwise what it waits for, in
+        words.
+        """
         self.admit(attempt)
         progress = self.memory.progress
         if step in self.memory.batches and step <= progress.step:
@@ -47,10 +49,13 @@ class Batches:
             raise InvalidCallError(f"step {step}: steps count from 1")
         if step <= progress.checkpoint_step:
             raise PreconditionError(
-                f"step {step}: its samples were forgotten when checkpoint {progress.checkpoint_step} was made"
+                f"step {step}: its samples were forgotten when checkpoint "
+                f"{progress.checkpoint_step} was made"
             )
         if step != progress.step + 1:
-            raise PreconditionError(f"step {step} cannot be taken: the last committed step is {progress.step}")
+            raise PreconditionError(
+                f"step {step} cannot be taken: the last committed step is {progress.step}"
+            )
         waiting = self.rounds.waiting_for(progress.step) if self.policy.sync else None
         if waiting is None and step not in self.memory.batches:
             waiting = self._fix(step)
@@ -60,10 +65,17 @@ class Batches:
         memory, size = self.memory, self.policy.batch_size
         if len(memory.finished) < size:
             return self.missing(len(memory.finished), size)
-        late = [i for i in memory.in_work if overdue(self.policy, step=step, start_version=memory.groups[i].version)]
+        late = [
+            i
+            for i in memory.in_work
+            if overdue(self.policy, step=step, start_version=memory.groups[i].version)
+        ]
         if late:
             names = _some(sorted(late))
-            return f"{len(late)} groups that would be too old for the next batch: {names}{self._holders(late)}"
+            return (
+                f"{len(late)} groups that would be too old for the next batch: "
+                f"{names}{self._holders(late)}"
+            )
         ids = heapq.nsmallest(size, memory.finished)
         lags = []
         for group_id in ids:
@@ -72,7 +84,9 @@ class Batches:
             memory.move(Key(TRAINING, group_id), group, GroupState.BATCHED)
             oldest = [fact.min_version for fact in unpack_facts(group.summary)]
             lags += [step - 1 - version for version in oldest]
-            memory.count("stale_groups", int(stale(self.policy, step=step, min_version=min(oldest))))
+            memory.count(
+                "stale_groups", int(stale(self.policy, step=step, min_version=min(oldest)))
+            )
         memory.batches[step] = ids
         memory.batch.put("batches", number(step), pack_ids(ids))
         memory.progress.lag = sum(lags) / len(lags)
@@ -81,7 +95,9 @@ class Batches:
 
     def missing(self, finished: int, size: int) -> str:
         """`12 of 16 groups finished, 4 leased by rollout-0`."""
-        leased = [i for i in self.memory.in_work if self.memory.groups[i].state is GroupState.LEASED]
+        leased = [
+            i for i in self.memory.in_work if self.memory.groups[i].state is GroupState.LEASED
+        ]
         waiting = len(self.memory.in_work) - len(leased)
         text = f"{finished} of {size} groups finished{self._holders(leased)}"
         if waiting:
@@ -128,7 +144,8 @@ class Batches:
         if step != progress.step + 1 or step not in memory.batches:
             taken = "is fixed" if step in memory.batches else "was never taken"
             raise PreconditionError(
-                f"step {step} cannot be committed: step {progress.step} is the last, batch {step} {taken}"
+                f"step {step} cannot be committed: step {progress.step} is the last, batch {step} "
+                f"{taken}"
             )
         progress.step, progress.metrics, memory.changed = step, metrics, True
         memory.twice += sum(self._trained_elsewhere(i, step) for i in memory.batches[step])
@@ -136,22 +153,32 @@ class Batches:
         self.rounds.committed(step, final=step == self.last_step)
 
     def settle(self) -> None:
-        """Open the last evaluation once it is clear that the prompts have ended and no further step will come."""
+        """Open the last evaluation once it is clear that the prompts have ended and no further step
+        will come.
+        """
         if self.exhausted and self.memory.progress.step == self.last_step > 0:
             self.rounds.committed(self.last_step, final=True)
 
     @property
     def over(self) -> bool:
-        """True where no worker will be needed any more: every step is trained, evaluated and checkpointed."""
+        """True where no worker will be needed any more: every step is trained, evaluated and
+        checkpointed.
+        """
         progress = self.memory.progress
-        return progress.step >= self.last_step and progress.checkpoint_step >= self.last_step and not self.memory.rounds
+        return (
+            progress.step >= self.last_step
+            and progress.checkpoint_step >= self.last_step
+            and not self.memory.rounds
+        )
 
     def _trained_elsewhere(self, group_id: int, step: int) -> bool:
         group = self.memory.groups.get(group_id)
         return group is None or group.state is not GroupState.BATCHED or group.step != step
 
     def _regenerate_outdated(self, version: int) -> None:
-        """Send surplus groups of a mode that promises the newest weights back to be generated again."""
+        """Send surplus groups of a mode that promises the newest weights back to be generated
+        again.
+        """
         memory = self.memory
         for group_id in [*memory.finished, *memory.in_work]:
             key, group = Key(TRAINING, group_id), memory.groups[group_id]
@@ -159,7 +186,9 @@ class Batches:
                 continue
             if group.state is GroupState.WAITING and not group.size:
                 continue
-            memory.discard("samples" if group.state is GroupState.FINISHED else "partials", key, group)
+            memory.discard(
+                "samples" if group.state is GroupState.FINISHED else "partials", key, group
+            )
             group.summary, group.note = b"", ""
             self.leases.release(key, group, "its weights are too old", blame=False)
             memory.count("groups_outdated")
@@ -169,7 +198,9 @@ class Batches:
         self.admit(attempt)
         memory, progress = self.memory, self.memory.progress
         if step > progress.step:
-            raise PreconditionError(f"checkpoint {step}: the last committed step is {progress.step}")
+            raise PreconditionError(
+                f"checkpoint {step}: the last committed step is {progress.step}"
+            )
         forgotten = 0
         for old in sorted(s for s in memory.batches if s <= step):
             for group_id in memory.batches.pop(old):
@@ -183,16 +214,21 @@ class Batches:
         return forgotten
 
     def rewind(self, step: int, attempt: int) -> int:
-        """Undo the commits after `step`; how many batches after it are fixed already and will be served again."""
+        """Undo the commits after `step`; how many batches after it are fixed already and will be
+        served again.
+        """
         self.admit(attempt)
         memory, progress = self.memory, self.memory.progress
         if step < progress.checkpoint_step:
             raise PreconditionError(
-                f"cannot rewind to step {step}: the samples of steps up to {progress.checkpoint_step} were forgotten "
+                f"cannot rewind to step {step}: the samples of steps up to "
+                f"{progress.checkpoint_step} were forgotten "
                 f"when checkpoint {progress.checkpoint_step} was made"
             )
         if step > progress.step:
-            raise PreconditionError(f"cannot rewind to step {step}: the last committed step is {progress.step}")
+            raise PreconditionError(
+                f"cannot rewind to step {step}: the last committed step is {progress.step}"
+            )
         if step < progress.step:
             memory.count("rewinds")
             progress.step = step
@@ -202,4 +238,6 @@ class Batches:
 
 
 def _some(group_ids: list[int], limit: int = 5) -> str:
-    return ", ".join(str(i) for i in group_ids[:limit]) + (", ..." if len(group_ids) > limit else "")
+    return ", ".join(str(i) for i in group_ids[:limit]) + (
+        ", ..." if len(group_ids) > limit else ""
+    )

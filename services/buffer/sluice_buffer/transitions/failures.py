@@ -1,8 +1,9 @@
-"""Groups that failed for good: each with its reason, counted by reason; and when nothing else happens any more.
+"""Groups that failed for good: each with its reason, counted by reason; and when nothing else
+happens any more.
 
-A job whose reward raises for every sample would burn prompts for ever. After `barren_limit` failed groups in a row
-without one usable sample it is given up (`Memory.verdict`), and those groups go back: whoever mends the reward and
-starts again loses none of them.
+A job whose reward raises for every sample would burn prompts for ever. After `barren_limit` failed
+groups in a row without one usable sample it is given up (`Memory.verdict`), and those groups go
+back: whoever mends the reward and starts again loses none of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def first_line(text: str) -> str:
 
 
 def reason_name(reason: str) -> str:
-    """A reason as a label: few short words, without paths and what differs from prompt to prompt."""
+    """A reason as a label: few short words, without paths and what differs from
+    prompt to prompt.
+    """
     text = re.sub(r"\S*/\S*", "", re.sub(r"^\S+ row \d+: ", "", reason))
     words = re.findall(r"[A-Za-z]+", text)
     return "_".join(words[:8])[:60] or "unnamed"
@@ -49,11 +52,15 @@ class Failures:
     """Training groups that failed since the last usable sample."""
 
     def fail(self, key: Key, group: Group, reason: str) -> None:
-        """Count a group that will not be trained, or counts as wrong in its evaluation; write down why."""
+        """Count a group that will not be trained, or counts as wrong in its evaluation; write down
+        why.
+        """
         memory, progress = self.memory, self.memory.progress
         group.note = reason = first_line(reason)
         name = reason_name(reason)
-        progress.failed[name if name in progress.failed or len(progress.failed) < _NAMED else "other"] += 1
+        progress.failed[
+            name if name in progress.failed or len(progress.failed) < _NAMED else "other"
+        ] += 1
         progress.failures += 1
         record = {"key": key, "leases": group.lease_attempt, "reason": reason, "time": self.clock()}
         memory.batch.put("failures", number(progress.failures), json.dumps(record).encode())
@@ -74,9 +81,12 @@ class Failures:
             return
         reasons = Counter(reason_name(group.note) for _, group in self.barren)
         examples = {reason_name(group.note): group.note for _, group in self.barren}
-        told = "; ".join(f"{count} times: {examples[name]}" for name, count in reasons.most_common(3))
+        told = "; ".join(
+            f"{count} times: {examples[name]}" for name, count in reasons.most_common(3)
+        )
         self.memory.verdict = (
-            f"{len(self.barren)} groups in a row failed, and not one of their samples can be trained. {told}"
+            f"{len(self.barren)} groups in a row failed, and not one of their samples can be "
+            f"trained. {told}"
         )
         for group_id, group in self.barren:
             group.failures = 0

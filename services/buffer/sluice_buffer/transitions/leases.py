@@ -1,8 +1,9 @@
 """Leases of groups: hand out, extend, take back.
 
-A lease is durable, its deadline is not: a restart of the buffer gives every lease its full time again, which is what a
-worker needs that could not reach us. The owner of a lease is (worker, attempt); when a worker comes with a newer
-attempt, the process that held the older leases is gone, and they are free at once.
+A lease is durable, its deadline is not: a restart of the buffer gives every lease its full time
+again, which is what a worker needs that could not reach us. The owner of a lease is (worker,
+attempt); when a worker comes with a newer attempt, the process that held the older leases is gone,
+and they are free at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A worker's call for leases. number: grows with each call of a session, which is one process of the worker.
+    """A worker's call for leases. number: grows with each call of a session, which is one process
+    of the worker.
 
     held: ids of all leases that have reached it.
     """
@@ -63,26 +65,33 @@ class Leases:
         """Refuse a worker of an older attempt; free what an older attempt held."""
         known = self.memory.progress.workers.get(worker.name, 0)
         if worker.attempt < known:
-            raise StaleAttemptError(f"{worker.name} attempt {worker.attempt}: attempt {known} has been here")
+            raise StaleAttemptError(
+                f"{worker.name} attempt {worker.attempt}: attempt {known} has been here"
+            )
         if worker.attempt > known:
             self.memory.progress.workers[worker.name] = worker.attempt
             self.memory.changed = True
             for key in sorted(self.memory.leases_of[worker.name]):
                 group = self.memory.find(key)
                 if group and group.worker_attempt < worker.attempt:
-                    self.release(key, group, f"{worker.name} attempt {group.worker_attempt} was replaced")
+                    self.release(
+                        key, group, f"{worker.name} attempt {group.worker_attempt} was replaced"
+                    )
 
     def lease(self, call: Call, limit: int, worker_version: int, now: float) -> list[Key]:
-        """Groups for a worker: what it was given and never got, evaluation, what came back, then new ones.
+        """Groups for a worker: what it was given and never got, evaluation, what came back, then
+        new ones.
 
-        At most `limit`, not counting the first. Raises PreconditionError for a call that a later one has overtaken:
-        nobody reads its answer.
+        At most `limit`, not counting the first. Raises PreconditionError for a call that a later
+        one has overtaken: nobody reads its answer.
         """
         worker = call.worker
         self.admit(worker)
         session, newest = self.calls.get(worker, (call.session, 0))
         if session == call.session and call.number < newest:
-            raise PreconditionError(f"call {call.number} of {worker.name} was overtaken by a later one")
+            raise PreconditionError(
+                f"call {call.number} of {worker.name} was overtaken by a later one"
+            )
         self.calls[worker] = call.session, call.number
         lost = self._not_arrived(call)
         for key in lost:
@@ -99,7 +108,9 @@ class Leases:
         """How many groups there are for workers that serve `worker_version`."""
         memory = self.memory
         rounds = (found for version, found in memory.rounds.items() if version <= worker_version)
-        count = sum(len(r.waiting) + len(r.suspects) + self.round_size - r.next_group for r in rounds)
+        count = sum(
+            len(r.waiting) + len(r.suspects) + self.round_size - r.next_group for r in rounds
+        )
         if self.filled:
             return count
         if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
@@ -145,7 +156,9 @@ class Leases:
         while self.may_start(worker_version):
             yield Key(TRAINING, memory.progress.next_group)
 
-    def _returned(self, worker: Worker, queues: Memory | Round, groups: Mapping[int, Group]) -> Iterator[int]:
+    def _returned(
+        self, worker: Worker, queues: Memory | Round, groups: Mapping[int, Group]
+    ) -> Iterator[int]:
         """Groups that came back, the lowest first; of suspects one at most for a worker."""
         suspect = _lowest(queues.suspects, groups, suspects=True)
         if suspect is not None and not self._has_suspect(worker):
@@ -178,7 +191,9 @@ class Leases:
         self.memory.lease_to(key, group, worker.name, worker.attempt, now + self.lease_seconds)
         self.memory.count("leases_granted")
 
-    def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]], now: float) -> list[str]:
+    def heartbeat(
+        self, worker: Worker, names: list[tuple[str, LeaseName | None]], now: float
+    ) -> list[str]:
         """Extend the leases; the ids of those that the worker holds no more and should drop."""
         self.admit(worker)
         drop: list[str] = []
@@ -186,8 +201,12 @@ class Leases:
             group = self.memory.find(name.key) if name else None
             if name and group and self._holds(group, name, worker) and self._same_round(name):
                 self.memory.deadlines[name.key] = now + self.lease_seconds
-            elif not (name and group and group.lease_attempt == name.attempt and not group.state.in_work):
-                drop.append(text)  # finished ones are not dropped: their submit may still be on its way back
+            elif not (
+                name and group and group.lease_attempt == name.attempt and not group.state.in_work
+            ):
+                drop.append(
+                    text
+                )  # finished ones are not dropped: their submit may still be on its way back
         return drop
 
     def _holds(self, group: Group, name: LeaseName, worker: Worker) -> bool:
@@ -199,7 +218,9 @@ class Leases:
         )
 
     def _same_round(self, name: LeaseName) -> bool:
-        return name.key.round == TRAINING or self.memory.rounds[name.key.round].serial == name.serial
+        return (
+            name.key.round == TRAINING or self.memory.rounds[name.key.round].serial == name.serial
+        )
 
     def expire(self, now: float) -> int:
         """Take back the leases whose deadline has passed."""
@@ -212,7 +233,9 @@ class Leases:
         return len(late)
 
     def release(self, key: Key, group: Group, why: str, *, blame: bool = True) -> None:
-        """Take a group back unfinished; it goes to the next worker that asks, or is failed after too many times."""
+        """Take a group back unfinished; it goes to the next worker that asks, or is failed after
+        too many times.
+        """
         if blame:
             group.failures += 1
         if group.failures >= MAX_FAILURES:
@@ -222,7 +245,9 @@ class Leases:
 
 
 def _lowest(heap: list[int], groups: Mapping[int, Group], *, suspects: bool) -> int | None:
-    """The lowest group of a queue that waits there; what the heap still has of others is dropped on the way."""
+    """The lowest group of a queue that waits there; what the heap still has of others is dropped on
+    the way.
+    """
     while heap:
         group = groups.get(heap[0])
         if group and group.state is GroupState.WAITING and is_suspect(group) is suspects:

@@ -1,8 +1,8 @@
 """Evaluation rounds: when one is opened, what it still needs, and what it came to.
 
-A round evaluates one weight version: every held-out prompt once, as a group of its own that is leased before any
-training prompt and never gets into a batch. Round groups are numbered through all data sets in the order of the
-manifest.
+A round evaluates one weight version: every held-out prompt once, as a group of its own that is
+leased before any training prompt and never gets into a batch. Round groups are numbered through all
+data sets in the order of the manifest.
 """
 
 from __future__ import annotations
@@ -74,11 +74,17 @@ class Rounds:
     def committed(self, version: int, *, final: bool) -> None:
         """Open the round of a version that was just made, where one is due."""
         memory = self.memory
-        if not self.plan.due(version, final=final) or version in memory.rounds or version in memory.results:
+        if (
+            not self.plan.due(version, final=final)
+            or version in memory.rounds
+            or version in memory.results
+        ):
             return
         now = self.clock()
         memory.progress.serial += 1
-        memory.rounds[version] = Round(version, memory.progress.serial, now, unfinished=self.plan.size)
+        memory.rounds[version] = Round(
+            version, memory.progress.serial, now, unfinished=self.plan.size
+        )
         facts = {"serial": memory.progress.serial, "opened": now, "groups": self.plan.size}
         memory.batch.put("rounds", number(version), json.dumps(facts).encode())
         memory.changed = True
@@ -89,9 +95,14 @@ class Rounds:
         if found is None:
             return None
         holders = sorted({g.worker for g in found.groups.values() if g.state is GroupState.LEASED})
-        leased = f", leased by {', '.join(holders)}" if holders else ", no worker has asked for them"
+        leased = (
+            f", leased by {', '.join(holders)}" if holders else ", no worker has asked for them"
+        )
         finished = self.plan.size - found.unfinished
-        return f"evaluation of version {version}: {finished} of {self.plan.size} groups finished{leased}"
+        return (
+            f"evaluation of version {version}: {finished} of {self.plan.size} groups "
+            f"finished{leased}"
+        )
 
     def samples_per_prompt(self, key: Key) -> int:
         return self.plan.sets[self.plan.locate(key.group_id)[0]].samples_per_prompt
@@ -121,8 +132,16 @@ class Rounds:
         results = []
         for position, one in enumerate(self.plan.sets):
             values = metrics([unpack_facts(g.summary) for g in by_set[position]], self.plan.ks)
-            result = Result(found.version, one.name, values, max(0.0, self.clock() - found.opened), examples[position])
-            self.memory.batch.put("results", number(found.version, position), json.dumps(asdict(result)).encode())
+            result = Result(
+                found.version,
+                one.name,
+                values,
+                max(0.0, self.clock() - found.opened),
+                examples[position],
+            )
+            self.memory.batch.put(
+                "results", number(found.version, position), json.dumps(asdict(result)).encode()
+            )
             results.append(result)
         self._close(found)
         self.memory.results[found.version] = results
@@ -148,15 +167,21 @@ class Rounds:
                 self.memory.remove("examples", Key(version, group_id), size)
             kept.append(Result(version, result.dataset, result.metrics, result.seconds, []))
             if result.examples:
-                self.memory.batch.put("results", number(version, position), json.dumps(asdict(kept[-1])).encode())
+                self.memory.batch.put(
+                    "results", number(version, position), json.dumps(asdict(kept[-1])).encode()
+                )
         self.memory.results[version] = kept
 
     def rewound(self, step: int) -> None:
-        """Discard the evaluations of versions after `step`: they are made again when training gets there."""
+        """Discard the evaluations of versions after `step`: they are made again when training gets
+        there.
+        """
         for version in [v for v in self.memory.rounds if v > step]:
             found = self.memory.rounds[version]
             for group_id, group in found.groups.items():
-                self.memory.discard("partials" if group.state.in_work else "examples", Key(version, group_id), group)
+                self.memory.discard(
+                    "partials" if group.state.in_work else "examples", Key(version, group_id), group
+                )
             self._close(found)
         for version in [v for v in self.memory.results if v > step]:
             self._delete_examples(version)

@@ -12,7 +12,14 @@ from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
 from sluice_buffer.rules.admission import Policy, outdated
-from sluice_buffer.rules.checks import AnyGroup, Checked, check_finished, check_partial, oldest_version, progress
+from sluice_buffer.rules.checks import (
+    AnyGroup,
+    Checked,
+    check_finished,
+    check_partial,
+    oldest_version,
+    progress,
+)
 from sluice_buffer.rules.filters import counter_name, dynamic_filter, worker_filter
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError, footprint
@@ -21,7 +28,8 @@ from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.rounds import Rounds
 
 _PARSED_WHOLE_BYTES = 1 << 20
-"""A group up to this size is parsed at once, which is quicker; a larger one by sample, which takes less memory."""
+"""A group up to this size is parsed at once, which is quicker; a larger one by sample, which takes
+less memory."""
 
 
 class Outcome(enum.Enum):
@@ -42,7 +50,8 @@ class Answer:
 
 
 def verdict(group: Group, attempt: int) -> Outcome | None:
-    """The answer to a submit from lease `attempt` that is not to be looked at; None where it is welcome.
+    """The answer to a submit from lease `attempt` that is not to be looked at; None where it is
+    welcome.
 
     Work is not thrown away: an older lease may still hand its group in while nobody else has it.
     """
@@ -69,7 +78,9 @@ class Submits:
     too_long: int = 0
 
     def submit(self, data: Bytes, room: int) -> Answer:
-        """Take a finished group. StorageFullError where `room`, the bytes that are left, does not suffice."""
+        """Take a finished group. StorageFullError where `room`, the bytes that are left, does not
+        suffice.
+        """
         answer = self._submit(data, room)
         if answer.outcome in (Outcome.DUPLICATE, Outcome.STALE, Outcome.REFUSED):
             self.memory.count(f"submits_{answer.outcome.value}")
@@ -81,7 +92,10 @@ class Submits:
             return Answer(Outcome.REFUSED, problem)
         name = parse_lease_id(message.prompt.lease_id)
         if name is None or name.key.group_id != message.prompt.group_id:
-            return Answer(Outcome.REFUSED, f"prompt.leaseId: {message.prompt.lease_id!r} is not a lease of this group")
+            return Answer(
+                Outcome.REFUSED,
+                f"prompt.leaseId: {message.prompt.lease_id!r} is not a lease of this group",
+            )
         group = self.memory.find(name.key)
         early = self._early(name, group)
         if early is not None or group is None:
@@ -93,33 +107,50 @@ class Submits:
                 self.leases.release(name.key, group, f"refused: {error}")
             return Answer(Outcome.REFUSED, str(error))
         if footprint(len(data)) > room:
-            raise StorageFullError(f"no room for group {name.key.group_id} of {len(data)} bytes: {room} bytes are left")
+            raise StorageFullError(
+                f"no room for group {name.key.group_id} of {len(data)} bytes: {room} bytes are left"
+            )
         self.memory.discard("partials", name.key, group)
         if name.key.round != TRAINING:
             return self._finish_evaluation(name.key, group, data, checked)
         return self._finish_training(name.key, group, data, message, checked)
 
     def _early(self, name: LeaseName, group: Group | None) -> Answer | None:
-        """The answer where the group needs no look; None where it is in work and this lease may finish it."""
+        """The answer where the group needs no look; None where it is in work and this lease may
+        finish it.
+        """
         if group is not None:
-            if name.key.round != TRAINING and self.memory.rounds[name.key.round].serial != name.serial:
+            if (
+                name.key.round != TRAINING
+                and self.memory.rounds[name.key.round].serial != name.serial
+            ):
                 return Answer(Outcome.STALE, "the evaluation was started anew")
             outcome = verdict(group, name.attempt)
             return Answer(outcome) if outcome else None
         if name.key.round != TRAINING:
-            return Answer(Outcome.DUPLICATE if name.key.round in self.memory.results else Outcome.STALE)
+            return Answer(
+                Outcome.DUPLICATE if name.key.round in self.memory.results else Outcome.STALE
+            )
         match self.memory.over_state(name.key.group_id):
             case None:
-                return Answer(Outcome.REFUSED, f"prompt.groupId: group {name.key.group_id} was never leased")
+                return Answer(
+                    Outcome.REFUSED, f"prompt.groupId: group {name.key.group_id} was never leased"
+                )
             case GroupState.TRAINED:
                 return Answer(Outcome.DUPLICATE)
             case _:
                 return Answer(Outcome.FILTERED, "dropped before")
 
     def _samples(self, key: Key) -> int:
-        return self.policy.samples_per_prompt if key.round == TRAINING else self.rounds.samples_per_prompt(key)
+        return (
+            self.policy.samples_per_prompt
+            if key.round == TRAINING
+            else self.rounds.samples_per_prompt(key)
+        )
 
-    def _finish_training(self, key: Key, group: Group, data: Bytes, message: AnyGroup, checked: Checked) -> Answer:
+    def _finish_training(
+        self, key: Key, group: Group, data: Bytes, message: AnyGroup, checked: Checked
+    ) -> Answer:
         memory = self.memory
         memory.count("groups_submitted")
         reason = worker_filter(message.samples[0].metadata_json)
@@ -142,7 +173,8 @@ class Submits:
             group.note = ""
             self.leases.release(key, group, "its weights are too old", blame=False)
             return Answer(
-                Outcome.STALE, f"version {group.version} is older than mode sync allows; it is generated again"
+                Outcome.STALE,
+                f"version {group.version} is older than mode sync allows; it is generated again",
             )
         group.summary, group.note = checked.summary, ""
         memory.filtered_run = 0
@@ -154,7 +186,9 @@ class Submits:
         self.memory.count(f"prompts_too_long:{dataset}")
         self.too_long += 1
         if self.too_long >= self.epoch_size and not self.memory.verdict:
-            self.memory.verdict = f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
+            self.memory.verdict = (
+                f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
+            )
 
     def _filter(self, key: Key, group: Group, reason: str) -> Answer:
         """End a group that is not worth training; its place in the batch is free again."""
@@ -181,10 +215,17 @@ class Submits:
         return Answer(Outcome.STORED)
 
     def refuse(self, prompt: pb.Prompt, why: str) -> None:
-        """Take a lease back whose group could not be read, for the reason that its worker is told."""
+        """Take a lease back whose group could not be read, for the reason that its
+        worker is told.
+        """
         name = parse_lease_id(prompt.lease_id)
         group = self.memory.find(name.key) if name else None
-        if name and group and group.state is GroupState.LEASED and group.lease_attempt == name.attempt:
+        if (
+            name
+            and group
+            and group.state is GroupState.LEASED
+            and group.lease_attempt == name.attempt
+        ):
             self.memory.count("submits_refused")
             self.leases.release(name.key, group, why)
 
@@ -195,7 +236,12 @@ class Submits:
             return False, problem
         name = parse_lease_id(message.prompt.lease_id)
         group = self.memory.find(name.key) if name else None
-        if name is None or group is None or group.state is not GroupState.LEASED or group.lease_attempt != name.attempt:
+        if (
+            name is None
+            or group is None
+            or group.state is not GroupState.LEASED
+            or group.lease_attempt != name.attempt
+        ):
             return False, "the lease is not held any more"
         if name.key.round != TRAINING and self.memory.rounds[name.key.round].serial != name.serial:
             return False, "the evaluation was started anew"
@@ -210,7 +256,9 @@ class Submits:
             return False, str(error)
         return self._keep_partial(name.key, group, data, message, room)
 
-    def _keep_partial(self, key: Key, group: Group, data: Bytes, message: AnyGroup, room: int) -> tuple[bool, str]:
+    def _keep_partial(
+        self, key: Key, group: Group, data: Bytes, message: AnyGroup, room: int
+    ) -> tuple[bool, str]:
         generated = progress(message)
         before = int(group.note or 0)
         if generated <= before:
@@ -218,7 +266,10 @@ class Submits:
             return True, ""
         if footprint(len(data)) > room:
             self.leases.release(key, group, "no room for its partial response", blame=False)
-            return False, "the storage is full: the prompt was taken back without the partial response"
+            return (
+                False,
+                "the storage is full: the prompt was taken back without the partial response",
+            )
         oldest = oldest_version(message)
         self.memory.discard("partials", key, group)
         self.memory.store("partials", key, group, data)

@@ -1,6 +1,8 @@
-"""Advantages of whole responses: how much better one was than the others to the same prompt; and whitening.
+"""Advantages of whole responses: how much better one was than the others to the same prompt; and
+whitening.
 
-These functions look only at rewards and group ids, so they run on a whole batch wherever its metadata are known.
+These functions look only at rewards and group ids, so they run on a whole batch wherever its
+metadata are known.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ WHITEN_EPS = 1e-8
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """Group-relative advantages (GRPO, Shao et al. 2024, eq. 4; slime's unbiased std with eps 1e-6).
+    """Group-relative advantages (GRPO, Shao et al. 2024, eq. 4; slime's unbiased std with eps
+    1e-6).
 
     rewards: [samples] float; groups: [samples] int, any order, any group size. Returns [samples].
     A group of one gets 0.
@@ -27,7 +30,8 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
     member, count = _membership(groups)
-    # In double precision: the rounding of a mean of equal rewards, divided by a std near 0, would be an advantage.
+    # In double precision: the rounding of a mean of equal rewards, divided by a std near 0, would
+    # be an advantage.
     centred = _centred(rewards, member, count)
     if normalize_std:
         centred = centred / (_group_std(centred, member, count)[member] + STD_EPS)
@@ -35,10 +39,12 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A reward minus the mean of the *other* rewards of its group (RLOO, Ahmadian et al. 2024, eq. 9; verl `rloo`).
+    """A reward minus the mean of the *other* rewards of its group (RLOO, Ahmadian et al. 2024, eq.
+    9; verl `rloo`).
 
-    r - mean(others) = (r - mean(group)) * n / (n - 1). rewards: [samples] float; groups: [samples] int, any order, any
-    group size. Returns [samples]. A group of one gets 0: nothing is known about its prompt (verl gives it its reward).
+    r - mean(others) = (r - mean(group)) * n / (n - 1). rewards: [samples] float; groups: [samples]
+    int, any order, any group size. Returns [samples]. A group of one gets 0: nothing is known about
+    its prompt (verl gives it its reward).
     """
     centred = group_advantages(rewards, groups, normalize_std=False)
     if centred.numel() == 0:
@@ -48,25 +54,31 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def length_weighted(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-    """A reward minus its group's mean by length, sum(l * r) / sum(l) (OPO, Hao et al. 2025; verl `opo`).
+    """A reward minus its group's mean by length, sum(l * r) / sum(l) (OPO, Hao et al. 2025; verl
+    `opo`).
 
-    The baseline of least variance where a response's gradient grows with its length. rewards: [samples] float; groups,
-    lengths (trained tokens): [samples] int. Returns [samples]. A group of one gets 0 (verl gives it its reward).
+    The baseline of least variance where a response's gradient grows with its length. rewards:
+    [samples] float; groups, lengths (trained tokens): [samples] int. Returns [samples]. A group of
+    one gets 0 (verl gives it its reward).
     """
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
     member, count = _membership(groups)
     long = lengths.double()
-    baseline = _group_sum(long * rewards, member, count) / _group_sum(long, member, count).clamp(min=1)
+    baseline = _group_sum(long * rewards, member, count) / _group_sum(long, member, count).clamp(
+        min=1
+    )
     return torch.where(count[member] > 1, rewards.double() - baseline[member], 0.0).float()
 
 
 def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """The best of a group gets its lead, r - the second best, the others 0 (Tang et al. 2025; verl `grpo_passk`).
+    """The best of a group gets its lead, r - the second best, the others 0 (Tang et al. 2025; verl
+    `grpo_passk`).
 
-    What the best adds to the largest of k rewards, so that the group is paid for its best try. Where two are best there
-    is no lead. normalize_std: divide by the group's (unbiased std + 1e-6). rewards: [samples] float; groups: [samples]
-    int, any order, any size. Returns [samples]. A group of one gets 0.
+    What the best adds to the largest of k rewards, so that the group is paid for its best try.
+    Where two are best there is no lead. normalize_std: divide by the group's (unbiased std + 1e-6).
+    rewards: [samples] float; groups: [samples] int, any order, any size. Returns [samples]. A group
+    of one gets 0.
     """
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
@@ -75,7 +87,9 @@ def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Te
     best = least.scatter_reduce(0, member, rewards, "amax")[member]
     leads = rewards == best
     alone = _group_sum(leads.double(), member, count)[member] == 1
-    second = least.scatter_reduce(0, member, torch.where(leads, float("-inf"), rewards), "amax")[member]
+    second = least.scatter_reduce(0, member, torch.where(leads, float("-inf"), rewards), "amax")[
+        member
+    ]
     lead = torch.where(leads & alone & (count[member] > 1), rewards - second, 0.0)
     if not normalize_std:
         return lead
@@ -84,17 +98,23 @@ def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Te
 
 
 def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
-    """(r - mean(group)) * samples / rewards that are not 0, of the whole batch (GPG, Chu et al. 2025; verl `gpg`).
+    """(r - mean(group)) * samples / rewards that are not 0, of the whole batch (GPG, Chu et al.
+    2025; verl `gpg`).
 
-    Responses without a reward have little to teach: the others weigh the more, the fewer they are. rewards: [samples]
-    float; groups: [samples] int. Returns [samples]. A group of one gets 0 (verl gives it its reward).
+    Responses without a reward have little to teach: the others weigh the more, the fewer they are.
+    rewards: [samples] float; groups: [samples] int. Returns [samples]. A group of one gets 0 (verl
+    gives it its reward).
     """
     found = int(torch.count_nonzero(rewards))
-    return group_advantages(rewards, groups, normalize_std=False) * (rewards.numel() / max(found, 1))
+    return group_advantages(rewards, groups, normalize_std=False) * (
+        rewards.numel() / max(found, 1)
+    )
 
 
 def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Which group each sample is in, numbered from 0: [samples]; and the size of each group: [groups]."""
+    """Which group each sample is in, numbered from 0: [samples]; and the size of each group:
+    [groups].
+    """
     _, member, count = torch.unique(groups, return_inverse=True, return_counts=True)
     return member, count
 
@@ -102,7 +122,9 @@ def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
 def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
     """Rewards less the mean of their group; 0 in a group of one. [samples] float64"""
     values = rewards.double()
-    return torch.where(count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0)
+    return torch.where(
+        count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0
+    )
 
 
 def _group_std(centred: Tensor, member: Tensor, count: Tensor) -> Tensor:
@@ -123,7 +145,9 @@ class Moments:
     squares: Tensor
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        return Moments(
+            self.count + other.count, self.total + other.total, self.squares + other.squares
+        )
 
     @property
     def mean(self) -> Tensor:
@@ -138,16 +162,19 @@ class Moments:
 
 
 def moments(values: Tensor, mask: Tensor) -> Moments:
-    """Count, sum and sum of squares of the unmasked values, in double precision. values, mask: any equal shapes."""
+    """Count, sum and sum of squares of the unmasked values, in double precision. values, mask: any
+    equal shapes.
+    """
     kept = values.double() * mask
     return Moments(mask.double().sum(), kept.sum(), (kept * kept).sum())
 
 
 def whiten(values: Tensor, batch: Moments) -> Tensor:
-    """Values shifted to mean 0 and scaled to variance 1 over the whole batch (slime `distributed_masked_whiten`).
+    """Values shifted to mean 0 and scaled to variance 1 over the whole batch (slime
+    `distributed_masked_whiten`).
 
-    batch: `moments` of all values of the optimizer step, over all ranks. The variance is unbiased. A batch of fewer
-    than two values, or of equal ones, becomes all 0.
+    batch: `moments` of all values of the optimizer step, over all ranks. The variance is unbiased.
+    A batch of fewer than two values, or of equal ones, becomes all 0.
     """
     if batch.count < 2:
         return torch.zeros_like(values)

@@ -1,7 +1,8 @@
 """From a value per token to one number, independent of micro-batches and ranks.
 
-Every aggregation is a weighted sum over tokens. The weights need only the token's own sequence and the totals of the
-whole optimizer step, so micro-batches and ranks simply add up: no averages of averages.
+Every aggregation is a weighted sum over tokens. The weights need only the token's own sequence and
+the totals of the whole optimizer step, so micro-batches and ranks simply add up: no averages of
+averages.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ class BatchTotals:
     longest: int = 1
 
 
-def token_weights(mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregation: Aggregation) -> Tensor:
-    """Weights w such that the aggregate of x over the optimizer step is the sum of w * x over all its tokens.
+def token_weights(
+    mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregation: Aggregation
+) -> Tensor:
+    """Weights w such that the aggregate of x over the optimizer step is the sum of w * x over all
+    its tokens.
 
-    sequence_mean: mean over a sequence's unmasked tokens, then over sequences (GRPO; slime's default). A sequence
-    without an unmasked token adds 0 but counts as a sequence. token_mean: mean over all unmasked tokens (DAPO).
-    token_sum: sum over a sequence's unmasked tokens, then mean over sequences (verl `seq-mean-token-sum`).
-    token_sum_norm: that, divided by the tokens that a response may have: a constant, so that length weighs nothing
-    (Dr. GRPO, Liu et al. 2025; verl `seq-mean-token-sum-norm`).
+    sequence_mean: mean over a sequence's unmasked tokens, then over sequences (GRPO; slime's
+    default). A sequence without an unmasked token adds 0 but counts as a sequence. token_mean: mean
+    over all unmasked tokens (DAPO). token_sum: sum over a sequence's unmasked tokens, then mean
+    over sequences (verl `seq-mean-token-sum`). token_sum_norm: that, divided by the tokens that a
+    response may have: a constant, so that length weighs nothing (Dr. GRPO, Liu et al. 2025; verl
+    `seq-mean-token-sum-norm`).
 
-    mask: [tokens] 0 or 1; sequence: [tokens] int, which sequence of the micro-batch a token belongs to. All tokens of a
-    sequence must be in the same call. Returns [tokens] float32.
+    mask: [tokens] 0 or 1; sequence: [tokens] int, which sequence of the micro-batch a token belongs
+    to. All tokens of a sequence must be in the same call. Returns [tokens] float32.
     """
     mask = mask.float()
     match aggregation:
@@ -61,12 +66,15 @@ def metric_aggregation(aggregation: Aggregation) -> Aggregation:
 
 
 def sequence_sum(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
-    """Sum over the unmasked tokens of each token's sequence. All [tokens]; a masked value may be anything.
+    """Sum over the unmasked tokens of each token's sequence. All [tokens]; a masked value may be
+    anything.
 
     All tokens of a sequence must be in the same call. Gradients flow through the values.
     """
     size = int(sequence.max()) + 1 if sequence.numel() else 0
-    return values.new_zeros(size).index_add(0, sequence, torch.where(mask > 0, values, 0.0))[sequence]
+    return values.new_zeros(size).index_add(0, sequence, torch.where(mask > 0, values, 0.0))[
+        sequence
+    ]
 
 
 def sequence_average(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
@@ -76,5 +84,7 @@ def sequence_average(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
 
 
 def reduce_tokens(values: Tensor, weights: Tensor) -> Tensor:
-    """Sum of w * x over tokens of weight above 0: a masked token's value does not count even where it is infinite."""
+    """Sum of w * x over tokens of weight above 0: a masked token's value does not count even where
+    it is infinite.
+    """
     return torch.where(weights > 0, values * weights, 0.0).sum()

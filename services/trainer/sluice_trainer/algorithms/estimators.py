@@ -1,8 +1,9 @@
 """From rewards to the advantage of each token: one function for each `algorithm.estimator`.
 
-A rank knows the rewards of the whole batch, for a group's responses may lie on several ranks, and the tokens of its own
-responses. What an estimator gives for a response does not depend on which rank has it; only whitening looks at the
-tokens of all ranks, and its sums are added up between the two (`advantages.Moments`).
+A rank knows the rewards of the whole batch, for a group's responses may lie on several ranks, and
+the tokens of its own responses. What an estimator gives for a response does not depend on which
+rank has it; only whitening looks at the tokens of all ranks, and its sums are added up between the
+two (`advantages.Moments`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class EstimatorError(ValueError):
 class Responses:
     """The input of an estimator. Failed responses are left out.
 
-    rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch, equal on all ranks.
-    own [own] int: places in them of the responses that this rank trains. masks, kl: of those, each [response]; kl is 0
-    where `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward of the greedy
-    response to the prompt.
+    rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch,
+    equal on all ranks. own [own] int: places in them of the responses that this rank trains. masks,
+    kl: of those, each [response]; kl is 0 where `kl.coef` is. values: of those, each [response],
+    from the critic; baselines [own]: reward of the greedy response to the prompt.
     """
 
     rewards: Tensor
@@ -50,7 +51,9 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of this rank's responses: advantages, each [response]; returns, each [response]: what the critic learns."""
+    """Of this rank's responses: advantages, each [response]; returns, each [response]: what the
+    critic learns.
+    """
 
     advantages: list[Tensor]
     returns: list[Tensor] | None = None
@@ -58,7 +61,8 @@ class Estimate:
 
 Estimator = Callable[[Responses, Algorithm], Estimate]
 Custom = Callable[[Responses, Algorithm], Sequence[Tensor]]
-"""`algorithm.function`: one advantage for each own response, a scalar or one for each of its tokens."""
+"""`algorithm.function`: one advantage for each own response, a scalar or one for each of its
+tokens."""
 
 
 def estimate(responses: Responses, algorithm: Algorithm, custom: Custom | None = None) -> Estimate:
@@ -95,32 +99,48 @@ def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token of the group's best response its lead over the second; 0 elsewhere."""
-    found = best_of_group(responses.rewards, responses.groups, normalize_std=algorithm.normalize_std)
+    found = best_of_group(
+        responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
+    )
     return _everywhere(found[responses.own], responses)
 
 
 def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token r - mean(group), times samples / rewards that are not 0."""
-    return _everywhere(nonzero_scaled(responses.rewards, responses.groups)[responses.own], responses)
+    return _everywhere(
+        nonzero_scaled(responses.rewards, responses.groups)[responses.own], responses
+    )
 
 
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are whitened afterwards."""
-    return Estimate(_floats(discounted_returns(_token_rewards(responses, algorithm), algorithm.gamma)))
+    """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are
+    whitened afterwards.
+    """
+    return Estimate(
+        _floats(discounted_returns(_token_rewards(responses, algorithm), algorithm.gamma))
+    )
 
 
 def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - mean(group) - kl_coef * kl (slime; verl takes the KL's sum off r). Whitened afterwards."""
+    """At every token r - mean(group) - kl_coef * kl (slime; verl takes the KL's sum off r).
+    Whitened afterwards.
+    """
     centred = _dr_grpo(responses, algorithm).advantages
-    return Estimate([a - algorithm.kl.coef * kl for a, kl in zip(centred, responses.kl, strict=True)])
+    return Estimate(
+        [a - algorithm.kl.coef * kl for a, kl in zip(centred, responses.kl, strict=True)]
+    )
 
 
 def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Rewards to go minus the reward of the greedy response to the same prompt (Li et al. 2023; verl `remax`)."""
+    """Rewards to go minus the reward of the greedy response to the same prompt (Li et al. 2023;
+    verl `remax`).
+    """
     if responses.baselines is None:
         raise EstimatorError("remax needs the reward of each prompt's greedy response")
     to_go = discounted_returns(_token_rewards(responses, algorithm), 1.0)
-    return Estimate(_floats([g - b for g, b in zip(to_go, responses.baselines.double(), strict=True)]))
+    return Estimate(
+        _floats([g - b for g, b in zip(to_go, responses.baselines.double(), strict=True)])
+    )
 
 
 def _ppo(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -128,7 +148,9 @@ def _ppo(responses: Responses, algorithm: Algorithm) -> Estimate:
     if responses.values is None:
         raise EstimatorError("ppo needs the critic's values")
     rewards = _token_rewards(responses, algorithm)
-    advantages, returns = gae(rewards, responses.values, responses.masks, gamma=algorithm.gamma, lam=algorithm.lambda_)
+    advantages, returns = gae(
+        rewards, responses.values, responses.masks, gamma=algorithm.gamma, lam=algorithm.lambda_
+    )
     return Estimate(_floats(advantages), _floats(returns))
 
 
@@ -149,16 +171,22 @@ _ESTIMATORS: dict[str, Estimator] = {
 
 
 def _by_group(responses: Responses, *, normalize_std: bool) -> Tensor:
-    return group_advantages(responses.rewards, responses.groups, normalize_std=normalize_std)[responses.own]
+    return group_advantages(responses.rewards, responses.groups, normalize_std=normalize_std)[
+        responses.own
+    ]
 
 
 def _token_rewards(responses: Responses, algorithm: Algorithm) -> list[Tensor]:
-    return token_rewards(responses.rewards[responses.own], responses.masks, responses.kl, algorithm.kl.coef)
+    return token_rewards(
+        responses.rewards[responses.own], responses.masks, responses.kl, algorithm.kl.coef
+    )
 
 
 def _everywhere(advantages: Tensor, responses: Responses) -> Estimate:
     """The same advantage at every token of a response. advantages: [own]."""
-    return Estimate([a.expand(len(mask)) for a, mask in zip(advantages, responses.masks, strict=True)])
+    return Estimate(
+        [a.expand(len(mask)) for a, mask in zip(advantages, responses.masks, strict=True)]
+    )
 
 
 def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
@@ -166,17 +194,21 @@ def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _checked(found: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
-    """The answer of a user's function, checked: one tensor for each response, a scalar or [response], finite where it
-    counts.
+    """The answer of a user's function, checked: one tensor for each response, a scalar or
+    [response], finite where it counts.
     """
     if len(found) != len(responses.masks):
-        raise EstimatorError(f"{name} gave {len(found)} advantages for {len(responses.masks)} responses")
+        raise EstimatorError(
+            f"{name} gave {len(found)} advantages for {len(responses.masks)} responses"
+        )
     advantages = []
     for number, (value, mask) in enumerate(zip(found, responses.masks, strict=True)):
         advantage = torch.as_tensor(value, dtype=torch.float32)
         if advantage.shape not in ((), mask.shape):
             shape = tuple(advantage.shape)
-            raise EstimatorError(f"{name}: advantage {number} has shape {shape}; expected () or ({len(mask)},)")
+            raise EstimatorError(
+                f"{name}: advantage {number} has shape {shape}; expected () or ({len(mask)},)"
+            )
         advantages.append(advantage.expand(len(mask)))
         if not bool(torch.isfinite(advantages[-1][mask > 0]).all()):
             raise EstimatorError(f"{name}: advantage {number} is not finite")

@@ -1,4 +1,6 @@
-"""Estimates of KL(pi || ref) from log-probs of sampled tokens (Schulman, http://joschu.net/blog/kl-approx.html)."""
+"""Estimates of KL(pi || ref) from log-probs of sampled tokens (Schulman,
+http://joschu.net/blog/kl-approx.html).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ LOW_VAR_LIMIT = 10.0
 """low_var_kl is clamped to [-10, 10] (slime, verl)."""
 
 
-def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: KLType, ratio: Tensor | None = None) -> Tensor:
+def kl_estimate(
+    log_probs: Tensor, ref_log_probs: Tensor, kind: KLType, ratio: Tensor | None = None
+) -> Tensor:
     """KL estimate of each token; d = log_probs - ref_log_probs.
 
-    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10].
-    ratio: pi / pi_old; where given, the estimate is multiplied by it (before the clamp), which makes its gradient
-    unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through log_probs and ratio.
+    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10]. ratio: pi / pi_old;
+    where given, the estimate is multiplied by it (before the clamp), which makes its gradient
+    unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through log_probs and
+    ratio.
     """
     d = log_probs - ref_log_probs
     match kind:

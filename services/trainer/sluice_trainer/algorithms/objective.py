@@ -38,14 +38,16 @@ from sluice_trainer.algorithms.value_loss import clipped_value_loss
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The input of a micro-batch's loss besides the model's output. All [tokens] over packed response tokens.
+    """The input of a micro-batch's loss besides the model's output. All [tokens] over packed
+    response tokens.
 
-    loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int, which sequence of the
-    micro-batch a token belongs to. old_log_probs: of the weights at the start of the batch; None: the current ones (the
-    ratio is then exactly 1). rollout_log_probs: from the engine. ref_log_probs: only with a KL loss. teacher_log_probs:
-    only in a distillation. values, returns: only for a critic. fresh: 1.0 at tokens that the present weights sampled.
-    picked: 1.0 at tokens that a loss by covariance has picked out of the whole optimizer step; mean_weight: of the
-    step's off-policy weights, where they are normalized.
+    loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int,
+    which sequence of the micro-batch a token belongs to. old_log_probs: of the weights at the start
+    of the batch; None: the current ones (the ratio is then exactly 1). rollout_log_probs: from the
+    engine. ref_log_probs: only with a KL loss. teacher_log_probs: only in a distillation. values,
+    returns: only for a critic. fresh: 1.0 at tokens that the present weights sampled. picked: 1.0
+    at tokens that a loss by covariance has picked out of the whole optimizer step; mean_weight: of
+    the step's off-policy weights, where they are normalized.
     """
 
     advantages: Tensor
@@ -69,13 +71,18 @@ class LossInputs:
 
 ON_POLICY = "on_policy_ratio"
 DIFFERENCE_ON_POLICY = "train_rollout_logprob_abs_diff_on_policy"
-CustomLoss = Callable[[Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]]
-"""`algorithm.lossFunction`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and metrics of each."""
+CustomLoss = Callable[
+    [Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]
+]
+"""`algorithm.lossFunction`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and
+metrics of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss: scalar with gradient. sums: add up over micro-batches and ranks; maxima: take the largest. All detached."""
+    """loss: scalar with gradient. sums: add up over micro-batches and ranks; maxima: take the
+    largest. All detached.
+    """
 
     loss: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -83,7 +90,9 @@ class Objective:
 
 
 class Divergence(NamedTuple):
-    """Of student and teacher over the whole vocabulary, [tokens]: what is minimised, with gradient; and reverse KL."""
+    """Of student and teacher over the whole vocabulary, [tokens]: what is minimised, with gradient;
+    and reverse KL.
+    """
 
     of_words: Tensor
     reverse_kl: Tensor
@@ -101,9 +110,9 @@ def policy_objective(
 
     And + distillation.coef * divergence, where that is one over the whole vocabulary.
 
-    log_probs, entropy: [tokens], of the current weights, already at the sampling temperature. The sums of all
-    micro-batches of an optimizer step are its means, because the weights hold the denominators. Names are slime's.
-    custom: stands in for the policy-gradient term.
+    log_probs, entropy: [tokens], of the current weights, already at the sampling temperature. The
+    sums of all micro-batches of an optimizer step are its means, because the weights hold the
+    denominators. Names are slime's. custom: stands in for the policy-gradient term.
     """
     present, old = before(log_probs, inputs, algorithm)
     inputs, taught = distilled(inputs, old, algorithm)
@@ -130,23 +139,38 @@ def policy_objective(
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
     loss, terms = with_terms(pg_loss, log_probs, log_probs - old, entropy, inputs, algorithm)
     if algorithm.distillation and algorithm.distillation.whole:
-        assert divergence is not None, "a divergence over the whole vocabulary comes with the log-probs"
+        assert divergence is not None, (
+            "a divergence over the whole vocabulary comes with the log-probs"
+        )
         terms["opd_loss"] = reduce_tokens(divergence.of_words, inputs.loss_weights)
         loss = loss + algorithm.distillation.coef * terms["opd_loss"]
         metrics["opd_reverse_kl"] = divergence.reverse_kl
-    sums = {name: term.detach().clone() for name, term in {"loss": loss, "pg_loss": pg_loss, **terms}.items()}
-    sums |= {name: reduce_tokens(values.detach(), inputs.metric_weights) for name, values in metrics.items()}
+    sums = {
+        name: term.detach().clone()
+        for name, term in {"loss": loss, "pg_loss": pg_loss, **terms}.items()
+    }
+    sums |= {
+        name: reduce_tokens(values.detach(), inputs.metric_weights)
+        for name, values in metrics.items()
+    }
     largest = difference.max() if difference.numel() else difference.new_zeros(())
     return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
 
 
 def before(log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """(log pi_train, log pi_old), [tokens] each: of the trainer at the start of the batch, and of the ratio."""
+    """(log pi_train, log pi_old), [tokens] each: of the trainer at the start of the batch, and of
+    the ratio.
+    """
     present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
-    return present, inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present
+    return (
+        present,
+        inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present,
+    )
 
 
-def distilled(inputs: LossInputs, old: Tensor, algorithm: Algorithm) -> tuple[LossInputs, dict[str, Tensor]]:
+def distilled(
+    inputs: LossInputs, old: Tensor, algorithm: Algorithm
+) -> tuple[LossInputs, dict[str, Tensor]]:
     """The inputs with what the teacher adds to their advantages, and its metric (slime's name)."""
     if algorithm.distillation is None or algorithm.distillation.whole:
         return inputs, {}
@@ -160,7 +184,9 @@ def distilled(inputs: LossInputs, old: Tensor, algorithm: Algorithm) -> tuple[Lo
 def _policy_gradient(
     log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the sequence's."""
+    """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the
+    sequence's.
+    """
     clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
     high = clip.highest
     ratio = torch.exp(log_ratio)
@@ -172,18 +198,24 @@ def _policy_gradient(
         case "reinforce":
             pg = reinforce_loss(log_probs, advantages)
         case "geo_mean":
-            pg = geo_mean_loss(log_ratio, advantages, inputs.mask, inputs.sequence, low=clip.low, high=high)
+            pg = geo_mean_loss(
+                log_ratio, advantages, inputs.mask, inputs.sequence, low=clip.low, high=high
+            )
         case "sapo":
             pg = sapo_loss(ratio, advantages, positive=gate.positive, negative=gate.negative)
         case "dppo_tv" | "dppo_kl" as loss:
             moved = probability_distance(log_probs, log_probs - log_ratio, loss)
-            pg = dppo_loss(log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual)
+            pg = dppo_loss(
+                log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual
+            )
         case "clip_cov":
             pg = clip_cov_loss(ratio, advantages, _picked(inputs), low=clip.low, high=high)
         case "kl_cov":
             coef = (algorithm.kl_cov or KLCov()).ppo_kl_coef
             pg = kl_cov_loss(log_ratio, advantages, _picked(inputs), coef=coef)
-    return pg.loss, _clip_metrics(pg) | ({} if inputs.picked is None else {"cov_frac": inputs.picked})
+    return pg.loss, _clip_metrics(pg) | (
+        {} if inputs.picked is None else {"cov_frac": inputs.picked}
+    )
 
 
 def _picked(inputs: LossInputs) -> Tensor:
@@ -207,12 +239,18 @@ def _corrected(
     off_policy, metrics = algorithm.off_policy, {}
     rollout, mask, sequence = inputs.rollout_log_probs, inputs.mask, inputs.sequence
     if off_policy.opsm_delta is not None:
-        dropped = masked_sequences(log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta)
+        dropped = masked_sequences(
+            log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta
+        )
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
     if off_policy.method != "none":
         correction = correction_of(present, inputs, off_policy)
-        loss = loss * (normalized(correction.weight, inputs.mean_weight) if off_policy.normalize else correction.weight)
+        loss = loss * (
+            normalized(correction.weight, inputs.mean_weight)
+            if off_policy.normalize
+            else correction.weight
+        )
         metrics |= {
             "ois": torch.exp(log_ratio),
             "tis": correction.ratio,
@@ -231,14 +269,23 @@ def _corrected(
 def correction_of(present: Tensor, inputs: LossInputs, off_policy: OffPolicy) -> Correction:
     """The weights of tis or icepop, not normalized. present: log pi_train, [tokens]."""
     assert off_policy.method != "none"
-    ratio = correction_ratio(present - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence)
+    ratio = correction_ratio(
+        present - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence
+    )
     return off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
 
 
 def with_terms(
-    loss: Tensor, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm
+    loss: Tensor,
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    entropy: Tensor,
+    inputs: LossInputs,
+    algorithm: Algorithm,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss with the entropy and KL terms that are on; the KL, as a metric. log_ratio: log pi - log pi_old."""
+    """The loss with the entropy and KL terms that are on; the KL, as a metric. log_ratio: log pi -
+    log pi_old.
+    """
     terms = {}
     if algorithm.entropy_coef:
         loss = loss - algorithm.entropy_coef * reduce_tokens(entropy, inputs.loss_weights)
@@ -248,15 +295,20 @@ def with_terms(
     return loss, terms
 
 
-def _kl_loss(log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm) -> Tensor:
+def _kl_loss(
+    log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+) -> Tensor:
     if inputs.ref_log_probs is None:
         raise ValueError("algorithm.kl.lossCoef needs the reference policy's log-probs")
     ratio = torch.exp(log_ratio) if algorithm.kl.unbiased else None
-    return reduce_tokens(kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio), inputs.loss_weights)
+    return reduce_tokens(
+        kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio), inputs.loss_weights
+    )
 
 
 def value_objective(predictions: Tensor, inputs: LossInputs, *, clip: float) -> Objective:
-    """The clipped value loss of a critic. predictions: [tokens], of the current critic, with gradient.
+    """The clipped value loss of a critic. predictions: [tokens], of the current critic, with
+    gradient.
 
     Names are verl's: vf_loss, vf_clipfrac, vpred_mean.
     """
@@ -266,4 +318,6 @@ def value_objective(predictions: Tensor, inputs: LossInputs, *, clip: float) -> 
     loss = reduce_tokens(tokens.loss, inputs.loss_weights)
     sums = {"loss": loss.detach().clone(), "vf_loss": loss.detach().clone()}
     metrics = {"vf_clipfrac": tokens.clipped, "vpred_mean": predictions.detach()}
-    return Objective(loss, sums | {n: reduce_tokens(v, inputs.metric_weights) for n, v in metrics.items()})
+    return Objective(
+        loss, sums | {n: reduce_tokens(v, inputs.metric_weights) for n, v in metrics.items()}
+    )

@@ -1,7 +1,7 @@
 """Returns of single tokens: rewards that come later, discounted; and what a critic makes of them.
 
-Responses differ in length and a loop over tokens is slow, so they are padded and walked through side by side, in double
-precision.
+Responses differ in length and a loop over tokens is slow, so they are padded and walked through
+side by side, in double precision.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-def token_rewards(rewards: Tensor, masks: Sequence[Tensor], kl: Sequence[Tensor], kl_coef: float) -> list[Tensor]:
-    """The reward of each token: -kl_coef * kl where unmasked, and the response's reward at its last *unmasked* token.
+def token_rewards(
+    rewards: Tensor, masks: Sequence[Tensor], kl: Sequence[Tensor], kl_coef: float
+) -> list[Tensor]:
+    """The reward of each token: -kl_coef * kl where unmasked, and the response's reward at its last
+    *unmasked* token.
 
-    The last unmasked token, and not the last one: a response that ends in an observation (tool output) is rewarded for
-    what the policy wrote (slime does so for reinforce_plus_plus, but not for ppo). rewards: [responses]; masks, kl:
-    each [response]. Returns each [response] float64. A response without an unmasked token gets 0 everywhere.
+    The last unmasked token, and not the last one: a response that ends in an observation (tool
+    output) is rewarded for what the policy wrote (slime does so for reinforce_plus_plus, but not
+    for ppo). rewards: [responses]; masks, kl: each [response]. Returns each [response] float64. A
+    response without an unmasked token gets 0 everywhere.
     """
     result = []
     for reward, mask, penalty in zip(rewards.double(), masks, kl, strict=True):
@@ -31,28 +35,39 @@ def token_rewards(rewards: Tensor, masks: Sequence[Tensor], kl: Sequence[Tensor]
 
 
 def discounted_returns(rewards: Sequence[Tensor], gamma: float) -> list[Tensor]:
-    """G_t = r_t + gamma * G_{t+1} of each response (REINFORCE++, Hu 2025; slime `get_reinforce_plus_plus_returns`).
+    """G_t = r_t + gamma * G_{t+1} of each response (REINFORCE++, Hu 2025; slime
+    `get_reinforce_plus_plus_returns`).
 
-    Every token counts as a step, masked ones too. rewards: each [response]. Returns each [response] float64.
+    Every token counts as a step, masked ones too. rewards: each [response]. Returns each [response]
+    float64.
     """
     return _unpad(_scan(_pad(rewards), gamma), rewards)
 
 
 def gae(
-    rewards: Sequence[Tensor], values: Sequence[Tensor], masks: Sequence[Tensor], *, gamma: float, lam: float
+    rewards: Sequence[Tensor],
+    values: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    *,
+    gamma: float,
+    lam: float,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Advantages and returns by generalized advantage estimation (Schulman et al. 2016, eq. 16), over actions alone.
+    """Advantages and returns by generalized advantage estimation (Schulman et al. 2016, eq. 16),
+    over actions alone.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V.
-    t + 1 is the next *unmasked* token, as in verl: an observation is no action of the policy, so neither its value nor
-    a discount for it comes in. After the last one V and A are 0. Masked tokens get 0.
-    rewards, values, masks: each [response]. Returns advantages and returns, each [response] float64.
+    t + 1 is the next *unmasked* token, as in verl: an observation is no action of the policy, so
+    neither its value nor a discount for it comes in. After the last one V and A are 0. Masked
+    tokens get 0. rewards, values, masks: each [response]. Returns advantages and returns, each
+    [response] float64.
     """
     chosen = [mask > 0 for mask in masks]
     actions = [value.double()[mask] for value, mask in zip(values, chosen, strict=True)]
     earned = [reward.double()[mask] for reward, mask in zip(rewards, chosen, strict=True)]
     padded = _pad(actions)
-    following = torch.cat([padded[:, 1:], padded.new_zeros(len(padded), 1)], dim=1)[:, : padded.shape[1]]
+    following = torch.cat([padded[:, 1:], padded.new_zeros(len(padded), 1)], dim=1)[
+        :, : padded.shape[1]
+    ]
     advantages = _unpad(_scan(_pad(earned) + gamma * following - padded, gamma * lam), actions)
     returns = [a + v for a, v in zip(advantages, actions, strict=True)]
     return [_spread(a, m) for a, m in zip(advantages, chosen, strict=True)], [

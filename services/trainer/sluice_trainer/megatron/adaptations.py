@@ -1,8 +1,9 @@
 """Adaptations that run megatron-core 0.19.2 without CUDA, and without TransformerEngine.
 
-Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only inside the `with` block
-and only where there is no GPU**: everything that this package does with Megatron happens inside one, and nobody else in
-the process ever sees a changed torch. On a GPU machine it does nothing.
+Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only
+inside the `with` block and only where there is no GPU**: everything that this package does with
+Megatron happens inside one, and nobody else in the process ever sees a changed torch. On a GPU
+machine it does nothing.
 
 One repair is not about the CPU and is applied at import: see `_repair_distributed_optimizer`.
 """
@@ -75,7 +76,8 @@ def _nothing(*_: object, **__: object) -> None: ...
 
 # (module, attribute, replacement). Megatron looks all of these up at call time.
 _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
-    # `device=torch.cuda.current_device()` in DDP's buffers, the optimizer, rotary embeddings, checkpoints.
+    # `device=torch.cuda.current_device()` in DDP's buffers, the optimizer, rotary embeddings,
+    # checkpoints.
     (torch.cuda, "current_device", lambda: torch.device("cpu")),
     # Called around DDP's collectives and checkpoint writes.
     (torch.cuda, "synchronize", _nothing),
@@ -84,7 +86,8 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (torch.cuda, "Event", _Event),
     (torch.cuda, "current_stream", _Stream),
     (torch.cuda, "stream", lambda _: contextlib.nullcontext()),
-    # The tracker of RNG states for model parallelism and recompute: here it tracks the CPU generator.
+    # The tracker of RNG states for model parallelism and recompute: here it tracks the CPU
+    # generator.
     (torch.cuda, "get_rng_state", _rng_state),
     (torch.cuda, "manual_seed", torch.manual_seed),
     (megatron_random, "_get_cuda_rng_state", _rng_state),
@@ -93,14 +96,19 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Inside this mode `device="cuda"` means the CPU, `.cuda()` is the identity and memory is never pinned.
+    """Inside this mode `device="cuda"` means the CPU, `.cuda()` is the identity and memory is never
+    pinned.
 
-    `tensor.type()` reports a CUDA type, because Megatron's optimizers sort parameters by comparing it with
-    'torch.cuda.FloatTensor' and refuse everything else.
+    `tensor.type()` reports a CUDA type, because Megatron's optimizers sort parameters by comparing
+    it with 'torch.cuda.FloatTensor' and refuse everything else.
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
@@ -127,7 +135,9 @@ _active = False
 
 @contextlib.contextmanager
 def megatron_device() -> Iterator[None]:
-    """Megatron runs on `DEVICE` inside. Also a decorator; re-entrant; does nothing on a GPU machine."""
+    """Megatron runs on `DEVICE` inside. Also a decorator; re-entrant; does nothing on a GPU
+    machine.
+    """
     global _active
     if _active or DEVICE.type == "cuda":
         yield
@@ -159,9 +169,10 @@ class _Messages(logging.Handler):
 def checkpoint_writer_in_process() -> Iterator[list[str]]:
     """Write checkpoints without a helper process. Yields the list of what went wrong.
 
-    Megatron's file writer hands its results over through the queue of a manager *process*, also for a synchronous save.
-    Spawning it imports the program anew (seconds, and it needs a main guard). A plain queue does. And of an error it
-    raises only the type; what happened goes to its log, from where it is picked up here.
+    Megatron's file writer hands its results over through the queue of a manager *process*, also for
+    a synchronous save. Spawning it imports the program anew (seconds, and it needs a main guard). A
+    plain queue does. And of an error it raises only the type; what happened goes to its log, from
+    where it is picked up here.
     """
     log, messages = filesystem_async.logger, _Messages()
     queue_before, propagate_before = filesystem_async._results_queue, log.propagate
@@ -177,13 +188,14 @@ def checkpoint_writer_in_process() -> Iterator[list[str]]:
 def _repair_distributed_optimizer() -> None:
     """Let optimizer state survive a checkpoint. Two repairs, neither about the CPU.
 
-    torch's Adam (there is neither TransformerEngine nor Apex) keeps its step as a tensor per parameter. Megatron saves
-    it once per parameter group, but its loader expects it among the tensors of each parameter and fails with
-    KeyError: 'step'. The value set from the group is right already: the loader gets a None to skip.
+    torch's Adam (there is neither TransformerEngine nor Apex) keeps its step as a tensor per
+    parameter. Megatron saves it once per parameter group, but its loader expects it among the
+    tensors of each parameter and fails with KeyError: 'step'. The value set from the group is right
+    already: the loader gets a None to skip.
 
-    The state of a buffer with several buckets (tied embeddings under pipeline parallelism have one of their own) is
-    gathered without the padding between buckets, but cut up by offsets that count it: silently wrong for all buckets
-    but the first. It gets offsets that do not count it.
+    The state of a buffer with several buckets (tied embeddings under pipeline parallelism have one
+    of their own) is gathered without the padding between buckets, but cut up by offsets that count
+    it: silently wrong for all buckets but the first. It gets offsets that do not count it.
     """
     set_state = DistributedOptimizer._set_main_param_and_optimizer_states
     save_state = DistributedOptimizer.sharded_param_state_fully_reshardable
@@ -223,5 +235,6 @@ def _without_padding(buffer: Any) -> dict[Tensor, tuple[int, int, int]]:
 
 
 _repair_distributed_optimizer()
-# Megatron warns at every construction and save of what is deprecated. The version is pinned; errors still show.
+# Megatron warns at every construction and save of what is deprecated. The version is pinned; errors
+# still show.
 logging.getLogger("megatron.core").setLevel(logging.ERROR)

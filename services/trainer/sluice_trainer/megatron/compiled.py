@@ -19,11 +19,12 @@ COMPILED = (
     and importlib.util.find_spec("triton") is not None
     and any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
 )
-"""torch.compile makes Triton kernels, and Triton needs a C compiler. On the CPU compiling costs more than it saves."""
+"""torch.compile makes Triton kernels, and Triton needs a C compiler. On the CPU compiling costs
+more than it saves."""
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """The function through torch.compile where that can be, else as it is. Its result does not depend on it beyond
-    rounding. Sizes are dynamic: rows of every length share one kernel.
+    """The function through torch.compile where that can be, else as it is. Its result does not
+    depend on it beyond rounding. Sizes are dynamic: rows of every length share one kernel.
     """
     return torch.compile(function, dynamic=True) if COMPILED else function

@@ -1,4 +1,6 @@
-"""The critic of PPO: the policy's architecture with a head of one number, an optimizer and a schedule of its own."""
+"""The critic of PPO: the policy's architecture with a head of one number, an optimizer and a
+schedule of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ from sluice_trainer.sequences import Sequence, TrainSequence
 
 
 class Critic:
-    """A value for each response token, and how it learns. Under the policy's parallel layout; calls are collective."""
+    """A value for each response token, and how it learns. Under the policy's parallel layout; calls
+    are collective.
+    """
 
-    def __init__(self, spec: RLJobSpec, settings: Settings, model_dir: Path, total_steps: int | None) -> None:
+    def __init__(
+        self, spec: RLJobSpec, settings: Settings, model_dir: Path, total_steps: int | None
+    ) -> None:
         """Build the critic at version 0: from `critic.modelPath`, else as the policy begins.
 
         A checkpoint of a language model has no value head: it starts at 0, and so do all values.
@@ -35,11 +41,15 @@ class Critic:
         chunks = build(config, shape)
         drawn = settings.model_path is None and spec.model.init == "random"
         load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
-        rates = spec.trainer.optimizer.model_copy(update={"lr": settings.lr, "min_lr": settings.min_lr})
+        rates = spec.trainer.optimizer.model_copy(
+            update={"lr": settings.lr, "min_lr": settings.min_lr}
+        )
         self.learner = Learner(chunks, config, spec, rates, total_steps)
 
     def values(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """The value of the state before each response token: per sequence [response] float32, on the CPU."""
+        """The value of the state before each response token: per sequence [response] float32, on
+        the CPU.
+        """
         return score(self.learner.chunks, shard, self._spec, forward_values)
 
     def train(self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:

@@ -25,38 +25,52 @@ TEACHER = "spec.algorithm.distillation.teacher.path"
 
 
 class Frozen:
-    """Weights that stay as they are, under the policy's parallel layout and in its precision. Calls are collective.
+    """Weights that stay as they are, under the policy's parallel layout and in its precision. Calls
+    are collective.
 
-    They come from files or from the seed, never from the current weights, so they are the same after a resume.
+    They come from files or from the seed, never from the current weights, so they are the same
+    after a resume.
     """
 
     def __init__(self, spec: RLJobSpec, shape: ModelShape, weights: Path | None) -> None:
-        """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init: random`."""
+        """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init:
+        random`.
+        """
         self._spec, self._shape = spec, shape
-        self.chunks = [chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)]
+        self.chunks = [
+            chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)
+        ]
         load_initial(self.chunks, shape, weights, spec.data.seed)
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token at the job's temperature: per sequence [response] float32, on the CPU."""
+        """Log-probs of each response token at the job's temperature: per sequence [response]
+        float32, on the CPU.
+        """
         scorer = partial(forward, temperature=self._spec.temperature, vocab=self._shape.vocab)
         return score(self.chunks, shard, self._spec, scorer)
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with what the last layer sees of them, where there is one: on the last pipeline stage."""
+        """The micro-batches with what the last layer sees of them, where there is one: on the last
+        pipeline stage.
+        """
         found = hidden_states(self.chunks, batches)
         if not found:
             return batches
         return [replace(batch, taught=hidden) for batch, hidden in zip(batches, found, strict=True)]
 
     def teaching(self, distillation: Distillation) -> Teaching | None:
-        """How a training forward pass compares its model with this one; None: only by the sampled token."""
+        """How a training forward pass compares its model with this one; None: only by the sampled
+        token.
+        """
         if distillation.whole is None:
             return None
         return Teaching(partial(head, self.chunks[-1]), distillation.whole, distillation.mixture)
 
 
 def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:
-    """The reference policy, only where a KL term asks for it: `model.referencePath`, else the model at version 0."""
+    """The reference policy, only where a KL term asks for it: `model.referencePath`, else the model
+    at version 0.
+    """
     if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
         return None
     if spec.model.reference_path:
@@ -66,7 +80,9 @@ def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:
 
 
 def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | None:
-    """The teacher that the trainer scores with. Raises ConfigurationError where its tokens are not the student's."""
+    """The teacher that the trainer scores with. Raises ConfigurationError where its tokens are not
+    the student's.
+    """
     distillation = spec.algorithm.distillation
     if distillation is None or distillation.teacher.path is None:
         return None
@@ -74,7 +90,8 @@ def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | N
     shape = read_shape(directory)
     if shape.vocab < student.vocab:
         raise ConfigurationError(
-            f"{TEACHER}: {directory}/config.json has a vocab_size of {shape.vocab}, the student's is {student.vocab}: "
+            f"{TEACHER}: {directory}/config.json has a vocab_size of {shape.vocab}, the student's "
+            f"is {student.vocab}: "
             "some of its tokens would have no log-prob"
         )
     try:

@@ -1,7 +1,9 @@
-"""A trainer that shares its GPUs: what the engines need the room of lies in host memory while they generate.
+"""A trainer that shares its GPUs: what the engines need the room of lies in host memory while they
+generate.
 
-Tensors stay the same objects, with the same views of each other: only the memory behind them goes and comes back, with
-the same bytes in it. So nothing of Megatron or of an optimizer has to know, and training goes on to the bit.
+Tensors stay the same objects, with the same views of each other: only the memory behind them goes
+and comes back, with the same bytes in it. So nothing of Megatron or of an optimizer has to know,
+and training goes on to the bit.
 """
 
 from __future__ import annotations
@@ -19,11 +21,18 @@ from sluice_trainer.megatron.step.learner import Learner
 class Storages:
     """The memory behind some tensors, which leaves the device and comes back.
 
-    tensors: asked at each leave, since optimizers make theirs late. of_use: whether the contents matter; where not,
-    what comes back is anything. constant: they never change, so that one copy is enough.
+    tensors: asked at each leave, since optimizers make theirs late. of_use: whether the contents
+    matter; where not, what comes back is anything. constant: they never change, so that one copy is
+    enough.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]], *, of_use: bool = True, constant: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: Callable[[], Iterable[Tensor]],
+        *,
+        of_use: bool = True,
+        constant: bool = False,
+    ) -> None:
         self._tensors, self._of_use, self._constant = tensors, of_use, constant
         self._away: list[tuple[torch.UntypedStorage, int]] = []
         self._host: dict[int, Tensor] = {}
@@ -57,7 +66,10 @@ class Offload:
     """Memory that a policy's parts leave, as `trainer.offload` says."""
 
     def __init__(
-        self, what: Literal["none", "optimizer", "all"], learners: Iterable[Learner], frozen: list[Any]
+        self,
+        what: Literal["none", "optimizer", "all"],
+        learners: Iterable[Learner],
+        frozen: list[Any],
     ) -> None:
         """frozen: models that are only asked (reference, teacher), as their chunks."""
         learners = list(learners)
@@ -74,7 +86,8 @@ class Offload:
     def leave(self, *, weights: bool) -> None:
         """Make room: all but the weights of what learns, or, with `weights`, those as well."""
         for learner in self._learners if self._rest else ():
-            learner.optimizer.zero_grad()  # lets go of the gradients' copies that the optimizer has made
+            # Lets go of the gradients' copies that the optimizer has made.
+            learner.optimizer.zero_grad()
         for each in [*self._rest, *(self._weights if weights else [])]:
             each.leave()
         if DEVICE.type == "cuda":
@@ -109,11 +122,15 @@ def _tensors_of(models: Iterable[Any]) -> Iterator[Tensor]:
 def _gradients(learners: Iterable[Learner]) -> Iterator[Tensor]:
     for learner in learners:
         for chunk in learner.chunks:
-            yield from (buffer.grad_data for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers])
+            yield from (
+                buffer.grad_data for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]
+            )
 
 
 def _optimizer_state(learners: Iterable[Learner]) -> Iterator[Tensor]:
-    """Moments and, in bf16, the weights in fp32. In fp32 the optimizer's weights are views of the model's own."""
+    """Moments and, in bf16, the weights in fp32. In fp32 the optimizer's weights are views of the
+    model's own.
+    """
     learners = list(learners)
     own = {tensor.untyped_storage()._cdata for tensor in _weights(learners)}
     for learner in learners:
@@ -121,7 +138,9 @@ def _optimizer_state(learners: Iterable[Learner]) -> Iterator[Tensor]:
             if part.is_stub_optimizer:
                 continue
             state = [value for values in part.optimizer.state.values() for value in values.values()]
-            masters = [parameter for group in part.optimizer.param_groups for parameter in group["params"]]
+            masters = [
+                parameter for group in part.optimizer.param_groups for parameter in group["params"]
+            ]
             held = [tensor for tensor in (*state, *masters) if isinstance(tensor, Tensor)]
             yield from (tensor for tensor in held if tensor.untyped_storage()._cdata not in own)
 
@@ -141,7 +160,8 @@ def _host_memory(size: int) -> Tensor:
         error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
         if int(error) != 0:
             raise MemoryError(
-                f"{size >> 20} MiB of host memory for trainer.offload cannot be locked: CUDA error {error}"
+                f"{size >> 20} MiB of host memory for trainer.offload cannot be locked: CUDA error "
+                f"{error}"
             )
     return memory
 

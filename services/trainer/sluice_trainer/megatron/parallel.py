@@ -21,11 +21,13 @@ from sluice_trainer.ranks import Ranks
 T = TypeVar("T")
 
 
-def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta, env: Mapping[str, str] = os.environ) -> None:
+def initialize(
+    parallelism: Parallelism, *, seed: int, timeout: timedelta, env: Mapping[str, str] = os.environ
+) -> None:
     """Join the process group and build Megatron's groups. Every collective fails after `timeout`.
 
-    Rank and address come from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Without them this
-    process is alone and opens no port. gloo on the CPU, NCCL on GPUs.
+    Rank and address come from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+    Without them this process is alone and opens no port. gloo on the CPU, NCCL on GPUs.
     """
     if DEVICE.type == "cuda":
         torch.cuda.set_device(int(env.get("LOCAL_RANK", 0)))
@@ -34,12 +36,15 @@ def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta, env: 
     model_parallel = parallelism.tensor * parallelism.pipeline * parallelism.context
     if dist.get_world_size() % model_parallel:
         raise ValueError(
-            f"{dist.get_world_size()} trainer processes cannot be split into groups of tensor ({parallelism.tensor}) x "
-            f"pipeline ({parallelism.pipeline}) x context ({parallelism.context}) = {model_parallel}"
+            f"{dist.get_world_size()} trainer processes cannot be split into groups of tensor "
+            f"({parallelism.tensor}) x "
+            f"pipeline ({parallelism.pipeline}) x context ({parallelism.context}) = "
+            f"{model_parallel}"
         )
     if dist.get_world_size() // parallelism.pipeline % parallelism.expert:
         raise ValueError(
-            f"{dist.get_world_size()} trainer processes / pipeline ({parallelism.pipeline}) cannot be split into "
+            f"{dist.get_world_size()} trainer processes / pipeline ({parallelism.pipeline}) cannot "
+            "be split into "
             f"groups of expert ({parallelism.expert})"
         )
     with megatron_device():
@@ -96,8 +101,11 @@ def ranks(timeout: timedelta) -> Ranks:
     )
 
 
-def reduce_over_data_parallel(values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType) -> dict[str, float]:
-    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the same names.
+def reduce_over_data_parallel(
+    values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType
+) -> dict[str, float]:
+    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the
+    same names.
 
     Context-parallel ranks of one data-parallel rank hold the same values; they do not count twice.
     """
@@ -115,15 +123,21 @@ def from_last_stage(value: T) -> T:
     if group.size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    dist.broadcast_object_list(
+        box, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group
+    )
     return box[0]
 
 
 def largest_over_data_parallel(count: int) -> int:
     """The largest of the ranks' counts."""
-    return int(reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"])
+    return int(
+        reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"]
+    )
 
 
 def any_rank(fact: bool) -> bool:
-    """True where it is so on any data-parallel rank: what all ranks do together they must decide together."""
+    """True where it is so on any data-parallel rank: what all ranks do together they must decide
+    together.
+    """
     return largest_over_data_parallel(int(fact)) > 0

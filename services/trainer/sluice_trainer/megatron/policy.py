@@ -1,4 +1,6 @@
-"""The policy under Megatron: model, optimizer, reference, teacher and critic of one trainer process. A `Backend`."""
+"""The policy under Megatron: model, optimizer, reference, teacher and critic of one trainer
+process. A `Backend`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ _LARGEST_LOG = 700.0
 
 
 class Policy:
-    """A model that generates log-probs and learns. One per process; joins the process group when it is made."""
+    """A model that generates log-probs and learns. One per process; joins the process group when it
+    is made.
+    """
 
     def __init__(
         self,
@@ -75,24 +79,36 @@ class Policy:
         check_tied(self.shape, engine_of(spec).layout.untied, spec.rollout.engine)
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
-        load_initial(chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed)
+        load_initial(
+            chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed
+        )
         total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
         own_steps = steps_of_policy(total_steps, critic)
         self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, own_steps)
         self._custom_loss = custom.loss(spec.algorithm)
         self._reference = frozen.reference(spec, model_dir)
-        self._teacher, distillation = frozen.teacher(spec, self.shape, model_dir), spec.algorithm.distillation
-        self._teaching = self._teacher.teaching(distillation) if self._teacher and distillation else None
+        self._teacher, distillation = (
+            frozen.teacher(spec, self.shape, model_dir),
+            spec.algorithm.distillation,
+        )
+        self._teaching = (
+            self._teacher.teaching(distillation) if self._teacher and distillation else None
+        )
         self.critic = Critic(spec, critic, model_dir, total_steps) if critic else None
         asked = [each.chunks for each in (self._reference, self._teacher) if each]
         self._offload = Offload(
-            spec.trainer.offloaded, self._learners.values(), [chunk for chunks in asked for chunk in chunks]
+            spec.trainer.offloaded,
+            self._learners.values(),
+            [chunk for chunks in asked for chunk in chunks],
         )
-        # Megatron collects garbage at every save. All that imports have left would be looked through: 0.25 s.
+        # Megatron collects garbage at every save. All that imports have left would be looked
+        # through: 0.25 s.
         gc.freeze()
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token under the current weights: per sequence [response] float32, on the CPU."""
+        """Log-probs of each response token under the current weights: per sequence [response]
+        float32, on the CPU.
+        """
         return score(self._learner.chunks, shard, self.spec, self._forward)
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
@@ -105,25 +121,39 @@ class Policy:
             return list(shard), None
         current, reference = self.log_probs(shard), self.reference_log_probs(shard)
         assert reference is not None
-        found = [kl_estimate(log_probs, ref, kl.type) for log_probs, ref in zip(current, reference, strict=True)]
+        found = [
+            kl_estimate(log_probs, ref, kl.type)
+            for log_probs, ref in zip(current, reference, strict=True)
+        ]
         if self.spec.trainer.steps_per_batch > 1:
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
         return list(shard), found
 
     @property
     def _forward(self) -> Forward:
-        return partial(forward, temperature=self.spec.temperature, vocab=self.shape.vocab, teaching=self._teaching)
+        return partial(
+            forward,
+            temperature=self.spec.temperature,
+            vocab=self.shape.vocab,
+            teaching=self._teaching,
+        )
 
-    def train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
+    def train(
+        self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]
+    ) -> dict[str, float]:
         if len(shard_by_optimizer_step) != len(totals):
-            raise ValueError(f"{len(shard_by_optimizer_step)} optimizer steps but {len(totals)} totals")
+            raise ValueError(
+                f"{len(shard_by_optimizer_step)} optimizer steps but {len(totals)} totals"
+            )
         metrics = self.critic.train(shard_by_optimizer_step, totals) if self.critic else {}
         if not self.critic or self.step >= self.critic.settings.warmup_steps:
             metrics |= self._train(shard_by_optimizer_step, totals)
         self.step += 1
         return metrics
 
-    def _train(self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
+    def _train(
+        self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]
+    ) -> dict[str, float]:
         parts = self._with_log_probs(shard_by_optimizer_step)
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
@@ -134,15 +164,22 @@ class Policy:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
         if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
             tokens = metrics.pop(DIFFERENCE_ON_POLICY)
-            metrics |= {DIFFERENCE_ON_POLICY: tokens / metrics[ON_POLICY]} if metrics[ON_POLICY] else {}
-        return {f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()}
+            metrics |= (
+                {DIFFERENCE_ON_POLICY: tokens / metrics[ON_POLICY]} if metrics[ON_POLICY] else {}
+            )
+        return {
+            f"train/{'lr-pg_0' if name == 'lr' else name}": value for name, value in metrics.items()
+        }
 
-    def _surveyed(self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]) -> list[MicroBatch]:
+    def _surveyed(
+        self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]
+    ) -> list[MicroBatch]:
         """The micro-batches with what their losses must know of the whole optimizer step."""
 
         def score(batches: list[MicroBatch]) -> list[Tensor]:
             return [
-                torch.cat([torch.empty(0), *parts]) for parts in compute(self._learner.chunks, batches, self._forward)
+                torch.cat([torch.empty(0), *parts])
+                for parts in compute(self._learner.chunks, batches, self._forward)
             ]
 
         step = OptimizerStep(number, self._learner.optimizer_steps, shard)
@@ -156,16 +193,22 @@ class Policy:
         if self.spec.algorithm.sft:
             return sft_objective(log_probs, entropy, inputs, self.spec.algorithm)
         divergence = Divergence(*taught) if taught else None
-        return policy_objective(log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss, divergence)
+        return policy_objective(
+            log_probs, entropy, inputs, self.spec.algorithm, self._custom_loss, divergence
+        )
 
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
-        """Add old log-probs where there are several optimizer steps, the reference's for a KL loss, the teacher's.
+        """Add old log-probs where there are several optimizer steps, the reference's for a KL loss,
+        the teacher's.
 
-        With one optimizer step the old policy is the current one, so the step's own forward pass has its log-probs.
+        With one optimizer step the old policy is the current one, so the step's own forward pass
+        has its log-probs.
         """
         shard = [sequence for part in parts for sequence in part]
         of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
-        if of_ratios and parallel.any_rank(any(sequence.old_log_probs is None for sequence in shard)):
+        if of_ratios and parallel.any_rank(
+            any(sequence.old_log_probs is None for sequence in shard)
+        ):
             old = self.log_probs(shard)
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
         in_loss = self.spec.algorithm.kl.loss_coef > 0
@@ -179,7 +222,9 @@ class Policy:
         return [[next(remaining) for _ in part] for part in parts]
 
     def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
-        return mapping.hf_tensors([chunk.module for chunk in self._learner.chunks], self.shape, stack_name)
+        return mapping.hf_tensors(
+            [chunk.module for chunk in self._learner.chunks], self.shape, stack_name
+        )
 
     def values(self, shard: Seq[TrainSequence]) -> list[Tensor] | None:
         return self.critic.values(shard) if self.critic else None
@@ -195,8 +240,12 @@ class Policy:
         self.finish_save(directory, wait=True)
         self._claim(directory)
         state: dict[str, Any] = {"step": self.step}
-        state["optimizer_steps"] = {name: learner.optimizer_steps for name, learner in self._learners.items()}
-        self._writing = checkpoint.Writing(directory, step, self._parts, state, author=self._author, beside=beside)
+        state["optimizer_steps"] = {
+            name: learner.optimizer_steps for name, learner in self._learners.items()
+        }
+        self._writing = checkpoint.Writing(
+            directory, step, self._parts, state, author=self._author, beside=beside
+        )
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
         """All but the newest `checkpoint.keep` then go."""
@@ -236,7 +285,9 @@ class Policy:
 
     @property
     def _parts(self) -> checkpoint.Parts:
-        return {name: (learner.chunks, learner.optimizer) for name, learner in self._learners.items()}
+        return {
+            name: (learner.chunks, learner.optimizer) for name, learner in self._learners.items()
+        }
 
     def export_hf(self, directory: Path) -> None:
         """Every rank gathers, rank 0 writes."""

@@ -15,7 +15,8 @@ from sluice.engines.base import Layout
 class Bucket:
     """The raw bytes of several tensors, one after the other, without padding.
 
-    data: [bytes] uint8. names, dtypes and shapes are those of the Hugging Face checkpoint, in the order of the bytes.
+    data: [bytes] uint8. names, dtypes and shapes are those of the Hugging Face checkpoint, in the
+    order of the bytes.
     """
 
     names: tuple[str, ...]
@@ -36,8 +37,12 @@ class Bucket:
             start += size
 
 
-def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layout) -> Iterator[Bucket]:
-    """Fill buckets of at most `max_bytes`, in order; what is larger has one of its own. The last one is marked."""
+def buckets(
+    tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layout
+) -> Iterator[Bucket]:
+    """Fill buckets of at most `max_bytes`, in order; what is larger has one of its own. The last
+    one is marked.
+    """
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for together in layout.inseparable(layout.in_parts(tensors, max_bytes)):
@@ -51,7 +56,9 @@ def buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layou
 
 
 def _flatten(tensors: list[tuple[str, Tensor]], *, last: bool) -> Bucket:
-    """Copy into one buffer: one copy a tensor, at the speed of the memory; nothing waits for a GPU."""
+    """Copy into one buffer: one copy a tensor, at the speed of the memory; nothing waits for a
+    GPU.
+    """
     device = tensors[0][1].device if tensors else torch.device("cpu")
     data = torch.empty(sum(t.nbytes for _, t in tensors), dtype=torch.uint8, device=device)
     start = 0

@@ -1,8 +1,10 @@
-"""Weights for an engine on the same machine: it opens the bucket's own memory, and copies out of it what it needs.
+"""Weights for an engine on the same machine: it opens the bucket's own memory, and copies out of it
+what it needs.
 
-On GPUs that is a CUDA IPC handle with the GPU's uuid, which the engine must see too (trainer and engine may count their
-devices differently; ranks of the engine on its other GPUs copy across). On the CPU it is a file of shared memory.
-SGLang takes either as a pickle in `/update_weights_from_tensor`, and the pickle names nothing of SGLang.
+On GPUs that is a CUDA IPC handle with the GPU's uuid, which the engine must see too (trainer and
+engine may count their devices differently; ranks of the engine on its other GPUs copy across). On
+the CPU it is a file of shared memory. SGLang takes either as a pickle in
+`/update_weights_from_tensor`, and the pickle names nothing of SGLang.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer
 
 _DEVICE = 6
-"""Where the arguments of torch's `rebuild_cuda_tensor` have the device's number, in whose place SGLang takes a uuid."""
+"""Where the arguments of torch's `rebuild_cuda_tensor` have the device's number, in whose place
+SGLang takes a uuid."""
 
 
 class Ipc:
-    """A bucket stays as it is until the engine has answered, and by then the engine has copied it."""
+    """A bucket stays as it is until the engine has answered, and by then the engine
+    has copied it.
+    """
 
     in_session = True
 
@@ -44,8 +49,12 @@ class Ipc:
             await asyncio.to_thread(torch.cuda.synchronize, bucket.data.device)
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        handles = [handle(bucket) for _ in range(peer.world_size)]  # torch counts who opens one: each is for one rank
-        await peer.control.open(handles, version=version if bucket.last else None, flush=flush and bucket.last)
+        handles = [
+            handle(bucket) for _ in range(peer.world_size)
+        ]  # torch counts who opens one: each is for one rank
+        await peer.control.open(
+            handles, version=version if bucket.last else None, flush=flush and bucket.last
+        )
         if bucket.data.is_cuda:
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
@@ -54,14 +63,23 @@ class Ipc:
 
 
 def handle(bucket: Bucket) -> str:
-    """A handle that opens the bucket in another process: base64 of a pickle, SGLang's `flattened_bucket`."""
+    """A handle that opens the bucket in another process: base64 of a pickle, SGLang's
+    `flattened_bucket`.
+    """
     start, metadata = 0, []
     for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
         kind: torch.dtype = getattr(torch, dtype)
         count = torch.Size(shape).numel()
         end = start + count * kind.itemsize
         metadata.append(
-            SimpleNamespace(name=name, shape=torch.Size(shape), dtype=kind, start_idx=start, end_idx=end, numel=count)
+            SimpleNamespace(
+                name=name,
+                shape=torch.Size(shape),
+                dtype=kind,
+                start_idx=start,
+                end_idx=end,
+                numel=count,
+            )
         )
         start = end
     file = io.BytesIO()
@@ -70,7 +88,9 @@ def handle(bucket: Bucket) -> str:
 
 
 class _Pickler(ForkingPickler):
-    """torch's way to hand a tensor to another process, with the GPU's uuid in place of its number."""
+    """torch's way to hand a tensor to another process, with the GPU's uuid in place of
+    its number.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -85,6 +105,10 @@ def _reduce(tensor: Tensor) -> tuple[Any, ...]:
     return rebuild, arguments
 
 
-def beside(engines: Sequence[pb.EngineMember], rank: int, gpus_per_replica: int) -> list[pb.EngineMember]:
-    """The engines whose first GPU is trainer rank `rank`'s: engine i has those from rank i * gpus_per_replica on."""
+def beside(
+    engines: Sequence[pb.EngineMember], rank: int, gpus_per_replica: int
+) -> list[pb.EngineMember]:
+    """The engines whose first GPU is trainer rank `rank`'s: engine i has those from rank i *
+    gpus_per_replica on.
+    """
     return [e for e in engines if int(e.member.name.rpartition("-")[2]) * gpus_per_replica == rank]

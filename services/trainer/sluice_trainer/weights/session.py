@@ -1,4 +1,6 @@
-"""The engines as the training loop has them: blocking calls, of which one after the other makes a weight update."""
+"""The engines as the training loop has them: blocking calls, of which one after the other makes a
+weight update.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Session:
-    """This rank's side of all weight updates. Every method blocks, has a deadline, and may raise Stopped."""
+    """This rank's side of all weight updates. Every method blocks, has a deadline, and may raise
+    Stopped.
+    """
 
-    def __init__(self, env: Environment, spec: RLJobSpec, member: Member, rank: int, background: Background) -> None:
+    def __init__(
+        self, env: Environment, spec: RLJobSpec, member: Member, rank: int, background: Background
+    ) -> None:
         self._env, self._spec, self._rank = env, spec, rank
         self._member, self._background = member, background
         self._background.call(self._open())
@@ -42,7 +48,9 @@ class Session:
         self._channel = rpc.channel(self._env.rendezvous)
         self._rendezvous = rendezvous_pb2_grpc.RendezvousStub(self._channel)
         colocated, sync = self._spec.trainer.colocate, self._spec.weight_sync
-        resolved = {"transport": self._transport_kind} | ({"pause_mode": "abort"} if colocated else {})
+        resolved = {"transport": self._transport_kind} | (
+            {"pause_mode": "abort"} if colocated else {}
+        )
         self._source = Source(
             self._rendezvous,
             (self._env.name, self._env.attempt),
@@ -87,13 +95,17 @@ class Session:
         if kind == "ipc":
             return Ipc()
         return Collective(
-            kind, self._env.advertise, sync.timeout_seconds, f"{self._env.name}-{self._env.attempt}-{self._rank}"
+            kind,
+            self._env.advertise,
+            sync.timeout_seconds,
+            f"{self._env.name}-{self._env.attempt}-{self._rank}",
         )
 
     # --- before and between updates
 
     def await_engines(self, count: int) -> None:
-        """Colocated, before anything of ours is on a GPU: until so many engines have started, each alone on its GPUs.
+        """Colocated, before anything of ours is on a GPU: until so many engines have started, each
+        alone on its GPUs.
 
         Who has not come in ENGINE_START_SECONDS is not waited for.
         """
@@ -109,7 +121,9 @@ class Session:
         self._background.call(come(), stoppable=True)
 
     def rest(self) -> None:
-        """Colocated: all engines give their GPUs' memory to the trainer; those that have already are left alone."""
+        """Colocated: all engines give their GPUs' memory to the trainer; those that have already
+        are left alone.
+        """
         entries = self._background.call(self._engines(), stoppable=True)
         engines = [pb.EngineMember(member=e.member, generation=e.generation) for e in entries]
         self._background.call(self._source.rest(self._member.version, engines))
@@ -129,10 +143,14 @@ class Session:
         asked = request or pb.GetLedgerRequest()
 
         async def ask() -> pb.Ledger:
-            ledger: pb.Ledger = await self._rendezvous.GetLedger(asked, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            ledger: pb.Ledger = await self._rendezvous.GetLedger(
+                asked, metadata=rpc.metadata(), timeout=CALL_SECONDS
+            )
             return ledger
 
-        ledger = await rpc.retrying(ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS)
+        ledger = await rpc.retrying(
+            ask, what="GetLedger at the rendezvous", seconds=PATIENCE_SECONDS
+        )
         return [e for e in ledger.entries if e.member.role == "rollout" and e.member.index == 0]
 
     # --- an update
@@ -140,16 +158,22 @@ class Session:
     def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
         """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
         self._member.version = version
-        return self._background.call(self._source.plan(version, joiners_only=joiners_only), stoppable=True)
+        return self._background.call(
+            self._source.plan(version, joiners_only=joiners_only), stoppable=True
+        )
 
     def share(self, engines: Sequence[pb.EngineMember], world_size: int) -> list[pb.EngineMember]:
-        """The engines that this rank sends to. A directory has one writer; memory of a GPU is opened on that GPU."""
+        """The engines that this rank sends to. A directory has one writer; memory of a GPU is
+        opened on that GPU.
+        """
         if self._transport_kind == "ipc" and self._spec.on_gpu:
             return beside(engines, self._rank, self._spec.rollout.gpus_per_replica)
         return share(engines, self._rank, 1 if self._transport_kind == "disk" else world_size)
 
     def keep(self, engines: Sequence[pb.EngineMember]) -> None:
-        """Give up what is open towards all engines but these, which are this rank's share of all there are."""
+        """Give up what is open towards all engines but these, which are this rank's share of all
+        there are.
+        """
         self._background.call(self._source.keep(engines))
 
     def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:

@@ -1,9 +1,11 @@
-"""A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each phase with a deadline.
+"""A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each
+phase with a deadline.
 
-Every rank of the trainer is the source of its share of the engines (`share`), so that several links and CPUs work side
-by side; rank 0 asks the rendezvous who takes part and tells the others. An engine that fails in a phase is reported and
-left: the rendezvous drops it from the epoch, its communicator is aborted, and the update goes on with the others. It
-comes back as a joiner, with a new communicator and all weights.
+Every rank of the trainer is the source of its share of the engines (`share`), so that several links
+and CPUs work side by side; rank 0 asks the rendezvous who takes part and tells the others. An
+engine that fails in a phase is reported and left: the rendezvous drops it from the epoch, its
+communicator is aborted, and the update goes on with the others. It comes back as a joiner, with a
+new communicator and all weights.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSEr
 
 @dataclass(slots=True)
 class Update:
-    """One update on its way: the engines that are still in it, and the time that each phase took."""
+    """One update on its way: the engines that are still in it, and the time that each
+    phase took.
+    """
 
     version: int
     peers: dict[str, Peer]
@@ -43,7 +47,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an update: engines that serve it, why others do not, and the seconds of each phase.
+    """The outcome of an update: engines that serve it, why others do not, and the seconds of each
+    phase.
 
     `paused` spans the phases from the first engine's pause to the last one's resume.
     """
@@ -54,7 +59,9 @@ class Outcome:
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
-    """The engines that trainer rank `rank` sends to: an even spread over ranks, the same on every rank."""
+    """The engines that trainer rank `rank` sends to: an even spread over ranks, the same on every
+    rank.
+    """
     count = len(engines)
     if count >= world_size:
         return [engine for i, engine in enumerate(engines) if i % world_size == rank]
@@ -98,13 +105,17 @@ class Source:
         )
 
         async def call() -> pb.UpdatePlan:
-            plan: pb.UpdatePlan = await self._stub.BeginUpdate(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            plan: pb.UpdatePlan = await self._stub.BeginUpdate(
+                request, metadata=rpc.metadata(), timeout=CALL_SECONDS
+            )
             return plan
 
         return await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
 
     async def keep(self, engines: Sequence[pb.EngineMember]) -> None:
-        """Give up what is open towards all others: they were scaled away, replaced, or are another rank's now."""
+        """Give up what is open towards all others: they were scaled away, replaced, or are another
+        rank's now.
+        """
         kept = {(e.member.address, e.member.attempt) for e in engines}
         self._controls = {key: control for key, control in self._controls.items() if key in kept}
         names = {e.member.name for e in engines}
@@ -113,14 +124,18 @@ class Source:
         self._prepared &= names
 
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
-        """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who cannot is dropped."""
+        """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who
+        cannot is dropped.
+        """
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         await self._phase(pb.UPDATE_PHASE_PAUSE, lambda peer: peer.control.rest())
         self.current = None
 
     async def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
-        """Begin an update of these engines: communicators are made where there are none. Nobody is paused yet."""
+        """Begin an update of these engines: communicators are made where there are none. Nobody is
+        paused yet.
+        """
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
@@ -132,7 +147,9 @@ class Source:
         await self._phase(pb.UPDATE_PHASE_PAUSE, self._pause)
 
     async def send(self, bucket: Bucket) -> None:
-        """Transfer one bucket to every engine that is still in the update, after those before it."""
+        """Transfer one bucket to every engine that is still in the update, after
+        those before it.
+        """
         update = self._update()
 
         async def send(peer: Peer) -> None:
@@ -144,7 +161,9 @@ class Source:
             await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
 
     async def finish(self) -> Outcome:
-        """Verify and resume; only then the rendezvous hears that an engine serves the new weights."""
+        """Verify and resume; only then the rendezvous hears that an engine serves the
+        new weights.
+        """
         await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
         await self._phase(pb.UPDATE_PHASE_RESUME, self._resume)
         update = self._update()
@@ -182,9 +201,13 @@ class Source:
     async def _check_version(self, peer: Peer) -> None:
         served, expected = await peer.control.version(), str(self._update().version)
         if served != expected:
-            raise EngineRefusedError(f"the engine says that it serves weight version {served}, expected {expected}")
+            raise EngineRefusedError(
+                f"the engine says that it serves weight version {served}, expected {expected}"
+            )
 
-    async def _phase(self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]]) -> None:
+    async def _phase(
+        self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]]
+    ) -> None:
         """Run one phase at all engines side by side, under its deadline. Who fails is out."""
         update = self._update()
         started = time.monotonic()
@@ -196,7 +219,9 @@ class Source:
         if failed:
             await self._report(phase, failed)
 
-    async def _one(self, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]) -> str:
+    async def _one(
+        self, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]
+    ) -> str:
         """Why this engine did not pass the phase, and is given up; empty: it passed."""
         failure = ""
         try:
@@ -209,14 +234,16 @@ class Source:
         return failure
 
     async def _report_all(self, phase: pb.UpdatePhase) -> None:
-        """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch any more.
+        """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch
+        any more.
 
         Not after every phase: while engines are paused nothing waits for the rendezvous.
         """
         await self._report(phase, dict.fromkeys(self._update().peers.values(), ""))
 
     async def _report(self, phase: pb.UpdatePhase, errors: Mapping[Peer, str]) -> None:
-        """Tell the rendezvous what a phase came to at these engines, in one call. Who is out is left alone.
+        """Tell the rendezvous what a phase came to at these engines, in one call. Who is out is
+        left alone.
 
         errors: for each engine, why it failed; empty: it passed.
         """
@@ -233,7 +260,9 @@ class Source:
         )
 
         async def call() -> pb.PhaseAck:
-            ack: pb.PhaseAck = await self._stub.ReportPhase(report, metadata=rpc.metadata(), timeout=CALL_SECONDS)
+            ack: pb.PhaseAck = await self._stub.ReportPhase(
+                report, metadata=rpc.metadata(), timeout=CALL_SECONDS
+            )
             return ack
 
         if not errors:
@@ -255,7 +284,9 @@ class Source:
         key = (member.address, member.attempt)
         if (control := self._controls.get(key)) is None:
             source = f"{self._name}/{self._attempt}"
-            control = self._engine.control(member.address, self._http, self._sync.timeout_seconds, source)
+            control = self._engine.control(
+                member.address, self._http, self._sync.timeout_seconds, source
+            )
             self._controls[key] = control
         return Peer(member.name, member.attempt, engine.generation, member.world_size, control)
 

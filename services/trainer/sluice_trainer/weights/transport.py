@@ -1,8 +1,10 @@
-"""How a bucket's bytes reach an engine. The update protocol is the same for all of them (source.py).
+"""How a bucket's bytes reach an engine. The update protocol is the same for all of them
+(source.py).
 
-`Collective` holds one communicator per engine replica (this rank is rank 0, the engine's ranks follow), over gloo or
-NCCL, so that an engine that dies or hangs concerns nobody else: its communicator is aborted, the others do not notice.
-It never blocks in a collective: it polls against a deadline and watches the engine's HTTP answer at the same time.
+`Collective` holds one communicator per engine replica (this rank is rank 0, the engine's ranks
+follow), over gloo or NCCL, so that an engine that dies or hangs concerns nobody else: its
+communicator is aborted, the others do not notice. It never blocks in a collective: it polls against
+a deadline and watches the engine's HTTP answer at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch._C._distributed_c10d import _unregister_process_group
-from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
 
 from sluice.engines.base import Control
 from sluice_trainer import store
@@ -59,7 +66,9 @@ class Transport(Protocol):
         """Once for each bucket, before it is sent to anybody."""
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        """Bring a staged bucket into the engine. Once the last one has returned, the engine has loaded them all."""
+        """Bring a staged bucket into the engine. Once the last one has returned, the engine has
+        loaded them all.
+        """
 
     def abandon(self, name: str) -> None:
         """Give up whatever is open towards this engine. Never blocks for long, never raises."""
@@ -68,13 +77,16 @@ class Transport(Protocol):
 class Collective:
     """Broadcasts over one process group per engine.
 
-    While an engine loads a bucket the request for the next one is already with it: engines take them one by one.
+    While an engine loads a bucket the request for the next one is already with it: engines take
+    them one by one.
     """
 
     in_session = True
 
     def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
-        """source: name and attempt of the sender. An engine remembers the names of groups whose sender has died."""
+        """source: name and attempt of the sender. An engine remembers the names of groups whose
+        sender has died.
+        """
         self._source = source
         self._backend = backend
         self._host = host
@@ -91,8 +103,12 @@ class Collective:
         size = 1 + peer.world_size
         listening = store.listener(self._host)
         port = listening.getsockname()[1]
-        engine = asyncio.create_task(peer.control.init_group(group, self._host, port, size, self._backend))
-        ours = asyncio.create_task(_in_daemon(lambda: self._join(group, listening, size), self._bury))
+        engine = asyncio.create_task(
+            peer.control.init_group(group, self._host, port, size, self._backend)
+        )
+        ours = asyncio.create_task(
+            _in_daemon(lambda: self._join(group, listening, size), self._bury)
+        )
         await _both(engine, ours)
         self._groups[peer.name] = (peer.generation, group, ours.result())
 
@@ -103,7 +119,13 @@ class Collective:
         name: Any = group  # a type of its own in newer torch, a string for all that it does
         with _without_watchdog() if self._backend == "nccl" else contextlib.nullcontext():
             process_group, _ = _new_process_group_helper(
-                size, 0, [], Backend(self._backend), PrefixStore(group, served), group_name=name, timeout=timeout
+                size,
+                0,
+                [],
+                Backend(self._backend),
+                PrefixStore(group, served),
+                group_name=name,
+                timeout=timeout,
             )
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
         return process_group
@@ -136,10 +158,14 @@ class Collective:
         if not bucket.last:
             self._loading[peer.name] = loading
 
-    async def _broadcast(self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]]) -> None:
-        """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits for the peer there.
+    async def _broadcast(
+        self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]]
+    ) -> None:
+        """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits
+        for the peer there.
 
-        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, its answers say.
+        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, its
+        answers say.
         """
         give_up = threading.Event()
 
@@ -157,7 +183,9 @@ class Collective:
                     for future in done:
                         future.result()  # an engine that refused will never join this collective
         except TimeoutError:
-            raise TransferError(f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s") from None
+            raise TransferError(
+                f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s"
+            ) from None
         finally:
             give_up.set()
             begun.cancel()
@@ -170,7 +198,9 @@ class Collective:
             self._bury(process_group)
 
     def _bury(self, process_group: Any) -> None:
-        """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that may be dead.)"""
+        """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that
+        may be dead.)
+        """
         tables: tuple[Any, ...] = (
             _world.pg_map,
             _world.pg_names,
@@ -187,7 +217,9 @@ class Collective:
         threading.Thread(target=self._end, args=(process_group,), name="bury", daemon=True).start()
 
     def _end(self, process_group: Any) -> None:
-        """NCCL aborts (0.5 s). gloo cannot: the group's end waits for stuck work until that times out. Not here."""
+        """NCCL aborts (0.5 s). gloo cannot: the group's end waits for stuck work until that times
+        out. Not here.
+        """
         if self._backend == "nccl":
             process_group._get_backend(torch.device("cuda")).abort()
         else:
@@ -195,12 +227,16 @@ class Collective:
 
 
 class Disk:
-    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it by itself."""
+    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it
+    by itself.
+    """
 
     in_session = False
 
     def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
-        """attempt: of the trainer. An older one that still runs writes into directories of its own."""
+        """attempt: of the trainer. An older one that still runs writes into directories of its
+        own.
+        """
         self._directory = directory
         self._model_dir = model_dir
         self._attempt = attempt
@@ -220,7 +256,10 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)
             for source in self._model_dir.iterdir():
-                if source.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in source.name:
+                if (
+                    source.suffix in (".json", ".txt", ".model", ".jinja")
+                    and "index" not in source.name
+                ):
                     shutil.copy(source, path)
         self._count += 1
         save_file(
@@ -248,7 +287,9 @@ class Disk:
 
 
 class Nothing:
-    """No weights at all: the engine keeps its own, under the number of the version (`debug.rolloutOnly`)."""
+    """No weights at all: the engine keeps its own, under the number of the version
+    (`debug.rolloutOnly`).
+    """
 
     in_session = False
 
@@ -267,10 +308,14 @@ class Nothing:
 
 
 async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
-    """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that said no."""
+    """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that
+    said no.
+    """
     try:
         done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
-        for task in sorted(done, key=lambda task: task is ours):  # what the engine says is the better reason
+        for task in sorted(
+            done, key=lambda task: task is ours
+        ):  # what the engine says is the better reason
             task.result()
     finally:
         for task in (engine, ours):
@@ -279,7 +324,8 @@ async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
 
 
 async def _in_daemon(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:
-    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process from its end.
+    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process
+    from its end.
 
     dispose: what to do with a result that comes when nobody wants it any more.
     """
@@ -312,10 +358,12 @@ _making_group = threading.Lock()
 
 @contextlib.contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """Torch's NCCL watchdog ends the whole process when a collective fails. An engine's failure is ours to handle.
+    """Torch's NCCL watchdog ends the whole process when a collective fails. An engine's failure is
+    ours to handle.
 
-    The setting is read when a group is made: the trainer's own groups keep their watchdog. It is the process's, so
-    NCCL's groups are made one at a time, which waits for nobody: peers meet in the first broadcast.
+    The setting is read when a group is made: the trainer's own groups keep their watchdog. It is
+    the process's, so NCCL's groups are made one at a time, which waits for nobody: peers meet in
+    the first broadcast.
     """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     with _making_group:

@@ -14,7 +14,8 @@ from sluice_trainer.weights.session import Session
 from sluice_trainer.weights.source import Outcome
 
 _AHEAD = 2
-"""Buckets that are being sent or wait for it, while the next is made: memory for one more than that is needed."""
+"""Buckets that are being sent or wait for it, while the next is made: memory for one more than that
+is needed."""
 
 
 def update_engines(
@@ -27,12 +28,14 @@ def update_engines(
     joiners_only: bool = False,
     hand_over: Callable[[], None] | None = None,
 ) -> list[Outcome]:
-    """Bring the weights to the engines. Answers what each rank's share of the update came to, everywhere. Collective.
+    """Bring the weights to the engines. Answers what each rank's share of the update came to,
+    everywhere. Collective.
 
-    tensors: names and full tensors as the engines' layout wants them. They are gathered and laid into buckets by all
-    ranks, each of which sends them to its share of the engines. The first bucket is made before the engines are paused,
-    and the others while earlier ones are on their way. hand_over: what every rank does once all engines have all
-    weights, before any of them generates.
+    tensors: names and full tensors as the engines' layout wants them. They are gathered and laid
+    into buckets by all ranks, each of which sends them to its share of the engines. The first
+    bucket is made before the engines are paused, and the others while earlier ones are on their
+    way. hand_over: what every rank does once all engines have all weights, before any of them
+    generates.
     """
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))

@@ -1,4 +1,6 @@
-"""`python -m sluice.engines.sglang.plugin TARGET`: put the plugin, and the script that starts SGLang with it, there."""
+"""`python -m sluice.engines.sglang.plugin TARGET`: put the plugin, and the script that starts
+SGLang with it, there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ PATH = Path(__file__).resolve().parent / "path"
 
 
 def install(target: Path) -> None:
-    """Copy `path`. On a laptop engines share the directory: one may start while another's files come."""
+    """Copy `path`. On a laptop engines share the directory: one may start while another's files
+    come.
+    """
     for source in PATH.rglob("*"):
         if not source.is_file() or source.parent.name == "__pycache__":
             continue

@@ -1,10 +1,11 @@
-"""Instruction following: does the response do what can be checked by a program (IFEval, IFBench; slime's `ifbench`)?
+"""Instruction following: does the response do what can be checked by a program (IFEval, IFBench;
+slime's `ifbench`)?
 
-A row names its instructions in `metadata.instruction_id_list` and their arguments, one object each, in
-`metadata.kwargs`. `score` is 1 where all are followed, else 0; `followed` is the share that is. The checks are our own
-and use no tagger or word list from elsewhere: sentences and words may be split otherwise than by the benchmarks' own
-code where a text is odd. Languages are told by langdetect, as in IFEval. An instruction that is not covered
-(`docs/rewards.md`) fails its sample.
+A row names its instructions in `metadata.instruction_id_list` and their arguments, one object each,
+in `metadata.kwargs`. `score` is 1 where all are followed, else 0; `followed` is the share that is.
+The checks are our own and use no tagger or word list from elsewhere: sentences and words may be
+split otherwise than by the benchmarks' own code where a text is odd. Languages are told by
+langdetect, as in IFEval. An instruction that is not covered (`docs/rewards.md`) fails its sample.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ CHECKS = ifeval.CHECKS | counts.CHECKS | words.CHECKS | formats.CHECKS | custom.
 
 def ifbench(sample: RewardInput) -> dict[str, float]:
     names, arguments = _instructions(sample.metadata)
-    followed = [_follows(sample.response, name, given) for name, given in zip(names, arguments, strict=True)]
+    followed = [
+        _follows(sample.response, name, given) for name, given in zip(names, arguments, strict=True)
+    ]
     return {"score": float(all(followed)), "followed": sum(followed) / len(followed)}
 
 
@@ -32,23 +35,33 @@ def _follows(response: str, name: str, arguments: dict[str, Any]) -> bool:
     try:
         return CHECKS[name](response, **arguments)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise RewardError(f"metadata.kwargs: {name} cannot take {shown(arguments)}: {error}") from error
+        raise RewardError(
+            f"metadata.kwargs: {name} cannot take {shown(arguments)}: {error}"
+        ) from error
 
 
 def _instructions(metadata: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Names, and for each its arguments without those that are null."""
     names, given = metadata.get("instruction_id_list"), metadata.get("kwargs")
     if not isinstance(names, list) or not names:
-        raise RewardError(f"metadata.instruction_id_list: ifbench needs a list of instructions, got {shown(names)}")
+        raise RewardError(
+            "metadata.instruction_id_list: ifbench needs a list of instructions, got "
+            f"{shown(names)}"
+        )
     if isinstance(given, str):
         try:
             given = json.loads(given)
         except ValueError:
-            raise RewardError(f"metadata.kwargs: expected a list of objects or its JSON, got {shown(given)}") from None
+            raise RewardError(
+                f"metadata.kwargs: expected a list of objects or its JSON, got {shown(given)}"
+            ) from None
     if given is None or isinstance(given, dict):
         given = [given or {}] * len(names)
     if not isinstance(given, list) or len(given) != len(names):
         raise RewardError(
-            f"metadata.kwargs: expected one object for each of {len(names)} instructions, got {shown(given)}"
+            f"metadata.kwargs: expected one object for each of {len(names)} instructions, got "
+            f"{shown(given)}"
         )
-    return [str(n).strip() for n in names], [{k: v for k, v in (g or {}).items() if v is not None} for g in given]
+    return [str(n).strip() for n in names], [
+        {k: v for k, v in (g or {}).items() if v is not None} for g in given
+    ]

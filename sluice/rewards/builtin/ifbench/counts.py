@@ -9,34 +9,270 @@ from sluice.rewards.builtin.ifbench import text as t
 from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CONJUNCTIONS = frozenset(["and", "but", "for", "nor", "or", "so", "yet"])
-_PRONOUNS = frozenset((
-    "i", "me", "we", "us", "you", "he", "him", "she", "her", "it", "they", "them", "my", "mine", "our", "ours",
-    "your", "yours", "his", "hers", "its", "their", "theirs", "myself", "ourselves", "yourself", "yourselves",
-    "himself", "herself", "itself", "themselves", "this", "that", "these", "those", "who", "whom", "whose", "which",
-    "what", "whoever", "whomever", "whatever", "whichever", "anybody", "anyone", "anything", "everybody",
-    "everyone", "everything", "nobody", "nothing", "somebody", "someone", "something", "each", "either", "neither",
-    "both", "all", "some", "any", "none",
-))  # fmt: skip
+_PRONOUNS = frozenset(
+    (
+        "i",
+        "me",
+        "we",
+        "us",
+        "you",
+        "he",
+        "him",
+        "she",
+        "her",
+        "it",
+        "they",
+        "them",
+        "my",
+        "mine",
+        "our",
+        "ours",
+        "your",
+        "yours",
+        "his",
+        "hers",
+        "its",
+        "their",
+        "theirs",
+        "myself",
+        "ourselves",
+        "yourself",
+        "yourselves",
+        "himself",
+        "herself",
+        "itself",
+        "themselves",
+        "this",
+        "that",
+        "these",
+        "those",
+        "who",
+        "whom",
+        "whose",
+        "which",
+        "what",
+        "whoever",
+        "whomever",
+        "whatever",
+        "whichever",
+        "anybody",
+        "anyone",
+        "anything",
+        "everybody",
+        "everyone",
+        "everything",
+        "nobody",
+        "nothing",
+        "somebody",
+        "someone",
+        "something",
+        "each",
+        "either",
+        "neither",
+        "both",
+        "all",
+        "some",
+        "any",
+        "none",
+    )
+)
 _NAMES = (
-    "Emma", "Liam", "Sophia", "Jackson", "Olivia", "Noah", "Ava", "Lucas", "Isabella", "Mason", "Mia", "Ethan",
-    "Charlotte", "Alexander", "Amelia", "Benjamin", "Harper", "Leo", "Zoe", "Daniel", "Chloe", "Samuel", "Lily",
-    "Matthew", "Grace", "Owen", "Abigail", "Gabriel", "Ella", "Jacob", "Scarlett", "Nathan", "Victoria", "Elijah",
-    "Layla", "Nicholas", "Audrey", "David", "Hannah", "Christopher", "Penelope", "Thomas", "Nora", "Andrew", "Aria",
-    "Joseph", "Claire", "Ryan", "Stella", "Jonathan",
-)  # fmt: skip
-_STOP_WORDS = frozenset((
-    *("a", "an", "the", "this", "that", "these", "those"),
-    *("i", "me", "my", "mine", "myself", "we", "us", "our", "ours", "ourselves", "you", "your", "yours", "yourself",
-      "yourselves", "he", "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "they",
-      "them", "their", "theirs", "themselves", "who", "whom", "whose", "which", "what"),
-    *("am", "is", "are", "was", "were", "be", "been", "being", "have", "has", "had", "having", "do", "does", "did",
-      "doing", "can", "will", "should", "now", "just", "don", "t", "s", "d", "ll", "m", "re", "ve", "o", "y"),
-    *("and", "but", "if", "or", "because", "as", "until", "while", "than", "so", "nor", "not", "no", "only"),
-    *("of", "at", "by", "for", "with", "about", "against", "between", "into", "through", "during", "before", "after",
-      "above", "below", "to", "from", "up", "down", "in", "out", "on", "off", "over", "under"),
-    *("again", "further", "then", "once", "here", "there", "when", "where", "why", "how", "all", "any", "both",
-      "each", "few", "more", "most", "other", "some", "such", "own", "same", "too", "very"),
-))  # fmt: skip
+    "Emma",
+    "Liam",
+    "Sophia",
+    "Jackson",
+    "Olivia",
+    "Noah",
+    "Ava",
+    "Lucas",
+    "Isabella",
+    "Mason",
+    "Mia",
+    "Ethan",
+    "Charlotte",
+    "Alexander",
+    "Amelia",
+    "Benjamin",
+    "Harper",
+    "Leo",
+    "Zoe",
+    "Daniel",
+    "Chloe",
+    "Samuel",
+    "Lily",
+    "Matthew",
+    "Grace",
+    "Owen",
+    "Abigail",
+    "Gabriel",
+    "Ella",
+    "Jacob",
+    "Scarlett",
+    "Nathan",
+    "Victoria",
+    "Elijah",
+    "Layla",
+    "Nicholas",
+    "Audrey",
+    "David",
+    "Hannah",
+    "Christopher",
+    "Penelope",
+    "Thomas",
+    "Nora",
+    "Andrew",
+    "Aria",
+    "Joseph",
+    "Claire",
+    "Ryan",
+    "Stella",
+    "Jonathan",
+)
+_STOP_WORDS = frozenset(
+    (
+        *("a", "an", "the", "this", "that", "these", "those"),
+        *(
+            "i",
+            "me",
+            "my",
+            "mine",
+            "myself",
+            "we",
+            "us",
+            "our",
+            "ours",
+            "ourselves",
+            "you",
+            "your",
+            "yours",
+            "yourself",
+            "yourselves",
+            "he",
+            "him",
+            "his",
+            "himself",
+            "she",
+            "her",
+            "hers",
+            "herself",
+            "it",
+            "its",
+            "itself",
+            "they",
+            "them",
+            "their",
+            "theirs",
+            "themselves",
+            "who",
+            "whom",
+            "whose",
+            "which",
+            "what",
+        ),
+        *(
+            "am",
+            "is",
+            "are",
+            "was",
+            "were",
+            "be",
+            "been",
+            "being",
+            "have",
+            "has",
+            "had",
+            "having",
+            "do",
+            "does",
+            "did",
+            "doing",
+            "can",
+            "will",
+            "should",
+            "now",
+            "just",
+            "don",
+            "t",
+            "s",
+            "d",
+            "ll",
+            "m",
+            "re",
+            "ve",
+            "o",
+            "y",
+        ),
+        *(
+            "and",
+            "but",
+            "if",
+            "or",
+            "because",
+            "as",
+            "until",
+            "while",
+            "than",
+            "so",
+            "nor",
+            "not",
+            "no",
+            "only",
+        ),
+        *(
+            "of",
+            "at",
+            "by",
+            "for",
+            "with",
+            "about",
+            "against",
+            "between",
+            "into",
+            "through",
+            "during",
+            "before",
+            "after",
+            "above",
+            "below",
+            "to",
+            "from",
+            "up",
+            "down",
+            "in",
+            "out",
+            "on",
+            "off",
+            "over",
+            "under",
+        ),
+        *(
+            "again",
+            "further",
+            "then",
+            "once",
+            "here",
+            "there",
+            "when",
+            "where",
+            "why",
+            "how",
+            "all",
+            "any",
+            "both",
+            "each",
+            "few",
+            "more",
+            "most",
+            "other",
+            "some",
+            "such",
+            "own",
+            "same",
+            "too",
+            "very",
+        ),
+    )
+)
 """English function words, and what an apostrophe leaves of them."""
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
@@ -50,7 +286,9 @@ def _unique_words(text: str, *, N: int) -> bool:  # noqa: N803  (the data set's 
 
 
 def _conjunctions(text: str, *, small_n: int) -> bool:
-    return len(_CONJUNCTIONS & {word.strip(t.PUNCTUATION) for word in text.lower().split()}) >= small_n
+    return (
+        len(_CONJUNCTIONS & {word.strip(t.PUNCTUATION) for word in text.lower().split()}) >= small_n
+    )
 
 
 def _person_names(text: str, *, N: int) -> bool:  # noqa: N803
@@ -76,7 +314,10 @@ def _japanese(text: str, *, N: int) -> bool:  # noqa: N803
 
 
 def _keywords_multiple(text: str, **keywords: str) -> bool:
-    return all(t.times(keywords[f"keyword{i}"].strip(), text) == n for i, n in enumerate((1, 2, 3, 5, 7), start=1))
+    return all(
+        t.times(keywords[f"keyword{i}"].strip(), text) == n
+        for i, n in enumerate((1, 2, 3, 5, 7), start=1)
+    )
 
 
 def _ratio(text: str) -> bool:
@@ -91,16 +332,24 @@ def _balance(text: str) -> bool:
 
 def _same_length(text: str) -> bool:
     sentences, words = t.sentences(text), t.bare_words(text.lower())
-    return len(sentences) == 3 and len({len(s) for s in sentences}) == 1 and len(set(words)) == len(words)
+    return (
+        len(sentences) == 3
+        and len({len(s) for s in sentences}) == 1
+        and len(set(words)) == len(words)
+    )
 
 
 def _stop_words(text: str, *, percentage: float) -> bool:
     found = t.words(text.lower())
-    return bool(found) and 100 * sum(word in _STOP_WORDS for word in found) / len(found) <= percentage
+    return (
+        bool(found) and 100 * sum(word in _STOP_WORDS for word in found) / len(found) <= percentage
+    )
 
 
 def _overlap(text: str, *, reference_text: str, percentage: float) -> bool:
-    """The share of the text's trigrams of words and marks that the reference has, within 2 per cent."""
+    """The share of the text's trigrams of words and marks that the reference has, within 2 per
+    cent.
+    """
     made, known = (_trigrams(one) for one in (text, reference_text))
     return bool(made) and abs(100 * len(made & known) / len(made) - percentage) <= 2
 

@@ -1,4 +1,6 @@
-"""IFBench's `custom:` instructions (Pyatkin et al. 2025), by their ids: each belongs to one prompt of the benchmark."""
+"""IFBench's `custom:` instructions (Pyatkin et al. 2025), by their ids: each belongs to one prompt
+of the benchmark.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,34 @@ from sluice.rewards.builtin.ifbench import text as t
 from sluice.rewards.builtin.ifbench.ifeval import Check
 
 _CAPITALS = (
-    "Reykjavik", "Helsinki", "Oslo", "Tallinn", "Stockholm", "Riga", "Moscow", "Copenhagen", "Vilnius", "Minsk",
-    "Dublin", "Berlin", "Amsterdam", "Warsaw", "London", "Brussels", "Prague", "Luxembourg", "Paris", "Vienna",
-    "Bratislava", "Budapest", "Vaduz", "Chisinau", "Bern", "Ljubljana", "Zagreb",
-)  # fmt: skip
+    "Reykjavik",
+    "Helsinki",
+    "Oslo",
+    "Tallinn",
+    "Stockholm",
+    "Riga",
+    "Moscow",
+    "Copenhagen",
+    "Vilnius",
+    "Minsk",
+    "Dublin",
+    "Berlin",
+    "Amsterdam",
+    "Warsaw",
+    "London",
+    "Brussels",
+    "Prague",
+    "Luxembourg",
+    "Paris",
+    "Vienna",
+    "Bratislava",
+    "Budapest",
+    "Vaduz",
+    "Chisinau",
+    "Bern",
+    "Ljubljana",
+    "Zagreb",
+)
 """Of Europe's countries, those north of 45 degrees, from north to south."""
 _AFRICAN_COUNTRIES = 52
 """At least; the benchmark is lenient about what is a country."""
@@ -29,7 +55,9 @@ def _multiples(text: str) -> bool:
 
 
 def _multiple_choice(text: str) -> bool:
-    """Four questions with five options each, every question longer than the one before; nothing ahead of them."""
+    """Four questions with five options each, every question longer than the one before; nothing
+    ahead of them.
+    """
     if not text.startswith("Question"):
         return False
     questions = [part.strip() for part in _QUESTION.split(text) if part.strip()]
@@ -56,7 +84,9 @@ def _words_reversed(text: str) -> bool:
 
 
 def _alphabet_story(text: str) -> bool:
-    first = [s.lstrip(string.punctuation + string.whitespace)[:1].lower() for s in t.sentences(text)]
+    first = [
+        s.lstrip(string.punctuation + string.whitespace)[:1].lower() for s in t.sentences(text)
+    ]
     return first == list(string.ascii_lowercase)
 
 

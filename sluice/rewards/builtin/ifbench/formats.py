@@ -46,7 +46,9 @@ def _options(text: str, *, options: str) -> bool:
     choices = [choice.strip() for choice in options.split(separator)]
     if re.match(r"\W*[aA]\W*[bB]\W*[cC]\W*", options):
         return text in choices
-    return text.strip(t.PUNCTUATION).lower() in {choice.strip(t.PUNCTUATION).lower() for choice in choices}
+    return text.strip(t.PUNCTUATION).lower() in {
+        choice.strip(t.PUNCTUATION).lower() for choice in choices
+    }
 
 
 def _newline(text: str) -> bool:
@@ -84,7 +86,10 @@ def _bullets_after_sentences(text: str) -> bool:
 
 def _title_case(text: str) -> bool:
     found = [word for word in t.tokens(text) if word[0].isalpha()]
-    return not any(word[0].islower() and (len(word) == 1 or word[1:].islower() or word[1:].isupper()) for word in found)
+    return not any(
+        word[0].islower() and (len(word) == 1 or word[1:].islower() or word[1:].isupper())
+        for word in found
+    )
 
 
 def _emoji(text: str) -> bool:
@@ -115,7 +120,9 @@ CHECKS: dict[str, Check] = {
     "format:no_bullets_bullets": _bullets_after_sentences,
     "format:no_whitespace": lambda text: not re.search(r"\s", text),
     "format:options": _options,
-    "format:output_template": lambda text: all(s in text for s in ("My Answer:", "My Conclusion:", "Future Outlook:")),
+    "format:output_template": lambda text: all(
+        s in text for s in ("My Answer:", "My Conclusion:", "Future Outlook:")
+    ),
     "format:parentheses": _parentheses,
     "format:quote_unquote": _quote_unquote,
     "format:quotes": _quotes,

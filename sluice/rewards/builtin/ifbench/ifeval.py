@@ -50,7 +50,11 @@ def _paragraphs(text: str, *, num_paragraphs: int) -> bool:
 def _nth_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     parts = re.split(r"\n\n", text)
     filled = [p for p in parts if p.strip()]
-    if len(filled) != num_paragraphs or nth_paragraph > len(parts) or not parts[nth_paragraph - 1].strip():
+    if (
+        len(filled) != num_paragraphs
+        or nth_paragraph > len(parts)
+        or not parts[nth_paragraph - 1].strip()
+    ):
         return False
     word = parts[nth_paragraph - 1].split()[0].lstrip("'\"")
     return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
@@ -112,7 +116,9 @@ def _end(text: str, *, end_phrase: str) -> bool:
 
 
 def _capital_words(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    return _related(sum(word.isupper() for word in t.tokens(text)), capital_frequency, capital_relation)
+    return _related(
+        sum(word.isupper() for word in t.tokens(text)), capital_frequency, capital_relation
+    )
 
 
 def _quotation(text: str) -> bool:
@@ -121,7 +127,9 @@ def _quotation(text: str) -> bool:
 
 
 def _language(text: str, *, language: str) -> bool:
-    """As the benchmark has it: a text whose language cannot be told counts as in the one that is wanted."""
+    """As the benchmark has it: a text whose language cannot be told counts as in the one that is
+    wanted.
+    """
     import langdetect  # here: it reads its profiles when it is first asked
 
     langdetect.DetectorFactory.seed = 0  # else it draws, and one text may have two languages

@@ -1,4 +1,6 @@
-"""How the instruction checks read a text: words, sentences, paragraphs. English, without language models."""
+"""How the instruction checks read a text: words, sentences, paragraphs. English, without language
+models.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*")
 _ABBREVIATION = re.compile(
-    r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Co|vs|etc|e\.g|i\.e|Fig|No|U\.S|a\.m|p\.m|[A-Z])\.$", re.IGNORECASE
+    r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Co|vs|etc|e\.g|i\.e|Fig|No|U\.S|a\.m|p\.m|[A-Z])\.$",
+    re.IGNORECASE,
 )
 _END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|\n{2,}")
 
@@ -35,13 +38,19 @@ def without_punctuation(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Ended by . ! ? (and closing quotes), or by an empty line; not by the dot of an abbreviation or an initial."""
+    """Ended by . ! ? (and closing quotes), or by an empty line; not by the dot of an abbreviation
+    or an initial.
+    """
     found, start = [], 0
     for match in _END.finditer(text):
         piece = text[start : match.end()]
         more = text[match.end() :].lstrip()
         dot_only = match[0].strip(".") == ""
-        if more and dot_only and (more[0].islower() or (match[0] == "." and _ABBREVIATION.search(piece[-12:]))):
+        if (
+            more
+            and dot_only
+            and (more[0].islower() or (match[0] == "." and _ABBREVIATION.search(piece[-12:])))
+        ):
             continue
         found.append(piece.strip())
         start = match.end()

@@ -18,7 +18,9 @@ def _alphabet(text: str) -> bool:
     first = [word[0].lower() for word in t.bare_words(text)]
     letters = string.ascii_lowercase
     inside = bool(first) and all(letter in letters for letter in first)
-    return inside and all((letters.index(a) + 1) % 26 == letters.index(b) for a, b in pairwise(first))
+    return inside and all(
+        (letters.index(a) + 1) % 26 == letters.index(b) for a, b in pairwise(first)
+    )
 
 
 def _vowels(text: str) -> bool:

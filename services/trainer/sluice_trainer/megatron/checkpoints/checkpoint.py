@@ -1,11 +1,12 @@
 """Checkpoints that survive a kill at any moment, written in training's way or beside it.
 
-The promise is that of `checkpoint_directory`. A `Writing` keeps it in three parts: what is to be written is collected
-(all ranks together; with `beside` it is also copied, so that training may change the original), then each rank writes
-its files (with `beside` in a thread), then all ranks together complete and commit it. Until then nobody sees it.
+The promise is that of `checkpoint_directory`. A `Writing` keeps it in three parts: what is to be
+written is collected (all ranks together; with `beside` it is also copied, so that training may
+change the original), then each rank writes its files (with `beside` in a thread), then all ranks
+together complete and commit it. Until then nobody sees it.
 
-The format is Megatron's torch_dist with fully reshardable optimizer state: it loads under any parallel layout. A critic
-is a second one inside, in `critic/`: both are there or none is.
+The format is Megatron's torch_dist with fully reshardable optimizer state: it loads under any
+parallel layout. A critic is a second one inside, in `critic/`: both are there or none is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
-from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` misses it
+from torch.distributed.checkpoint.api import (
+    CheckpointException,
+)  # a BaseException: `except Exception` misses it
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sluice_trainer.checkpoint_directory import (
@@ -39,11 +42,16 @@ from sluice_trainer.checkpoint_directory import (
     temporary_of,
     verify,
 )
-from sluice_trainer.megatron.adaptations import DEVICE, checkpoint_writer_in_process, megatron_device
+from sluice_trainer.megatron.adaptations import (
+    DEVICE,
+    checkpoint_writer_in_process,
+    megatron_device,
+)
 from sluice_trainer.megatron.step.optimizer import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
-"""Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and comes first."""
+"""Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and
+comes first."""
 METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -56,7 +64,9 @@ class CheckpointError(RuntimeError):
 
 
 class Writing:
-    """Checkpoint `step` on its way to the disk. Made and completed by all ranks together; one at a time."""
+    """Checkpoint `step` on its way to the disk. Made and completed by all ranks together; one at a
+    time.
+    """
 
     @megatron_device()
     def __init__(
@@ -69,10 +79,12 @@ class Writing:
         author: Author,
         beside: bool = False,
     ) -> None:
-        """Collect weights, optimizer state, RNG states and `user_state` (picklable, equal on all ranks).
+        """Collect weights, optimizer state, RNG states and `user_state` (picklable, equal on all
+        ranks).
 
-        beside: copy all of it, and write it in a thread from now on; else write it here. `directory` must be shared by
-        all nodes, and claimed by `author`. A step that is saved already is left as it is: version n is version n.
+        beside: copy all of it, and write it in a thread from now on; else write it here.
+        `directory` must be shared by all nodes, and claimed by `author`. A step that is saved
+        already is left as it is: version n is version n.
         """
         self.step = step
         self._author = author
@@ -89,7 +101,9 @@ class Writing:
         with self._failing():
             self._begin(directory, parts, user_state, beside)
 
-    def _begin(self, directory: Path, parts: Parts, user_state: dict[str, Any], beside: bool) -> None:
+    def _begin(
+        self, directory: Path, parts: Parts, user_state: dict[str, Any], beside: bool
+    ) -> None:
         if dist.get_rank() == 0:
             shutil.rmtree(self._temporary, ignore_errors=True)
             for name in parts:
@@ -108,7 +122,9 @@ class Writing:
             writes.append(_write(request, copy=beside))
             writes.append(partial(self._record, request))
         if beside:
-            self._thread = threading.Thread(target=_in_order, args=(writes,), name=f"checkpoint-{self.step}")
+            self._thread = threading.Thread(
+                target=_in_order, args=(writes,), name=f"checkpoint-{self.step}"
+            )
             self._thread.start()
         else:
             _in_order(writes)
@@ -116,7 +132,9 @@ class Writing:
     @megatron_device()
     def ready(self) -> bool:
         """True once all ranks have written their files. Collective."""
-        writing = torch.tensor(float(self._thread is not None and self._thread.is_alive()), device=DEVICE)
+        writing = torch.tensor(
+            float(self._thread is not None and self._thread.is_alive()), device=DEVICE
+        )
         dist.all_reduce(writing, op=dist.ReduceOp.MAX)
         return not writing.item()
 
@@ -124,8 +142,8 @@ class Writing:
     def complete(self) -> None:
         """Wait for the files and make them a checkpoint. Collective.
 
-        Raises CheckpointError where it could not be written, for instance because the disk is full; older checkpoints
-        stay intact.
+        Raises CheckpointError where it could not be written, for instance because the disk is full;
+        older checkpoints stay intact.
         """
         if not self.needed:
             return
@@ -142,7 +160,9 @@ class Writing:
             dist.barrier()
 
     def _superseded(self) -> str:
-        """That a newer attempt has the directory, which explains whatever else went wrong; empty: it has not."""
+        """That a newer attempt has the directory, which explains whatever else went wrong; empty:
+        it has not.
+        """
         try:
             check(self._final.parent, self._author)
         except SupersededError as error:
@@ -150,12 +170,16 @@ class Writing:
         return ""
 
     def _record(self, request: Any) -> None:
-        """Note what this rank's files hold, while they are in memory. One that could not be written fails later."""
+        """Note what this rank's files hold, while they are in memory. One that could not be written
+        fails later.
+        """
         if request.async_fn is None:
             return
         for path, _, _ in request.async_fn_args[1]:
             if Path(path).exists():
-                self._records[Path(path).relative_to(self._temporary).as_posix()] = record(Path(path))
+                self._records[Path(path).relative_to(self._temporary).as_posix()] = record(
+                    Path(path)
+                )
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -166,8 +190,12 @@ class Writing:
             self._cleanup.close()
             if dist.get_rank() == 0:
                 shutil.rmtree(self._temporary, ignore_errors=True)
-            reason = self._superseded() or _reason([repr(error), *self._messages], self._final.parent)
-            raise CheckpointError(f"checkpoint {self._final} could not be written: {reason}") from error
+            reason = self._superseded() or _reason(
+                [repr(error), *self._messages], self._final.parent
+            )
+            raise CheckpointError(
+                f"checkpoint {self._final} could not be written: {reason}"
+            ) from error
 
 
 def _write(request: Any, *, copy: bool) -> Callable[[], None]:
@@ -176,7 +204,11 @@ def _write(request: Any, *, copy: bool) -> Callable[[], None]:
         return lambda: None
     rank, buckets, results = request.async_fn_args
     staged = [
-        (path, key, (objects, [(item, tensor.detach().to("cpu", copy=copy)) for item, tensor in tensors]))
+        (
+            path,
+            key,
+            (objects, [(item, tensor.detach().to("cpu", copy=copy)) for item, tensor in tensors]),
+        )
         for path, key, (objects, tensors) in buckets
     ]
     return partial(request.async_fn, rank, staged, results)
@@ -188,7 +220,9 @@ def _in_order(writes: list[Callable[[], None]]) -> None:
 
 
 def agreed(value: Any) -> Any:
-    """Rank 0's value on every rank: file systems may show other ranks a directory as it was a moment ago."""
+    """Rank 0's value on every rank: file systems may show other ranks a directory as it was a
+    moment ago.
+    """
     box = [value]
     dist.broadcast_object_list(box, src=0, device=DEVICE)
     return box[0]
@@ -211,7 +245,8 @@ def _reason(messages: list[str], directory: Path) -> str:
 
 @megatron_device()
 def load(directory: Path, step: int, parts: Parts) -> dict[str, Any]:
-    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user state. Collective.
+    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user
+    state. Collective.
 
     Raises CheckpointError, on all ranks, where a file is missing or not what was written.
     """
@@ -239,7 +274,10 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint {final}")
     wanted = _state(chunks, optimizer, {}, loading=True)
     try:
-        if wanted["rng"].unique_key not in FileSystemReader(final).read_metadata().state_dict_metadata:
+        if (
+            wanted["rng"].unique_key
+            not in FileSystemReader(final).read_metadata().state_dict_metadata
+        ):
             del wanted["rng"]  # saved under another layout
         state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
     except (Exception, CheckpointException) as error:
@@ -253,10 +291,14 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
 def weights_state(chunks: list[Any]) -> dict[str, Any]:
     """How the chunks' weights lie in a checkpoint, by chunk: `sharded_state_dict`s."""
     metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
-    return {f"model{n}": chunk.sharded_state_dict(metadata=metadata) for n, chunk in enumerate(chunks)}
+    return {
+        f"model{n}": chunk.sharded_state_dict(metadata=metadata) for n, chunk in enumerate(chunks)
+    }
 
 
-def _state(chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False) -> dict[str, Any]:
+def _state(
+    chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False
+) -> dict[str, Any]:
     _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
     return {
@@ -269,9 +311,11 @@ def _state(chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loa
 
 
 def _rng() -> ShardedObject:
-    """Generator states of this rank's position in the model; data-parallel ranks share one, for nothing is drawn there.
+    """Generator states of this rank's position in the model; data-parallel ranks share one, for
+    nothing is drawn there.
 
-    A resume under another tensor- or pipeline-parallel layout finds none of its own and goes on with those it has.
+    A resume under another tensor- or pipeline-parallel layout finds none of its own and goes on
+    with those it has.
     """
     position = (
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -294,8 +338,9 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-# --- the optimizer: its tensors, and Adam's step. Everything else of it comes from the manifest, and how its parameters
-# are grouped depends on the layout: Megatron's own state of those groups does not load under another.
+# --- the optimizer: its tensors, and Adam's step. Everything else of it comes from the manifest,
+# and how its parameters are grouped depends on the layout: Megatron's own state of those groups
+# does not load under another.
 
 
 def _parts(optimizer: Any) -> list[Any]:
@@ -310,7 +355,9 @@ def _parts(optimizer: Any) -> list[Any]:
 def _optimizer_state(optimizer: Any, weights: dict[str, Any], *, loading: bool) -> dict[str, Any]:
     metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
     return {
-        f"part{number}": part.sharded_state_dict(weights, is_loading=loading, metadata=metadata)["param_state"]
+        f"part{number}": part.sharded_state_dict(weights, is_loading=loading, metadata=metadata)[
+            "param_state"
+        ]
         for number, part in enumerate(_parts(optimizer))
     }
 
@@ -332,22 +379,29 @@ def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> No
         for group in own["optimizer"]["param_groups"]:
             group["step"] = step
         kind = METADATA["distrib_optim_sharding_type"]
-        part.load_state_dict({**own, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind})
-        # All parameters were given one step tensor, which torch's Adam would then count up once for each.
+        part.load_state_dict(
+            {**own, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind}
+        )
+        # All parameters were given one step tensor, which torch's Adam would then count up once for
+        # each.
         for state in part.optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:
-    """Give an Adam that has taken no step its state, as its first step would: moments of 0, weights as they are.
+    """Give an Adam that has taken no step its state, as its first step would: moments of 0, weights
+    as they are.
 
-    Megatron asserts that it is there: a loader overwrites it, and a policy is saved so in its critic's warm-up.
+    Megatron asserts that it is there: a loader overwrites it, and a policy is saved so in its
+    critic's warm-up.
     """
     for part in _parts(optimizer):
         if part.optimizer.state:
             continue
-        set_learning_rate(part.optimizer, 0.0)  # weight decay would change the weights; each step sets its own rate
+        set_learning_rate(
+            part.optimizer, 0.0
+        )  # weight decay would change the weights; each step sets its own rate
         part._init_optimizer_states_with_dummy_values()
         for state in part.optimizer.state.values():
             state["step"] = torch.zeros_like(state["step"])

@@ -1,7 +1,9 @@
-"""Hugging Face checkpoints into Megatron's torch_dist format and back, in one process, whatever the model's size.
+"""Hugging Face checkpoints into Megatron's torch_dist format and back, in one process, whatever the
+model's size.
 
-The model itself has no memory (torch's `meta` device): it tells which tensors a torch_dist checkpoint consists of, and
-`entries` what they are made of. Going in, one parameter at a time is read, arranged and written; coming out, one layer.
+The model itself has no memory (torch's `meta` device): it tells which tensors a torch_dist
+checkpoint consists of, and `entries` what they are made of. Going in, one parameter at a time is
+read, arranged and written; coming out, one layer.
 """
 
 from __future__ import annotations
@@ -43,18 +45,23 @@ class _Skeleton:
     def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
         self.shape = shape
         self.entries, _ = mapping.plan(shape, 1)
-        self.chunks = build(transformer_config(shape, Parallelism(), dtype=dtype), shape, torch.device("meta"))
+        self.chunks = build(
+            transformer_config(shape, Parallelism(), dtype=dtype), shape, torch.device("meta")
+        )
         self.tensors = mapping.named_tensors(self.chunks)
 
     def state(self) -> dict[str, Any]:
-        """How each of the model's tensors lies in a torch_dist checkpoint, by the model's name for it."""
+        """How each of the model's tensors lies in a torch_dist checkpoint, by the model's name for
+        it.
+        """
         state: dict[str, Any] = weights_state(self.chunks)["model0"]
         return state
 
 
 @megatron_device()
 def hf_to_dist(source: Path, target: Path) -> Path:
-    """Write the weights in `source` as checkpoint 0 of the directory `target`; returns its path. Needs a process group.
+    """Write the weights in `source` as checkpoint 0 of the directory `target`; returns its path.
+    Needs a process group.
 
     It holds weights only: tools that load a model take it, training does not resume from it.
     """
@@ -76,7 +83,10 @@ def hf_to_dist(source: Path, target: Path) -> Path:
             async_strategy="mcore",
         )
         rank, buckets, results = request.async_fn_args
-        lazy = [(path, key, (data, _Stream(tensors, skeleton, read))) for path, key, (data, tensors) in buckets]
+        lazy = [
+            (path, key, (data, _Stream(tensors, skeleton, read)))
+            for path, key, (data, tensors) in buckets
+        ]
         request.async_fn(rank, lazy, results)
         try:
             for finish in request.finalize_fns:
@@ -88,9 +98,13 @@ def hf_to_dist(source: Path, target: Path) -> Path:
 
 
 class _Stream:
-    """(what to write, tensor) pairs whose tensors come into being when they are asked for, and go with the next."""
+    """(what to write, tensor) pairs whose tensors come into being when they are asked for, and go
+    with the next.
+    """
 
-    def __init__(self, tensors: list[tuple[Any, Tensor]], skeleton: _Skeleton, read: Reader) -> None:
+    def __init__(
+        self, tensors: list[tuple[Any, Tensor]], skeleton: _Skeleton, read: Reader
+    ) -> None:
         self._tensors = tensors
         # A tensor of the checkpoint may be a part of a parameter: a view of its (absent) memory.
         self._places = {
@@ -106,31 +120,44 @@ class _Stream:
             entry, expert = self._places[memory]
             count = entry.full[0] if entry.group == "expert" else 1
             sources = entry.sources(expert, count)
-            return entry.shard([self._read(name, shape) for name, shape in sources], 0, 1).contiguous().view(-1)
+            return (
+                entry.shard([self._read(name, shape) for name, shape in sources], 0, 1)
+                .contiguous()
+                .view(-1)
+            )
 
         for item, absent in self._tensors:
             whole = parameter(_memory(absent))
-            part = torch.as_strided(whole, absent.shape, absent.stride(), absent.storage_offset()).to(absent.dtype)
+            part = torch.as_strided(
+                whole, absent.shape, absent.stride(), absent.storage_offset()
+            ).to(absent.dtype)
             # A view would be written with all that it is a view of.
             yield item, part if part.numel() == whole.numel() else part.clone()
 
 
 def _memory(tensor: Tensor) -> int:
-    """A key that all views of a tensor share, and no other tensor has, also where there is no memory."""
+    """A key that all views of a tensor share, and no other tensor has, also where there is no
+    memory.
+    """
     return int(tensor.untyped_storage()._cdata)
 
 
 @megatron_device()
-def dist_to_hf(checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write the weights of a torch_dist checkpoint as a Hugging Face checkpoint. Needs a process group.
+def dist_to_hf(
+    checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write the weights of a torch_dist checkpoint as a Hugging Face checkpoint. Needs a process
+    group.
 
-    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a Hugging Face directory
-    with the model's config and tokenizer.
+    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
+    Hugging Face directory with the model's config and tokenizer.
     """
     step = checkpoint_directory.latest(checkpoint)
     final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
     if not (final / "metadata.json").is_file():
-        raise ConversionError(f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)")
+        raise ConversionError(
+            f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)"
+        )
     pieces = PieceReader(final)
     try:
         skeleton = _Skeleton(read_shape(like), pieces.dtype("embedding.word_embeddings.weight"))
@@ -150,7 +177,14 @@ def _layer_by_layer(skeleton: _Skeleton, pieces: PieceReader) -> Iterator[tuple[
         names.setdefault(mapping.any_expert(name), []).append(name)
     for _, layer in groupby(skeleton.entries, lambda entry: entry.parameter.split(".")[:3]):
         table = list(layer)
-        loaded = pieces.read({name: state[name] for entry in table for name in names[entry.parameter]})
+        loaded = pieces.read(
+            {name: state[name] for entry in table for name in names[entry.parameter]}
+        )
         for entry in table:
             tensors = [loaded.pop(name) for name in names[entry.parameter]]
-            yield entry, (torch.stack(tensors) if entry.group == "expert" else tensors[0]).reshape(entry.full)
+            yield (
+                entry,
+                (torch.stack(tensors) if entry.group == "expert" else tensors[0]).reshape(
+                    entry.full
+                ),
+            )

@@ -1,7 +1,8 @@
-"""Reading pieces of the tensors in a torch_dist checkpoint, whoever wrote them and under whichever layout.
+"""Reading pieces of the tensors in a torch_dist checkpoint, whoever wrote them and under whichever
+layout.
 
-Megatron's own loader wants all pieces of a tensor at once, and tensors of like layers are one tensor to it: that is the
-whole model. torch's reader can do with less.
+Megatron's own loader wants all pieces of a tensor at once, and tensors of like layers are one
+tensor to it: that is the whole model. torch's reader can do with less.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -39,7 +44,8 @@ class PieceReader:
         return self._stored(key).properties.dtype
 
     def read(self, wanted: dict[str, ShardedTensor | ShardedTensorFactory]) -> dict[str, Tensor]:
-        """Name -> tensor; `wanted` says which piece each is, as a `sharded_state_dict` does. On the CPU.
+        """Name -> tensor; `wanted` says which piece each is, as a `sharded_state_dict` does. On the
+        CPU.
 
         Raises MissingPieceError where the checkpoint does not hold a piece of this shape.
         """
@@ -53,19 +59,29 @@ class PieceReader:
             if len(stored.size) != len(size) or any(
                 o + s > n for o, s, n in zip(offset, size, stored.size, strict=True)
             ):
-                raise MissingPieceError(f"{piece.key} is {tuple(stored.size)} there, not {tuple(piece.global_shape)}")
-            items.extend(create_read_items_for_chunk_list(piece.key, stored, [ChunkStorageMetadata(offset, size)]))
+                raise MissingPieceError(
+                    f"{piece.key} is {tuple(stored.size)} there, not {tuple(piece.global_shape)}"
+                )
+            items.extend(
+                create_read_items_for_chunk_list(
+                    piece.key, stored, [ChunkStorageMetadata(offset, size)]
+                )
+            )
             target = torch.empty(size, dtype=stored.properties.dtype)
             targets[piece.key, offset] = target
             return target.view(piece.local_shape)
 
         placed = {
-            name: dict_list_map_outplace(place, one.build()) if isinstance(one, ShardedTensorFactory) else place(one)
+            name: dict_list_map_outplace(place, one.build())
+            if isinstance(one, ShardedTensorFactory)
+            else place(one)
             for name, one in wanted.items()
         }
         self._reader.read_data(LoadPlan(items), _Into(targets)).wait()
         return {
-            name: one.merge_fn(placed[name]) if isinstance(one, ShardedTensorFactory) else placed[name]
+            name: one.merge_fn(placed[name])
+            if isinstance(one, ShardedTensorFactory)
+            else placed[name]
             for name, one in wanted.items()
         }
 
@@ -82,7 +98,9 @@ class _Into(LoadPlanner):
     def __init__(self, targets: dict[tuple[str, torch.Size], Tensor]) -> None:
         self._targets = targets
 
-    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None: ...
+    def set_up_planner(
+        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None: ...
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan([])
@@ -99,7 +117,9 @@ class _Into(LoadPlanner):
         index: MetadataIndex = read_item.dest_index
         assert index.offset is not None
         target = self._targets[index.fqn, index.offset]
-        for dimension, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+        for dimension, (start, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
             target = target.narrow(dimension, start, length)
         return target
 

@@ -1,4 +1,6 @@
-"""From a Hugging Face config.json to the shape of the model. Reads the file only: no transformers needed."""
+"""From a Hugging Face config.json to the shape of the model. Reads the file only: no transformers
+needed.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ class UnsupportedModelError(ConfigurationError):
 class Experts:
     """A mixture of experts.
 
-    count, per_token: experts, and how many of them a token sees; ffn: width of one. shared_ffn: width of the experts
-    that every token sees, together; 0: none. layers: for each layer, whether its MLP is a mixture.
-    score: `softmax` or `sigmoid` of the router's logits; normalised: a token's weights sum to 1, then times `scaling`.
-    groups, group_limit: only experts of `group_limit` of `groups` groups may be chosen; 1: no such rule.
-    choice_bias: a learned number per expert is added for the choice, not for the weight (DeepSeek-V3). It is kept as
-    it is: reinforcement learning has no balance to enforce, so there is no auxiliary loss either.
+    count, per_token: experts, and how many of them a token sees; ffn: width of one. shared_ffn:
+    width of the experts that every token sees, together; 0: none. layers: for each layer, whether
+    its MLP is a mixture. score: `softmax` or `sigmoid` of the router's logits; normalised: a
+    token's weights sum to 1, then times `scaling`. groups, group_limit: only experts of
+    `group_limit` of `groups` groups may be chosen; 1: no such rule. choice_bias: a learned number
+    per expert is added for the choice, not for the weight (DeepSeek-V3). It is kept as it is:
+    reinforcement learning has no balance to enforce, so there is no auxiliary loss either.
     """
 
     count: int
@@ -47,8 +50,8 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2). query_rank None: queries are projected directly.
 
-    A head's queries and keys have `plain` channels without and `turned` channels with position, its values `value`.
-    magnitude: YaRN's, which goes into the softmax squared.
+    A head's queries and keys have `plain` channels without and `turned` channels with position, its
+    values `value`. magnitude: YaRN's, which goes into the softmax squared.
     """
 
     query_rank: int | None
@@ -63,9 +66,10 @@ class Latent:
 class ModelShape:
     """A decoder: what config.json says about it.
 
-    rope_dim: channels of a head that turn with position; rope_interleaved: neighbours turn together, not halves.
-    sandwich: norms after attention and MLP as well (GLM-4). fused_gate_up: one tensor for both in the checkpoint.
-    value_head: a critic's, one number for each token in place of the logits.
+    rope_dim: channels of a head that turn with position; rope_interleaved: neighbours turn
+    together, not halves. sandwich: norms after attention and MLP as well (GLM-4). fused_gate_up:
+    one tensor for both in the checkpoint. value_head: a critic's, one number for each token in
+    place of the logits.
     """
 
     model_type: str
@@ -92,7 +96,9 @@ class ModelShape:
     value_head: bool = False
 
     def padded_vocab(self, tensor: int) -> int:
-        """Rows of the embedding: the vocabulary, filled up so that it splits evenly over `tensor` ranks."""
+        """Rows of the embedding: the vocabulary, filled up so that it splits evenly over `tensor`
+        ranks.
+        """
         return -(-self.vocab // tensor) * tensor
 
     def is_mixture(self, layer: int) -> bool:
@@ -108,7 +114,9 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
         count=config.get("num_experts") or config["num_local_experts"],
         per_token=config["num_experts_per_tok"],
         ffn=config["moe_intermediate_size"],
-        layers=tuple(i not in dense and (i + 1) % step == 0 for i in range(config["num_hidden_layers"])),
+        layers=tuple(
+            i not in dense and (i + 1) % step == 0 for i in range(config["num_hidden_layers"])
+        ),
         normalised=bool(config.get("norm_topk_prob", False)),
     )
     return {"qk_norm": True, "experts": experts}
@@ -120,7 +128,9 @@ def _sigmoid_experts(config: Config) -> Experts:
         count=config["n_routed_experts"],
         per_token=config["num_experts_per_tok"],
         ffn=config["moe_intermediate_size"],
-        layers=tuple(i >= config.get("first_k_dense_replace", 0) for i in range(config["num_hidden_layers"])),
+        layers=tuple(
+            i >= config.get("first_k_dense_replace", 0) for i in range(config["num_hidden_layers"])
+        ),
         shared_ffn=config["moe_intermediate_size"] * (config.get("n_shared_experts") or 0),
         score="sigmoid",
         normalised=bool(config.get("norm_topk_prob", True)),
@@ -185,15 +195,20 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 
 def read_shape(directory: Path) -> ModelShape:
-    """The shape of the checkpoint in `directory`. Raises UnsupportedModelError where we cannot train it."""
+    """The shape of the checkpoint in `directory`. Raises UnsupportedModelError where we cannot
+    train it.
+    """
     path = directory / "config.json"
     if not path.is_file():
-        raise UnsupportedModelError(f"{directory} is not a Hugging Face checkpoint: it has no config.json")
+        raise UnsupportedModelError(
+            f"{directory} is not a Hugging Face checkpoint: it has no config.json"
+        )
     config = json.loads(path.read_text())
     model_type = config.get("model_type", "")
     if model_type not in FAMILIES:
         raise UnsupportedModelError(
-            f"{path}: model_type {model_type!r} cannot be trained; supported are {', '.join(FAMILIES)}"
+            f"{path}: model_type {model_type!r} cannot be trained; supported are "
+            f"{', '.join(FAMILIES)}"
         )
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -220,13 +235,15 @@ def read_shape(directory: Path) -> ModelShape:
 
 
 def check_tied(shape: ModelShape, untied: Sequence[str], engine: str) -> None:
-    """Raise UnsupportedModelError where the model has one tensor for embedding and output layer, and the engine two.
+    """Raise UnsupportedModelError where the model has one tensor for embedding and output layer,
+    and the engine two.
 
     untied: model types of which the engine has two, whatever the configuration says.
     """
     if shape.tied and shape.model_type in untied:
         raise UnsupportedModelError(
-            f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: {engine} would not tie them"
+            f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: {engine} "
+            "would not tie them"
         )
 
 
@@ -235,13 +252,19 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
     experts, latent = shape.experts, shape.latent
     found = {
         "sliding-window attention, MLP biases and activations other than silu are not supported": (
-            config.get("use_sliding_window") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu"
+            config.get("use_sliding_window")
+            or config.get("mlp_bias")
+            or config.get("hidden_act", "silu") != "silu"
         ),
-        f"attention_bias with model_type {shape.model_type!r} (a bias on o_proj) is not supported": (
+        f"attention_bias with model_type {shape.model_type!r}"
+        " (a bias on o_proj) is not supported": (
             config.get("attention_bias") and not shape.qkv_bias
         ),
-        "quantized weights are not supported: convert the checkpoint to bf16 first": ("quantization_config" in config),
-        "latent attention without rope_interleave is not supported": latent and not shape.rope_interleaved,
+        "quantized weights are not supported: convert the checkpoint to bf16 first": (
+            "quantization_config" in config
+        ),
+        "latent attention without rope_interleave is not supported": latent
+        and not shape.rope_interleaved,
         "yarn with mscale other than mscale_all_dim is not supported with latent attention": (
             latent and abs(shape.rope.attention_factor - 1) > 1e-6
         ),
@@ -268,7 +291,9 @@ def _rope_values(config: Config) -> Config:
 
 def _partial(config: Config, default: float) -> int:
     """Channels of a head that turn with position."""
-    factor = _rope_values(config).get("partial_rotary_factor") or config.get("partial_rotary_factor", default)
+    factor = _rope_values(config).get("partial_rotary_factor") or config.get(
+        "partial_rotary_factor", default
+    )
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(head_dim * factor)
 
@@ -294,7 +319,9 @@ def _rope(config: Config, path: Path) -> Rope:
         case "yarn":
             return _yarn(theta, values)
         case _:
-            raise UnsupportedModelError(f"{path}: rope_type {kind!r}; supported are default, linear, llama3 and yarn")
+            raise UnsupportedModelError(
+                f"{path}: rope_type {kind!r}; supported are default, linear, llama3 and yarn"
+            )
 
 
 def _yarn(theta: float, values: Config) -> Rope:
@@ -303,7 +330,9 @@ def _yarn(theta: float, values: Config) -> Rope:
     if magnitude is None:
         magnitude = yarn_magnitude(factor)
         if values.get("mscale") and values.get("mscale_all_dim"):
-            magnitude = yarn_magnitude(factor, values["mscale"]) / yarn_magnitude(factor, values["mscale_all_dim"])
+            magnitude = yarn_magnitude(factor, values["mscale"]) / yarn_magnitude(
+                factor, values["mscale_all_dim"]
+            )
     return Rope(
         theta,
         "yarn",

@@ -1,7 +1,8 @@
-"""Which Hugging Face tensors each Megatron parameter is made of: one table per kind of layer, for all families.
+"""Which Hugging Face tensors each Megatron parameter is made of: one table per kind of layer, for
+all families.
 
-An `Entry` is read in both directions. Loading arranges Hugging Face tensors into one full tensor and takes this rank's
-share; exporting gathers the shares and takes the arrangement apart.
+An `Entry` is read in both directions. Loading arranges Hugging Face tensors into one full tensor
+and takes this rank's share; exporting gathers the shares and takes the arrangement apart.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ Source = tuple[str, tuple[int, ...]]
 class Entry:
     """One Megatron parameter, or the same parameter of all experts of a layer.
 
-    parameter: its name, layers numbered over the whole model, `*` for the number of an expert. hf: its Hugging Face
-    tensors; those of experts expert by expert. full: shape of their arrangement. split: the dimension of it that the
-    ranks of `group` share; None: every rank holds all of it. arrange: tensors -> `full` (of experts: any number of
-    them); take_apart: back again. dtype: where it is not the model's. experts: Hugging Face's name of the module whose
-    experts the parameter is of.
+    parameter: its name, layers numbered over the whole model, `*` for the number of an expert. hf:
+    its Hugging Face tensors; those of experts expert by expert. full: shape of their arrangement.
+    split: the dimension of it that the ranks of `group` share; None: every rank holds all of it.
+    arrange: tensors -> `full` (of experts: any number of them); take_apart: back again. dtype:
+    where it is not the model's. experts: Hugging Face's name of the module whose experts the
+    parameter is of.
     """
 
     parameter: str
@@ -67,7 +69,9 @@ class Entry:
 
 
 def entries(shape: ModelShape, tensor: int) -> Iterator[Entry]:
-    """All parameters of the model in the order of a Hugging Face checkpoint. A tied output layer is none of its own."""
+    """All parameters of the model in the order of a Hugging Face checkpoint. A tied output layer is
+    none of its own.
+    """
     yield _vocabulary("embedding.word_embeddings.weight", EMBEDDING, shape, tensor)
     for number in range(shape.layers):
         ours, theirs = f"decoder.layers.{number}", f"model.layers.{number}"
@@ -75,7 +79,9 @@ def entries(shape: ModelShape, tensor: int) -> Iterator[Entry]:
         if shape.experts and shape.is_mixture(number):
             yield from _mixture(shape, shape.experts, f"{ours}.mlp", f"{theirs}.mlp")
         else:
-            yield from _mlp(f"{ours}.mlp", f"{theirs}.mlp", shape.hidden, shape.ffn, fused=shape.fused_gate_up)
+            yield from _mlp(
+                f"{ours}.mlp", f"{theirs}.mlp", shape.hidden, shape.ffn, fused=shape.fused_gate_up
+            )
         yield from _norms(shape, ours, theirs)
     yield _plain("decoder.final_layernorm.weight", "model.norm.weight", (shape.hidden,))
     if shape.value_head:
@@ -98,22 +104,37 @@ def _attention(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
     yield _plain(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", (shape.hidden, width), 1)
     if shape.qk_norm:
         for x in "qk":
-            yield _plain(f"{ours}.{x}_layernorm.weight", f"{theirs}.{x}_norm.weight", (shape.head_dim,))
+            yield _plain(
+                f"{ours}.{x}_layernorm.weight", f"{theirs}.{x}_norm.weight", (shape.head_dim,)
+            )
 
 
 def _latent_attention(shape: ModelShape, latent: Latent, ours: str, theirs: str) -> Iterator[Entry]:
     """Megatron has DeepSeek's layout: the same matrices under other names."""
     queries = shape.heads * (latent.plain + latent.turned)
     if latent.query_rank is None:
-        yield _plain(f"{ours}.linear_q_proj.weight", f"{theirs}.q_proj.weight", (queries, shape.hidden), 0)
+        yield _plain(
+            f"{ours}.linear_q_proj.weight", f"{theirs}.q_proj.weight", (queries, shape.hidden), 0
+        )
     else:
         rank = latent.query_rank
-        yield _plain(f"{ours}.linear_q_down_proj.weight", f"{theirs}.q_a_proj.weight", (rank, shape.hidden), 0)
+        yield _plain(
+            f"{ours}.linear_q_down_proj.weight",
+            f"{theirs}.q_a_proj.weight",
+            (rank, shape.hidden),
+            0,
+        )
         yield _plain(f"{ours}.q_layernorm.weight", f"{theirs}.q_a_layernorm.weight", (rank,))
-        yield _plain(f"{ours}.linear_q_up_proj.weight", f"{theirs}.q_b_proj.weight", (queries, rank), 0)
+        yield _plain(
+            f"{ours}.linear_q_up_proj.weight", f"{theirs}.q_b_proj.weight", (queries, rank), 0
+        )
     down = (latent.kv_rank + latent.turned, shape.hidden)
-    yield _plain(f"{ours}.linear_kv_down_proj.weight", f"{theirs}.kv_a_proj_with_mqa.weight", down, 0)
-    yield _plain(f"{ours}.kv_layernorm.weight", f"{theirs}.kv_a_layernorm.weight", (latent.kv_rank,))
+    yield _plain(
+        f"{ours}.linear_kv_down_proj.weight", f"{theirs}.kv_a_proj_with_mqa.weight", down, 0
+    )
+    yield _plain(
+        f"{ours}.kv_layernorm.weight", f"{theirs}.kv_a_layernorm.weight", (latent.kv_rank,)
+    )
     up = (shape.heads * (latent.plain + latent.value), latent.kv_rank)
     yield _plain(f"{ours}.linear_kv_up_proj.weight", f"{theirs}.kv_b_proj.weight", up, 0)
     out = (shape.hidden, shape.heads * latent.value)
@@ -126,17 +147,25 @@ def _mlp(ours: str, theirs: str, hidden: int, ffn: int, *, fused: bool = False) 
 
 
 def _mixture(shape: ModelShape, experts: Experts, ours: str, theirs: str) -> Iterator[Entry]:
-    """Router, experts, shared experts. The router's bias for the choice stays in fp32: it is added to fp32 scores."""
+    """Router, experts, shared experts. The router's bias for the choice stays in fp32: it is added
+    to fp32 scores.
+    """
     yield _plain(f"{ours}.router.weight", f"{theirs}.gate.weight", (experts.count, shape.hidden))
     if experts.choice_bias:
         bias, name = f"{ours}.router.expert_bias", f"{theirs}.gate.e_score_correction_bias"
         yield _plain(bias, name, (experts.count,), dtype=torch.float32)
     one = f"{ours}.experts.local_experts.*"
     up, down = (experts.ffn, shape.hidden), (shape.hidden, experts.ffn)
-    yield _all_experts(f"{one}.linear_fc1.weight", f"{theirs}.experts", ("gate_proj", "up_proj"), up, experts.count)
-    yield _all_experts(f"{one}.linear_fc2.weight", f"{theirs}.experts", ("down_proj",), down, experts.count)
+    yield _all_experts(
+        f"{one}.linear_fc1.weight", f"{theirs}.experts", ("gate_proj", "up_proj"), up, experts.count
+    )
+    yield _all_experts(
+        f"{one}.linear_fc2.weight", f"{theirs}.experts", ("down_proj",), down, experts.count
+    )
     if experts.shared_ffn:
-        yield from _mlp(f"{ours}.shared_experts", f"{theirs}.shared_experts", shape.hidden, experts.shared_ffn)
+        yield from _mlp(
+            f"{ours}.shared_experts", f"{theirs}.shared_experts", shape.hidden, experts.shared_ffn
+        )
 
 
 def _norms(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
@@ -154,15 +183,28 @@ def _norms(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def _plain(
-    parameter: str, name: str, shape: tuple[int, ...], split: int | None = None, *, dtype: torch.dtype | None = None
+    parameter: str,
+    name: str,
+    shape: tuple[int, ...],
+    split: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Entry:
     return Entry(
-        parameter, ((name, shape),), shape, split, lambda tensors: tensors[0], lambda full: [full], dtype=dtype
+        parameter,
+        ((name, shape),),
+        shape,
+        split,
+        lambda tensors: tensors[0],
+        lambda full: [full],
+        dtype=dtype,
     )
 
 
 def _vocabulary(parameter: str, name: str, shape: ModelShape, tensor: int) -> Entry:
-    """Embedding or output layer. Rows beyond the vocabulary are 0 and masked out of every softmax."""
+    """Embedding or output layer. Rows beyond the vocabulary are 0 and masked out of
+    every softmax.
+    """
     padded = shape.padded_vocab(tensor)
 
     def arrange(tensors: list[Tensor]) -> Tensor:
@@ -179,18 +221,27 @@ def _vocabulary(parameter: str, name: str, shape: ModelShape, tensor: int) -> En
 
 
 def _qkv(parameter: str, prefix: str, kind: str, shape: ModelShape) -> Entry:
-    """Queries, keys and values, interleaved by key/value group: [groups, (queries a group + 2) * head_dim, ...]."""
+    """Queries, keys and values, interleaved by key/value group: [groups, (queries a group + 2) *
+    head_dim, ...].
+    """
     groups, dim = shape.kv_heads, shape.head_dim
     rows = [shape.heads // groups * dim, dim, dim]
     rest: tuple[int, ...] = (shape.hidden,) if kind == "weight" else ()
 
     def arrange(tensors: list[Tensor]) -> Tensor:
-        return torch.cat([t.view(groups, n, *rest) for t, n in zip(tensors, rows, strict=True)], dim=1)
+        return torch.cat(
+            [t.view(groups, n, *rest) for t, n in zip(tensors, rows, strict=True)], dim=1
+        )
 
     def take_apart(full: Tensor) -> list[Tensor]:
-        return [part.reshape(groups * n, *rest) for part, n in zip(torch.split(full, rows, dim=1), rows, strict=True)]
+        return [
+            part.reshape(groups * n, *rest)
+            for part, n in zip(torch.split(full, rows, dim=1), rows, strict=True)
+        ]
 
-    hf = tuple((f"{prefix}.{x}_proj.{kind}", (groups * n, *rest)) for x, n in zip("qkv", rows, strict=True))
+    hf = tuple(
+        (f"{prefix}.{x}_proj.{kind}", (groups * n, *rest)) for x, n in zip("qkv", rows, strict=True)
+    )
     return Entry(parameter, hf, (groups, sum(rows), *rest), 0, arrange, take_apart)
 
 
@@ -205,12 +256,23 @@ def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
     """The same where the checkpoint has both in one tensor."""
     hf = ((f"{prefix}.gate_up_proj.weight", (2 * ffn, hidden)),)
     full = (2, ffn, hidden)
-    return Entry(parameter, hf, full, 1, lambda tensors: tensors[0].view(full), lambda both: [both.flatten(0, 1)])
+    return Entry(
+        parameter,
+        hf,
+        full,
+        1,
+        lambda tensors: tensors[0].view(full),
+        lambda both: [both.flatten(0, 1)],
+    )
 
 
-def _all_experts(parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple[int, ...], count: int) -> Entry:
+def _all_experts(
+    parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple[int, ...], count: int
+) -> Entry:
     """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts."""
-    hf = tuple((f"{prefix}.{expert}.{kind}.weight", one) for expert in range(count) for kind in kinds)
+    hf = tuple(
+        (f"{prefix}.{expert}.{kind}.weight", one) for expert in range(count) for kind in kinds
+    )
 
     def arrange(tensors: list[Tensor]) -> Tensor:
         return torch.stack(tensors).view(-1, len(kinds), *one)

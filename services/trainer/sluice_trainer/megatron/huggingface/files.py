@@ -21,7 +21,15 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 """Size from which a checkpoint is split into several files, as transformers does."""
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf")
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
 
 Reader = Callable[[str, tuple[int, ...]], Tensor]
 
@@ -32,7 +40,9 @@ class CheckpointFilesError(ConfigurationError):
 
 @contextmanager
 def reader(directory: Path) -> Iterator[Reader]:
-    """read(name, shape): a tensor of the checkpoint in `directory`. Files are mapped, and read where they are asked."""
+    """read(name, shape): a tensor of the checkpoint in `directory`. Files are mapped, and read
+    where they are asked.
+    """
     places = _tensor_files(directory)
     with ExitStack() as close:
         files: dict[Path, Any] = {}
@@ -41,7 +51,9 @@ def reader(directory: Path) -> Iterator[Reader]:
             if name == HEAD and name not in places:
                 name = EMBEDDING  # stored once, although config.json does not call the weights tied
             if name == VALUE_HEAD and name not in places:
-                return torch.zeros(size)  # a language model: its critic begins with the value 0 for everything
+                return torch.zeros(
+                    size
+                )  # a language model: its critic begins with the value 0 for everything
             if name not in places:
                 raise CheckpointFilesError(f"{directory} has no tensor {name}")
             path = places[name]
@@ -50,7 +62,8 @@ def reader(directory: Path) -> Iterator[Reader]:
             tensor: Tensor = files[path].get_tensor(name)
             if tuple(tensor.shape) != size:
                 raise CheckpointFilesError(
-                    f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json asks for {size}"
+                    f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
+                    f"{size}"
                 )
             return tensor
 
@@ -69,16 +82,25 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
 
 
 def save_hf(
-    tensors: Iterable[tuple[str, Tensor]], directory: Path, source: Path, *, shard_bytes: int = SHARD_BYTES
+    tensors: Iterable[tuple[str, Tensor]],
+    directory: Path,
+    source: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a Hugging Face checkpoint: `tensors` as safetensors, everything else copied from the checkpoint `source`.
+    """Write a Hugging Face checkpoint: `tensors` as safetensors, everything else copied from the
+    checkpoint `source`.
 
-    The directory appears complete or not at all: it is written under a temporary name and renamed. An older one of the
-    same name is replaced.
+    The directory appears complete or not at all: it is written under a temporary name and renamed.
+    An older one of the same name is replaced.
     """
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints"))
+    shutil.copytree(
+        source,
+        temporary,
+        ignore=shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints"),
+    )
     dtype = _write_shards(tensors, temporary, shard_bytes)
     _describe(temporary / "config.json", dtype)
     shutil.rmtree(directory, ignore_errors=True)
@@ -86,9 +108,11 @@ def save_hf(
 
 
 def _describe(path: Path, dtype: torch.dtype) -> None:
-    """config.json must name the dtype of the weights: loaders convert to it. And the layers that are there.
+    """config.json must name the dtype of the weights: loaders convert to it. And the layers that
+    are there.
 
-    Layers that predict further tokens (DeepSeek's and GLM's next-token layers) are not trained and not written.
+    Layers that predict further tokens (DeepSeek's and GLM's next-token layers) are not trained and
+    not written.
     """
     config = json.loads(path.read_text())
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
@@ -98,8 +122,11 @@ def _describe(path: Path, dtype: torch.dtype) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path, shard_bytes: int) -> torch.dtype:
-    """Write safetensors files of at most `shard_bytes` (or one tensor), named and indexed as transformers does.
+def _write_shards(
+    tensors: Iterable[tuple[str, Tensor]], directory: Path, shard_bytes: int
+) -> torch.dtype:
+    """Write safetensors files of at most `shard_bytes` (or one tensor), named and indexed as
+    transformers does.
 
     Returns the tensors' dtype.
     """

@@ -1,6 +1,8 @@
-"""Hugging Face weights in and out of a model that is spread over tensor-, expert- and pipeline-parallel ranks.
+"""Hugging Face weights in and out of a model that is spread over tensor-, expert- and
+pipeline-parallel ranks.
 
-What belongs to what is in `entries`; here is how a rank finds its own, and how all of them give and take.
+What belongs to what is in `entries`; here is how a rank finds its own, and how all of them give and
+take.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _ONE_EXPERT = re.compile(r".*\.experts\.\d+")
 def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
     """Parameters and persistent buffers of this rank's GPTModel chunks.
 
-    Layers are numbered over the whole model, not from the chunk's first. An expert's number is `*`: the list holds this
-    rank's experts in order; all other lists have one element.
+    Layers are numbered over the whole model, not from the chunk's first. An expert's number is `*`:
+    the list holds this rank's experts in order; all other lists have one element.
     """
     result: dict[str, list[Tensor]] = {}
     for model in chunks:
@@ -39,7 +41,8 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
 def _kept(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
     """The answer of `find` about a model, asked once and kept with it.
 
-    A large mixture has ten thousand modules to walk through, and a weight update has no time for that.
+    A large mixture has ten thousand modules to walk through, and a weight update has no time for
+    that.
     """
     known: dict[str, dict[str, T]] = vars(model).setdefault("sluice", {})
     if name not in known:
@@ -76,10 +79,14 @@ def _group(entry: Entry) -> dist.ProcessGroup:
 
 
 @torch.no_grad()
-def load(chunks: list[Any], shape: ModelShape, read: Callable[[str, tuple[int, ...]], Tensor]) -> None:
-    """Fill this rank's parameters. read(name, shape): a full Hugging Face tensor, on any device, in any dtype.
+def load(
+    chunks: list[Any], shape: ModelShape, read: Callable[[str, tuple[int, ...]], Tensor]
+) -> None:
+    """Fill this rank's parameters. read(name, shape): a full Hugging Face tensor, on any device, in
+    any dtype.
 
-    Only tensors that this rank holds are read. Raises KeyError where a parameter is left without a value.
+    Only tensors that this rank holds are read. Raises KeyError where a parameter is left without a
+    value.
     """
     missing = named_tensors(chunks)
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
@@ -95,10 +102,14 @@ def load(chunks: list[Any], shape: ModelShape, read: Callable[[str, tuple[int, .
         raise KeyError(f"no Hugging Face tensor is known for {', '.join(sorted(missing))}")
 
 
-def _fill(entry: Entry, targets: list[Tensor], read: Callable[[str, tuple[int, ...]], Tensor]) -> None:
+def _fill(
+    entry: Entry, targets: list[Tensor], read: Callable[[str, tuple[int, ...]], Tensor]
+) -> None:
     group = _group(entry)
     rank, size = group.rank(), group.size()
-    share = entry.shard([read(name, shape) for name, shape in entry.sources(rank, size)], rank, size)
+    share = entry.shard(
+        [read(name, shape) for name, shape in entry.sources(rank, size)], rank, size
+    )
     parts = share.unbind(0) if entry.group == "expert" else [share]
     for target, part in zip(targets, parts, strict=True):
         target.copy_(part.reshape(target.shape))
@@ -114,14 +125,15 @@ def _module(name: str) -> str:
 def hf_tensors(
     chunks: list[Any], shape: ModelShape, stack_name: StackName | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the parameters' dtype.
+    """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the
+    parameters' dtype.
 
     stack_name: all experts of a layer come as one tensor, under this name (`with_stacks`).
 
-    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end, and all get all tensors.
-    One all-gather and one broadcast for each entry: all experts of a layer travel together. Tensors may share memory
-    with the parameters: copy what must outlive the next optimizer step. Tied weights come once, under the embedding's
-    name.
+    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end, and
+    all get all tensors. One all-gather and one broadcast for each entry: all experts of a layer
+    travel together. Tensors may share memory with the parameters: copy what must outlive the next
+    optimizer step. Tied weights come once, under the embedding's name.
     """
     own = named_tensors(chunks)
     owners = _kept(chunks[0], "owners", lambda: _owners(own))
@@ -137,8 +149,12 @@ def hf_tensors(
     yield from with_stacks(arranged, stack_name) if stack_name else in_order(shape, arranged)
 
 
-def with_stacks(arranged: Iterable[tuple[Entry, Tensor]], name: StackName) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face tensors, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden, width]."""
+def with_stacks(
+    arranged: Iterable[tuple[Entry, Tensor]], name: StackName
+) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face tensors, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden,
+    width].
+    """
     for entry, full in arranged:
         if entry.experts:
             yield name(entry.experts, gated=entry.full[1] == 2), full.flatten(1, 2)
@@ -146,14 +162,20 @@ def with_stacks(arranged: Iterable[tuple[Entry, Tensor]], name: StackName) -> It
             yield from zip((name for name, _ in entry.hf), entry.take_apart(full), strict=True)
 
 
-def in_order(shape: ModelShape, arranged: Iterable[tuple[Entry, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Take full tensors apart: (name, tensor) in the order of a Hugging Face checkpoint. Holds a layer at most."""
+def in_order(
+    shape: ModelShape, arranged: Iterable[tuple[Entry, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Take full tensors apart: (name, tensor) in the order of a Hugging Face checkpoint. Holds a
+    layer at most.
+    """
     _, names = plan(shape, 1)
     order = iter(names)
     following = next(order)
     pending: dict[str, Tensor] = {}
     for entry, full in arranged:
-        pending |= {name: tensor for (name, _), tensor in zip(entry.hf, entry.take_apart(full), strict=True)}
+        pending |= {
+            name: tensor for (name, _), tensor in zip(entry.hf, entry.take_apart(full), strict=True)
+        }
         while following in pending:
             yield following, pending.pop(following)
             following = next(order, "")
@@ -175,27 +197,37 @@ def _gather(entry: Entry, tensors: list[Tensor]) -> Tensor:
 def plan(shape: ModelShape, tensor: int) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     """The entries, and all Hugging Face names as transformers writes them.
 
-    A projection's bias comes right after its weight, and all of one expert before the next. Made once: a large mixture
-    has tens of thousands of names.
+    A projection's bias comes right after its weight, and all of one expert before the next. Made
+    once: a large mixture has tens of thousands of names.
     """
     table = tuple(entries(shape, tensor))
     names = [name for entry in table for name, _ in entry.hf]
     first: dict[str, int] = {}
     place = [first.setdefault(_module(name), i) for i, name in enumerate(names)]
-    return table, tuple(name for _, name in sorted(zip(place, names, strict=True), key=lambda pair: pair[0]))
+    return table, tuple(
+        name for _, name in sorted(zip(place, names, strict=True), key=lambda pair: pair[0])
+    )
 
 
 def _owners(own: dict[str, list[Tensor]]) -> dict[str, int]:
-    """Global rank of the pipeline stage that holds each parameter. Empty without pipeline parallelism."""
+    """Global rank of the pipeline stage that holds each parameter. Empty without pipeline
+    parallelism.
+    """
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
         return {}
     names: list[list[str]] = [[] for _ in range(group.size())]
     dist.all_gather_object(names, sorted(own), group=group)
-    return {name: dist.get_global_rank(group, stage) for stage, held in enumerate(names) for name in held}
+    return {
+        name: dist.get_global_rank(group, stage)
+        for stage, held in enumerate(names)
+        for name in held
+    }
 
 
-def _over_pipeline(entry: Entry, full: Tensor | None, owners: dict[str, int], like: Tensor) -> Tensor:
+def _over_pipeline(
+    entry: Entry, full: Tensor | None, owners: dict[str, int], like: Tensor
+) -> Tensor:
     """The entry's full tensor on every pipeline stage, from the one that holds it."""
     if not owners:
         assert full is not None
@@ -203,5 +235,7 @@ def _over_pipeline(entry: Entry, full: Tensor | None, owners: dict[str, int], li
     if full is None:
         full = torch.empty(entry.full, dtype=entry.dtype or like.dtype, device=like.device)
     full = full.contiguous()
-    dist.broadcast(full, owners[entry.parameter], group=parallel_state.get_pipeline_model_parallel_group())
+    dist.broadcast(
+        full, owners[entry.parameter], group=parallel_state.get_pipeline_model_parallel_group()
+    )
     return full

@@ -1,4 +1,6 @@
-"""Rotary position embedding: how fast each pair of channels turns, under the scalings that checkpoints ask for."""
+"""Rotary position embedding: how fast each pair of channels turns, under the scalings that
+checkpoints ask for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """kind: `default`, `linear`, `llama3` or `yarn`. The other fields are the scaling's, under its paper's names."""
+    """kind: `default`, `linear`, `llama3` or `yarn`. The other fields are the scaling's, under its
+    paper's names.
+    """
 
     theta: float
     kind: str = "default"
@@ -26,7 +30,9 @@ class Rope:
     """yarn multiplies queries and keys by it after they are turned."""
 
     def inverse_frequencies(self, dim: int) -> Tensor:
-        """Radians per position of each pair of channels: [dim / 2] float32, on the CPU, as transformers computes it."""
+        """Radians per position of each pair of channels: [dim / 2] float32, on the CPU, as
+        transformers computes it.
+        """
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         waves = self.theta**exponents
         match self.kind:
@@ -40,7 +46,9 @@ class Rope:
                 return 1.0 / waves
 
     def _llama3(self, inverse: Tensor) -> Tensor:
-        """Llama 3.1's scaling: long waves are stretched, short ones kept, those between interpolated."""
+        """Llama 3.1's scaling: long waves are stretched, short ones kept, those between
+        interpolated.
+        """
         wavelength = 2 * math.pi / inverse
         longest = self.original_max_positions / self.low_freq_factor
         shortest = self.original_max_positions / self.high_freq_factor
@@ -49,14 +57,22 @@ class Rope:
         )
         stretched = torch.where(wavelength > longest, inverse / self.factor, inverse)
         between = (wavelength <= longest) & (wavelength >= shortest)
-        return torch.where(between, (1 - smooth) * stretched / self.factor + smooth * stretched, stretched)
+        return torch.where(
+            between, (1 - smooth) * stretched / self.factor + smooth * stretched, stretched
+        )
 
     def _yarn(self, waves: Tensor, dim: int) -> Tensor:
-        """YaRN (Peng et al. 2023): channels that turn often are kept, those that turn rarely stretched."""
+        """YaRN (Peng et al. 2023): channels that turn often are kept, those that turn rarely
+        stretched.
+        """
 
         def channel(turns: float) -> float:
             """The channel that makes this many turns over the original context."""
-            return dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+            return (
+                dim
+                * math.log(self.original_max_positions / (turns * 2 * math.pi))
+                / (2 * math.log(self.theta))
+            )
 
         low, high = channel(self.beta_fast), channel(self.beta_slow)
         if self.truncate:

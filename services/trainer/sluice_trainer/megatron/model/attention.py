@@ -1,14 +1,16 @@
 """Attention over packed sequences, through Megatron's layer spec.
 
-A micro-batch is one row of tokens, several sequences end to end. Megatron's own packed path wants TransformerEngine for
-the attention and rotates one sequence after another in Python. Here the row goes through Megatron as an ordinary batch
-of one; `Packing` travels beside it and tells `PackedAttention` where sequences begin: how far each token's
-queries and keys are turned, and who sees whom.
+A micro-batch is one row of tokens, several sequences end to end. Megatron's own packed path wants
+TransformerEngine for the attention and rotates one sequence after another in Python. Here the row
+goes through Megatron as an ordinary batch of one; `Packing` travels beside it and tells
+`PackedAttention` where sequences begin: how far each token's queries and keys are turned, and who
+sees whom.
 
-Under context parallelism each rank holds two of 2 x size equal pieces of the row, one from its front and the mirrored
-one from its back, so that all ranks have about the same number of keys to look at. Queries stay where they are; keys
-and values of the whole row are gathered, layer by layer, and freed after it (recomputed with `recompute: full`): each
-rank holds [row, 2 x kv heads x head_dim] once a layer, everything else of the row only in its share.
+Under context parallelism each rank holds two of 2 x size equal pieces of the row, one from its
+front and the mirrored one from its back, so that all ranks have about the same number of keys to
+look at. Queries stay where they are; keys and values of the whole row are gathered, layer by layer,
+and freed after it (recomputed with `recompute: full`): each rank holds [row, 2 x kv heads x
+head_dim] once a layer, everything else of the row only in its share.
 """
 
 from __future__ import annotations
@@ -37,18 +39,23 @@ _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """torch 2.11 has no grouped queries here, 2.13 has."""
 
 GRAIN = 512
-"""cuDNN plans attention anew for each length, for 80 ms: long sequences are padded to multiples of this."""
+"""cuDNN plans attention anew for each length, for 80 ms: long sequences are padded to multiples of
+this."""
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each packed sequence.
 
-    query [t, 1, heads, d], key [t, 1, kv heads, d], value [t, 1, kv heads, dv], where t is this rank's share of the
-    row. Latent attention gives them without the batch dimension.
+    query [t, 1, heads, d], key [t, 1, kv heads, d], value [t, 1, kv heads, dv], where t is this
+    rank's share of the row. Latent attention gives them without the batch dimension.
     """
 
-    def __init__(self, config: TransformerConfig, *_: Any, rotary: Rotary | None = None, **__: Any) -> None:
-        """rotary: how queries and keys are turned first; None: they are already (latent attention)."""
+    def __init__(
+        self, config: TransformerConfig, *_: Any, rotary: Rotary | None = None, **__: Any
+    ) -> None:
+        """rotary: how queries and keys are turned first; None: they are already (latent
+        attention).
+        """
         super().__init__(config=config)
         self.rotary = rotary
         self.scale = config.softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -80,32 +87,43 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
 
 def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of the whole row, in its order, in one collective; gradients are summed back to their owners."""
+    """Keys and values of the whole row, in its order, in one collective; gradients are summed back
+    to their owners.
+    """
     both = torch.cat([k.flatten(1), v.flatten(1)], dim=1)
-    row = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
+    row = gather_from_sequence_parallel_region(
+        both, group=parallel_state.get_context_parallel_group()
+    )
     row = row.index_select(0, restore)
     keys, values = row.split([k[0].numel(), v[0].numel()], dim=1)
     return keys.reshape(-1, *k.shape[1:]), values.reshape(-1, *v.shape[1:])
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Half precision on CUDA: cuDNN for long sequences, FlashAttention over what is packed. [t, heads, dv]."""
+    """Half precision on CUDA: cuDNN for long sequences, FlashAttention over what is packed. [t,
+    heads, dv].
+    """
     width = v.shape[-1]
     if width != q.shape[-1]:
-        v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention has wider keys
+        v = F.pad(
+            v, (0, q.shape[-1] - width)
+        )  # one head size for all: latent attention has wider keys
     fits = q.shape[-1] <= 128 and torch.cuda.get_device_capability() >= (9, 0)
     outputs = []
     for span in packed.spans:
         pieces = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
-        outputs.append(_long(*pieces, scale) if fits and span.long else _varlen(*pieces, span, scale))
+        outputs.append(
+            _long(*pieces, scale) if fits and span.long else _varlen(*pieces, span, scale)
+        )
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 
 
 def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of the last queries of one sequence, or of all of them, to it by cuDNN. [len(q), heads, dv].
+    """Causal attention of the last queries of one sequence, or of all of them, to it by cuDNN.
+    [len(q), heads, dv].
 
-    Queries and keys are padded at the right, where nobody looks, and queries at the left, to where a rectangle of keys
-    that all of them see has a length that cuDNN has planned before.
+    Queries and keys are padded at the right, where nobody looks, and queries at the left, to where
+    a rectangle of keys that all of them see has a length that cuDNN has planned before.
     """
     before = (len(k) - len(q)) // GRAIN * GRAIN
     lead, fill = len(k) - len(q) - before, -len(k) % GRAIN
@@ -134,12 +152,16 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, span: Span, scale: float) -> Tensor
 def _dense(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -> Tensor:
     """Padded causal attention, bucket by bucket. [t, heads, dv].
 
-    Padding is at the right, where causal attention does not look, so no mask is needed; padded rows are dropped.
+    Padding is at the right, where causal attention does not look, so no mask is needed; padded rows
+    are dropped.
     """
     outputs = []
     for tokens in layout.buckets:
         flat = tokens.flatten()
-        qs, ks, vs = (x.index_select(0, flat).view(*tokens.shape, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        qs, ks, vs = (
+            x.index_select(0, flat).view(*tokens.shape, *x.shape[1:]).transpose(1, 2)
+            for x in (q, k, v)
+        )
         out = F.scaled_dot_product_attention(
             qs, ks, vs, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -148,13 +170,19 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -
 
 
 def _span_by_span(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Attention of a share of the row to all of it, one sequence of each span at a time. [t, heads, dv]."""
+    """Attention of a share of the row to all of it, one sequence of each span at a time. [t, heads,
+    dv].
+    """
     outputs = []
     for span in packed.spans:
         qs, ks, vs = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
-        for (q0, q1), (k0, k1) in zip(pairwise(span.starts_q.tolist()), pairwise(span.starts_k.tolist()), strict=True):
+        for (q0, q1), (k0, k1) in zip(
+            pairwise(span.starts_q.tolist()), pairwise(span.starts_k.tolist()), strict=True
+        ):
             query, key, value = (x.transpose(0, 1)[None] for x in (qs[q0:q1], ks[k0:k1], vs[k0:k1]))
             mask, grouped = causal_lower_right(q1 - q0, k1 - k0), q.shape[1] != k.shape[1]
-            out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped
+            )
             outputs.append(out[0].transpose(0, 1))
     return torch.cat(outputs)

@@ -23,7 +23,9 @@ from sluice_trainer.megatron.model.spec import block_spec, set_latent_rotary
 
 
 class ValueHead(torch.nn.Linear):
-    """A critic's last layer: hidden states [n, 1, h] -> values [n, 1, 1]. Each tensor-parallel rank holds all of it."""
+    """A critic's last layer: hidden states [n, 1, h] -> values [n, 1, 1]. Each tensor-parallel rank
+    holds all of it.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config.hidden_size, 1, bias=False)
@@ -31,17 +33,24 @@ class ValueHead(torch.nn.Linear):
 
 
 @megatron_device()
-def build(config: TransformerConfig, shape: ModelShape, device: torch.device = DEVICE) -> list[GPTModel]:
+def build(
+    config: TransformerConfig, shape: ModelShape, device: torch.device = DEVICE
+) -> list[GPTModel]:
     """This rank's part of the model, in chunks: one, or `virtualPipeline` of them.
 
-    Weights are not set: load them. On the device `meta` the model has no memory: it tells names and shapes.
+    Weights are not set: load them. On the device `meta` the model has no memory: it tells names and
+    shapes.
     """
     stages = config.virtual_pipeline_model_parallel_size
     with device if device.type == "meta" else nullcontext():
-        return [_chunk(config, shape, stage, device) for stage in (range(stages) if stages else [None])]
+        return [
+            _chunk(config, shape, stage, device) for stage in (range(stages) if stages else [None])
+        ]
 
 
-def _chunk(config: TransformerConfig, shape: ModelShape, stage: int | None, device: torch.device) -> GPTModel:
+def _chunk(
+    config: TransformerConfig, shape: ModelShape, stage: int | None, device: torch.device
+) -> GPTModel:
     model = GPTModel(
         config=config,
         transformer_layer_spec=block_spec(config, shape, device, stage),
@@ -51,7 +60,9 @@ def _chunk(config: TransformerConfig, shape: ModelShape, stage: int | None, devi
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope" if shape.latent else "none",  # `PackedAttention` turns queries and keys
+        position_embedding_type="rope"
+        if shape.latent
+        else "none",  # `PackedAttention` turns queries and keys
         vp_stage=stage,
     )
     if shape.value_head and model.post_process:
@@ -68,7 +79,9 @@ def _chunk(config: TransformerConfig, shape: ModelShape, stage: int | None, devi
 
 @megatron_device()
 def distribute(chunks: list[GPTModel], config: TransformerConfig) -> list[DistributedDataParallel]:
-    """The chunks in Megatron's DDP: gradients are summed in fp32; each data-parallel rank keeps its share of sums."""
+    """The chunks in Megatron's DDP: gradients are summed in fp32; each data-parallel rank keeps its
+    share of sums.
+    """
     options = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=True,
@@ -89,8 +102,8 @@ def load_initial(chunks: list[Any], shape: ModelShape, weights: Path | None, see
 def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
     """Initial weights: normal with the checkpoint's `initializer_range`, norms 1, biases 0.
 
-    Each Hugging Face tensor is drawn from a generator of its own (seed and name), so that the weights are the same
-    whatever the parallel layout.
+    Each Hugging Face tensor is drawn from a generator of its own (seed and name), so that the
+    weights are the same whatever the parallel layout.
     """
 
     def draw(name: str, size: tuple[int, ...]) -> Tensor:
@@ -106,6 +119,8 @@ def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
 
 
 def load_hf(chunks: list[Any], shape: ModelShape, directory: Path) -> None:
-    """Weights from the safetensors files in `directory`, in one file or several. Reads only what this rank holds."""
+    """Weights from the safetensors files in `directory`, in one file or several. Reads only what
+    this rank holds.
+    """
     with reader(directory) as read:
         mapping.load(chunks, shape, read)

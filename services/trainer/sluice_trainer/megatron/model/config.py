@@ -12,7 +12,12 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from sluice.api import Parallelism
 from sluice_trainer.megatron.adaptations import DEVICE
 from sluice_trainer.megatron.compiled import COMPILED
-from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape, UnsupportedModelError
+from sluice_trainer.megatron.huggingface.config import (
+    Experts,
+    Latent,
+    ModelShape,
+    UnsupportedModelError,
+)
 
 
 def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
@@ -23,7 +28,9 @@ def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
         if number % size
     ]
     if parallelism.expert > 1 and shape.experts is None:
-        problems.append(f"trainer.parallelism.expert {parallelism.expert}: {shape.model_type} has no experts")
+        problems.append(
+            f"trainer.parallelism.expert {parallelism.expert}: {shape.model_type} has no experts"
+        )
     if problems:
         raise UnsupportedModelError("; ".join(problems))
 
@@ -38,21 +45,28 @@ def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, i
             "attention heads": shape.heads,
             "channels of the feed-forward layers": shape.ffn,
             "channels of the compressed queries": shape.latent.query_rank or tensor,
-            "channels of the compressed keys and values": shape.latent.kv_rank + shape.latent.turned,
+            "channels of the compressed keys and values": shape.latent.kv_rank
+            + shape.latent.turned,
         }
     if shape.experts and shape.experts.shared_ffn:
         widths["channels of the shared experts"] = shape.experts.shared_ffn
     return [
         *(("tensor", tensor, f"{number} {what}", number) for what, number in widths.items()),
         (name, stages, f"{shape.layers} layers into equal stages", shape.layers),
-        *(("expert", parallelism.expert, f"{e.count} experts", e.count) for e in (shape.experts,) if e),
+        *(
+            ("expert", parallelism.expert, f"{e.count} experts", e.count)
+            for e in (shape.experts,)
+            if e
+        ),
     ]
 
 
 def transformer_config(
     shape: ModelShape, parallelism: Parallelism, *, dtype: torch.dtype, recompute: bool = False
 ) -> TransformerConfig:
-    """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no dropout."""
+    """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no
+    dropout.
+    """
     check_layout(shape, parallelism)
     kind = MLATransformerConfig if shape.latent else TransformerConfig
     return kind(
@@ -78,7 +92,8 @@ def transformer_config(
         # Weights are always loaded (also random ones), so none are drawn twice.
         perform_initialization=False,
         use_cpu_initialization=DEVICE.type == "cpu",
-        # The weights of `aggregation` hold the denominators: gradients of micro-batches and ranks are plain sums.
+        # The weights of `aggregation` hold the denominators: gradients of micro-batches and ranks
+        # are plain sums.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
         bias_activation_fusion=COMPILED,
@@ -96,7 +111,11 @@ def _magnitude(shape: ModelShape) -> float:
     return shape.latent.magnitude if shape.latent else shape.rope.attention_factor
 
 
-_FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+_FULL_RECOMPUTE = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
 
 
 def _parallel(parallelism: Parallelism) -> dict[str, Any]:
@@ -106,7 +125,8 @@ def _parallel(parallelism: Parallelism) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": parallelism.virtual_pipeline,
         "context_parallel_size": parallelism.context,
         "expert_model_parallel_size": parallelism.expert,
-        # An expert is a small matrix: it is never split, and ranks of a tensor group hold different experts.
+        # An expert is a small matrix: it is never split, and ranks of a tensor group hold different
+        # experts.
         "expert_tensor_parallel_size": 1,
         "sequence_parallel": parallelism.tensor > 1,
         # Packed micro-batches differ in length; pipeline stages must tell each other.
@@ -123,7 +143,10 @@ def _parallel(parallelism: Parallelism) -> dict[str, Any]:
 def _experts(experts: Experts | None) -> dict[str, Any]:
     if experts is None:
         return {}
-    grouped = {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.group_limit}
+    grouped = {
+        "moe_router_num_groups": experts.groups,
+        "moe_router_group_topk": experts.group_limit,
+    }
     return {
         "num_moe_experts": experts.count,
         "moe_router_topk": experts.per_token,

@@ -15,18 +15,23 @@ from torch import Tensor
 from sluice_trainer.megatron.model.routes import Routes, joined, picked, routes, spread
 
 _ELSEWHERE = -1.0
-"""In place of the weight of an expert that a token does not go to. No weight is that, not even of a diverged model."""
+"""In place of the weight of an expert that a token does not go to. No weight is that, not even of a
+diverged model."""
 
 
 class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
-    """A token goes once to each rank that holds experts of its own, and there to each of them, as in DeepSeek's DeepEP.
+    """A token goes once to each rank that holds experts of its own, and there to each of them, as
+    in DeepSeek's DeepEP.
 
-    Megatron's dispatcher sends it once for each of its experts: with eight of them on four ranks 2.2 times as much.
-    What comes back is the sum over a rank's experts. In a layer's forward pass the GPU is waited for once, for the
-    sizes of what is sent; with all experts on one rank, never. An expert is never split over tensor ranks.
+    Megatron's dispatcher sends it once for each of its experts: with eight of them on four ranks
+    2.2 times as much. What comes back is the sum over a rank's experts. In a layer's forward pass
+    the GPU is waited for once, for the sizes of what is sent; with all experts on one rank, never.
+    An expert is never split over tensor ranks.
     """
 
-    def __init__(self, local_experts: int, config: TransformerConfig, groups: ProcessGroupCollection) -> None:
+    def __init__(
+        self, local_experts: int, config: TransformerConfig, groups: ProcessGroupCollection
+    ) -> None:
         super().__init__(config=config, pg_collection=groups)
         assert self.tp_size == 1
         self._local = local_experts
@@ -38,14 +43,19 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         self._received: list[int] = []
         self._rows = 0
 
-    def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    def dispatch_preprocess(
+        self, tokens: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """tokens: [..., h]; routing_map: [n, experts] bool; probs: [n, experts].
 
-        Gives what goes to other ranks, rank by rank: [rows, h], and for each row the weights of the experts there
-        [rows, local experts], with a mark where it goes not.
+        Gives what goes to other ranks, rank by rank: [rows, h], and for each row the weights of the
+        experts there [rows, local experts], with a mark where it goes not.
         """
         self._shape = tokens.shape
-        tokens, probs = tokens.reshape(-1, tokens.shape[-1]), torch.where(routing_map, probs, _ELSEWHERE)
+        tokens, probs = (
+            tokens.reshape(-1, tokens.shape[-1]),
+            torch.where(routing_map, probs, _ELSEWHERE),
+        )
         if self.ep_size == 1:
             self._rows = len(tokens) * self._per_token
             return tokens, probs
@@ -61,19 +71,33 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         tokens, rows: [ranks], how many of ours go to each rank, and to all of its experts together.
         """
         own = torch.cat([tokens, rows])
-        everyone = gather_from_sequence_parallel_region(own, group=self.ep_group).view(self.ep_size, -1).tolist()
+        everyone = (
+            gather_from_sequence_parallel_region(own, group=self.ep_group)
+            .view(self.ep_size, -1)
+            .tolist()
+        )
         self._sent = everyone[self.ep_rank][: self.ep_size]
         self._received = [counts[self.ep_rank] for counts in everyone]
         self._rows = sum(counts[self.ep_size + self.ep_rank] for counts in everyone)
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         sizes = (self._received, self._sent)
-        return all_to_all(self.ep_group, hidden_states, *sizes), all_to_all(self.ep_group, probs, *sizes)
+        return all_to_all(self.ep_group, hidden_states, *sizes), all_to_all(
+            self.ep_group, probs, *sizes
+        )
 
-    def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gives the rows of the experts here [m, h], one expert after another; how many each has; their weights [m]."""
+    def dispatch_postprocess(
+        self, hidden_states: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gives the rows of the experts here [m, h], one expert after another; how many each has;
+        their weights [m].
+        """
         self._experts = routes(probs != _ELSEWHERE, self._rows, min(self._per_token, self._local))
-        return spread(hidden_states, self._experts), self._experts.counts, picked(probs, self._experts)
+        return (
+            spread(hidden_states, self._experts),
+            self._experts.counts,
+            picked(probs, self._experts),
+        )
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         assert self._experts
@@ -91,6 +115,12 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
 class Mixture(MoELayer):  # type: ignore[misc]
     """Megatron's layer of experts, with our dispatcher."""
 
-    def __init__(self, config: TransformerConfig, *args: Any, pg_collection: ProcessGroupCollection, **options: Any):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *args: Any,
+        pg_collection: ProcessGroupCollection,
+        **options: Any,
+    ):
         super().__init__(config, *args, pg_collection=pg_collection, **options)
         self.token_dispatcher = Dispatcher(self.num_local_experts, self.config, pg_collection)

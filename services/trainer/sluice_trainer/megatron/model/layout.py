@@ -1,4 +1,6 @@
-"""Where sequences lie in a packed row, or in one rank's share of it, and how attention is best computed over them."""
+"""Where sequences lie in a packed row, or in one rank's share of it, and how attention is best
+computed over them.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,19 @@ from torch import Tensor
 from sluice_trainer.megatron.model.rotary import Rotary
 
 LONG = 4096
-"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing: and parts of
-sequences whose queries times keys are as many."""
+"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing:
+and parts of sequences whose queries times keys are as many."""
 
 BUCKET = 16
-"""Sequences are padded to multiples of this, and to powers of two above four times it, when attention is dense."""
+"""Sequences are padded to multiples of this, and to powers of two above four times it, when
+attention is dense."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a row is spread: over `context` ranks, of which this is number `rank`; each share over `tensor` ranks."""
+    """How a row is spread: over `context` ranks, of which this is number `rank`; each share over
+    `tensor` ranks.
+    """
 
     tensor: int = 1
     context: int = 1
@@ -47,10 +52,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of queries and the keys that they may see. Sizes are per sequence that has queries in it.
+    """A run of queries and the keys that they may see. Sizes are per sequence that has queries in
+    it.
 
-    queries, keys: [start, end) of them, among this rank's queries and in the whole row; starts_q, starts_k:
-    [sequences + 1] int32, within those; longest_q, longest_k: the longest. Query i of n is aligned with key m - n + i.
+    queries, keys: [start, end) of them, among this rank's queries and in the whole row; starts_q,
+    starts_k: [sequences + 1] int32, within those; longest_q, longest_k: the longest. Query i of n
+    is aligned with key m - n + i.
     """
 
     queries: tuple[int, int]
@@ -70,9 +77,10 @@ class Span:
 class Packing(PackedSeqParams):  # type: ignore[misc]
     """Where sequences lie in a row of tokens.
 
-    positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the sequences in the whole
-    row. spans: this rank's queries. restore: [row] int64, where each token of the row lies among all ranks' shares;
-    None: this rank has the whole row. qkv_format stays "sbhd": Megatron treats the row as one ordinary sequence.
+    positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the
+    sequences in the whole row. spans: this rank's queries. restore: [row] int64, where each token
+    of the row lies among all ranks' shares; None: this rank has the whole row. qkv_format stays
+    "sbhd": Megatron treats the row as one ordinary sequence.
     """
 
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -97,7 +105,9 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
 
 
 def packing(lengths: list[int], device: torch.device, split: Split | None = None) -> Packing:
-    """The packing of sequences of these lengths, in order. Their sum is a multiple of `split.multiple`."""
+    """The packing of sequences of these lengths, in order. Their sum is a multiple of
+    `split.multiple`.
+    """
     split = split or Split()
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
@@ -105,7 +115,9 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
     positions = torch.arange(row) - torch.repeat_interleave(ends - sizes, sizes)
     restore = None
     if split.context > 1:
-        shares = [Split(split.tensor, split.context, rank).local(row) for rank in range(split.context)]
+        shares = [
+            Split(split.tensor, split.context, rank).local(row) for rank in range(split.context)
+        ]
         restore = torch.argsort(torch.cat(shares)).to(device)
         positions = positions[shares[split.rank]]
     offset, spans = 0, []
@@ -115,12 +127,18 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
             spans.append(span := _span(run, at, offset, device))
             at, offset = span.keys[1], span.queries[1]
     return Packing(
-        qkv_format="sbhd", positions=positions.to(device), lengths=tuple(lengths), spans=tuple(spans), restore=restore
+        qkv_format="sbhd",
+        positions=positions.to(device),
+        lengths=tuple(lengths),
+        spans=tuple(spans),
+        restore=restore,
     )
 
 
 def _portions(lengths: list[int], start: int, end: int) -> list[tuple[int, int]]:
-    """(queries, keys) of each sequence with queries in [start, end) of the row. The last query sees all of the keys."""
+    """(queries, keys) of each sequence with queries in [start, end) of the row. The last query sees
+    all of the keys.
+    """
     found, begin = [], 0
     for length in lengths:
         low, high = max(begin, start), min(begin + length, end)
@@ -135,13 +153,17 @@ def _is_long(queries: int, keys: int) -> bool:
 
 
 def _runs(portions: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The portions in runs: a long one by itself (its number is its key), what lies between two of them together."""
+    """The portions in runs: a long one by itself (its number is its key), what lies between two of
+    them together.
+    """
     grouped = groupby(enumerate(portions), lambda entry: entry[0] if _is_long(*entry[1]) else None)
     return [[portion for _, portion in run] for _, run in grouped]
 
 
 def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torch.device) -> Span:
-    """The queries of these portions, from `start` on in the row, which lie at `offset` among this rank's."""
+    """The queries of these portions, from `start` on in the row, which lie at `offset` among this
+    rank's.
+    """
     queries, keys = zip(*portions, strict=True)
     end = start + sum(queries)
 
@@ -156,8 +178,9 @@ def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torc
 class DenseLayout:
     """A packed row as a few padded batches of similar lengths.
 
-    buckets: per bucket [sequences, padded length] int64, the token at each place (a padded place repeats token 0);
-    restore: [tokens] int64, where each token lies in the concatenation of the flattened buckets.
+    buckets: per bucket [sequences, padded length] int64, the token at each place (a padded place
+    repeats token 0); restore: [tokens] int64, where each token lies in the concatenation of the
+    flattened buckets.
     """
 
     buckets: tuple[Tensor, ...]
@@ -178,7 +201,9 @@ def dense_layout(lengths: tuple[int, ...], device: torch.device) -> DenseLayout:
         size = torch.tensor([lengths[sequence] for sequence in sequences])[:, None]
         place = torch.arange(padded)[None, :]
         inside, token = place < size, first + place
-        restore[token[inside]] = torch.arange(offset, offset + inside.numel()).view_as(inside)[inside]
+        restore[token[inside]] = torch.arange(offset, offset + inside.numel()).view_as(inside)[
+            inside
+        ]
         buckets.append(torch.where(inside, token, 0).to(device))
         offset += inside.numel()
     return DenseLayout(tuple(buckets), restore.to(device))

@@ -13,7 +13,9 @@ from sluice_trainer.megatron.compiled import compiled
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How fast each pair of channels turns, [dim / 2] float32. interleaved: neighbours make a pair (GLM-4)."""
+    """How fast each pair of channels turns, [dim / 2] float32. interleaved: neighbours make a pair
+    (GLM-4).
+    """
 
     inverse: Tensor
     interleaved: bool = False
@@ -37,7 +39,9 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 class LatentRotary(torch.nn.Module):
-    """Takes the place of Megatron's rotary embedding in latent attention, which turns queries and keys by itself."""
+    """Takes the place of Megatron's rotary embedding in latent attention, which turns queries and
+    keys by itself.
+    """
 
     def __init__(self, inverse: Tensor) -> None:
         super().__init__()
@@ -45,10 +49,15 @@ class LatentRotary(torch.nn.Module):
         self.inverse = inverse
 
     def get_rotary_seq_len(
-        self, inference_context: Any, transformer: Any, transformer_input: Tensor, config: Any, packed_seq_params: Any
+        self,
+        inference_context: Any,
+        transformer: Any,
+        transformer_input: Tensor,
+        config: Any,
+        packed_seq_params: Any,
     ) -> Tensor:
-        """The value that Megatron hands back to `forward`: here the positions of the tokens, [t], each in its own
-        sequence.
+        """The value that Megatron hands back to `forward`: here the positions of the tokens, [t],
+        each in its own sequence.
         """
         positions: Tensor = packed_seq_params.positions
         return positions

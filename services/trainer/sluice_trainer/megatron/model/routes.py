@@ -1,8 +1,9 @@
 """Tokens to several places each and back, by gathers alone.
 
-Megatron adds what comes back from a token's experts into the token one element at a time (`scatter_add_`), and its
-gradients on the way there likewise (`index_add_`): in bf16, and in an order that a GPU does not repeat. Here a token
-knows the rows that it has gone to, and its sum is read from them: once, in float32, in the same order each time.
+Megatron adds what comes back from a token's experts into the token one element at a time
+(`scatter_add_`), and its gradients on the way there likewise (`index_add_`): in bf16, and in an
+order that a GPU does not repeat. Here a token knows the rows that it has gone to, and its sum is
+read from them: once, in float32, in the same order each time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from sluice_trainer.megatron.compiled import compiled
 
 @dataclass(frozen=True)
 class Routes:
-    """One row for each choice of a token: column by column, and the tokens of a column in their order."""
+    """One row for each choice of a token: column by column, and the tokens of a column in their
+    order.
+    """
 
     source: Tensor
     """[rows] int64: the token of each row."""
     column: Tensor
     """[rows] int64: the column of each row."""
     places: Tensor
-    """[tokens, most] int64: the rows of each token, ascending; the number of rows where it has no more."""
+    """[tokens, most] int64: the rows of each token, ascending; the number of rows where it has no
+    more."""
     counts: Tensor
     """[columns] int64: the rows of each column."""
 
@@ -34,8 +38,8 @@ class Routes:
 def routes(chosen: Tensor, rows: int, most: int) -> Routes:
     """The routes of tokens to the columns that each has chosen.
 
-    chosen: [tokens, columns] bool, of which `rows` are true in all and at most `most` for a token. That the caller
-    knows both saves a GPU from being waited for.
+    chosen: [tokens, columns] bool, of which `rows` are true in all and at most `most` for a token.
+    That the caller knows both saves a GPU from being waited for.
     """
     tokens, columns = chosen.shape
     counts = chosen.sum(0)
@@ -50,7 +54,9 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
 
 
 def picked(values: Tensor, by: Routes) -> Tensor:
-    """The value of each row's token for the row's column. values: [tokens, columns, ...]. Gives [rows, ...]."""
+    """The value of each row's token for the row's column. values: [tokens, columns, ...]. Gives
+    [rows, ...].
+    """
     return values.flatten(0, 1).index_select(0, by.source * values.shape[1] + by.column)
 
 
@@ -91,12 +97,18 @@ class _Joined(torch.autograd.Function):
 
 
 def _sums(rows: Tensor, places: Tensor) -> Tensor:
-    return _gathered(rows, places) if len(rows) and len(places) else rows.new_zeros(len(places), rows.shape[1])
+    return (
+        _gathered(rows, places)
+        if len(rows) and len(places)
+        else rows.new_zeros(len(places), rows.shape[1])
+    )
 
 
 @compiled
 def _gathered(rows: Tensor, places: Tensor) -> Tensor:
-    """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]. One kernel that reads each row once."""
+    """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]. One kernel that reads each row
+    once.
+    """
     wide = torch.promote_types(rows.dtype, torch.float32)
     total = torch.zeros(len(places), rows.shape[1], dtype=wide, device=rows.device)
     for place in places.unbind(1):

@@ -1,4 +1,6 @@
-"""The layers of each family, by Megatron's layer spec: its own modules, with our attention, norms and experts."""
+"""The layers of each family, by Megatron's layer spec: its own modules, with our attention, norms
+and experts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
@@ -28,12 +33,16 @@ from sluice_trainer.megatron.model.rotary import LatentRotary, Rotary
 
 
 class Norm(torch.nn.RMSNorm):
-    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence parallelism.
+    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence
+    parallelism.
 
-    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the mark on the weight.
+    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the
+    mark on the weight.
     """
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
 
@@ -65,22 +74,30 @@ class _SandwichMLP(MLP):  # type: ignore[misc]
 class _LatentAttention(MLASelfAttention):  # type: ignore[misc]
     """Latent attention whose shared key channels get their gradient from all tensor-parallel ranks.
 
-    With local layers Megatron gathers the down-projected keys by columns, and the gradient of the channels that turn
-    with position, which every rank uses for its own heads, is never summed over ranks. Scattered along the sequence
-    here, Megatron gathers them along it again, and that gather sums in its backward pass.
+    With local layers Megatron gathers the down-projected keys by columns, and the gradient of the
+    channels that turn with position, which every rank uses for its own heads, is never summed over
+    ranks. Scattered along the sequence here, Megatron gathers them along it again, and that gather
+    sums in its backward pass.
     """
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        """Directly projected queries have no norm; Megatron insists on one, and only TransformerEngine has it."""
+        """Directly projected queries have no norm; Megatron insists on one, and only
+        TransformerEngine has it.
+        """
         if self.config.q_lora_rank is not None:
             resolved: dict[str, Any] = super()._resolve_qk_norm_config(submodules)
             return resolved
-        return {name: getattr(submodules, name) for name in ("linear_q_proj", "linear_kv_up_proj", "kv_layernorm")}
+        return {
+            name: getattr(submodules, name)
+            for name in ("linear_q_proj", "linear_kv_up_proj", "kv_layernorm")
+        }
 
     def _qkv_down_projection(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys = super()._qkv_down_projection(hidden_states)
         if keys.size(-1) != self.config.kv_lora_rank + self.config.qk_pos_emb_head_dim:
-            keys = scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(keys))
+            keys = scatter_to_sequence_parallel_region(
+                gather_from_tensor_model_parallel_region(keys)
+            )
         return queries, keys
 
 
@@ -88,14 +105,19 @@ def block_spec(
     config: TransformerConfig, shape: ModelShape, device: torch.device, stage: int | None = None
 ) -> TransformerBlockSubmodules:
     """The decoder layers of this pipeline stage (or of the virtual stage `stage` of it)."""
-    dense, mixture = _layer(config, shape, device, None), _layer(config, shape, device, config.num_moe_experts)
+    dense, mixture = (
+        _layer(config, shape, device, None),
+        _layer(config, shape, device, config.num_moe_experts),
+    )
     layers = [mixture if shape.is_mixture(layer) else dense for layer in range(shape.layers)]
     first = get_transformer_layer_offset(config, stage)
     own = layers[first : first + get_num_layers_to_build(config, stage)]
     return TransformerBlockSubmodules(layer_specs=own, layer_norm=Norm)
 
 
-def _layer(config: TransformerConfig, shape: ModelShape, device: torch.device, experts: int | None) -> ModuleSpec:
+def _layer(
+    config: TransformerConfig, shape: ModelShape, device: torch.device, experts: int | None
+) -> ModuleSpec:
     layer = get_gpt_layer_local_spec(
         num_experts=experts,
         qk_layernorm=config.qk_layernorm,
@@ -115,7 +137,9 @@ def _layer(config: TransformerConfig, shape: ModelShape, device: torch.device, e
         attention.q_layernorm = IdentityOp if shape.latent.query_rank is None else Norm
         attention.kv_layernorm = Norm
         return layer
-    rotary = Rotary(shape.rope.inverse_frequencies(shape.rope_dim).to(device), shape.rope_interleaved)
+    rotary = Rotary(
+        shape.rope.inverse_frequencies(shape.rope_dim).to(device), shape.rope_interleaved
+    )
     attention.core_attention = partial(PackedAttention, rotary=rotary)
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = Norm

@@ -1,9 +1,11 @@
-"""Causal attention of the last queries of a sequence to all of it, by kernels that know squares and rectangles only.
+"""Causal attention of the last queries of a sequence to all of it, by kernels that know squares and
+rectangles only.
 
-Under context parallelism a rank's queries begin in the middle of a sequence. All of them see the keys before the first
-of them: a rectangle. To the others they are causal: a square. Each part gives an output and the logarithm of its
-softmax's denominator, from which the joint ones follow, as in ring attention (Liu et al. 2023, arXiv:2310.01889). Given
-the joint ones, the backward pass of each part yields its share of the gradients.
+Under context parallelism a rank's queries begin in the middle of a sequence. All of them see the
+keys before the first of them: a rectangle. To the others they are causal: a square. Each part gives
+an output and the logarithm of its softmax's denominator, from which the joint ones follow, as in
+ring attention (Liu et al. 2023, arXiv:2310.01889). Given the joint ones, the backward pass of each
+part yields its share of the gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _aten = torch.ops.aten
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention output [1, heads, n, d].
 
-    query: [1, heads, n, d]; key, value: [1, kv heads, m, d], n < m. Query i sees keys 0 to m - n + i.
+    query: [1, heads, n, d]; key, value: [1, kv heads, m, d], n < m. Query i sees keys 0 to m - n +
+    i.
     """
     out: Tensor = _TwoParts.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return out
@@ -53,19 +56,27 @@ class _TwoParts(torch.autograd.Function):
 def _parts(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor, bool]]:
     """The rectangle and the square: query, key, value, and whether it is causal."""
     sizes = [key.shape[2] - query.shape[2], query.shape[2]]
-    halves = zip(torch.split(key, sizes, 2), torch.split(value, sizes, 2), (False, True), strict=True)
+    halves = zip(
+        torch.split(key, sizes, 2), torch.split(value, sizes, 2), (False, True), strict=True
+    )
     return [(query, *half) for half in halves]
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Any]:
-    """The output, the logarithms [.., heads, n] of the denominators, and what the backward pass wants to have back."""
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Any]:
+    """The output, the logarithms [.., heads, n] of the denominators, and what the backward pass
+    wants to have back.
+    """
     if query.is_cuda:
         out, sums, *state, _ = _aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=scale
         )
         return out, sums, state
     key, value = (_repeated(x, query) for x in (key, value))
-    out, sums = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    out, sums = _aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, scale=scale
+    )
     return out, sums, None
 
 
@@ -82,10 +93,26 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if query.is_cuda:
         starts_q, starts_k, longest_q, longest_k, seed, offset = state
-        gradients: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_cudnn_attention_backward(
-            grad, query, key, value, out, sums, seed, offset, None, starts_q, starts_k, longest_q, longest_k, 0.0,
-            causal, scale=scale,
-        )  # fmt: skip
+        gradients: tuple[Tensor, Tensor, Tensor] = (
+            _aten._scaled_dot_product_cudnn_attention_backward(
+                grad,
+                query,
+                key,
+                value,
+                out,
+                sums,
+                seed,
+                offset,
+                None,
+                starts_q,
+                starts_k,
+                longest_q,
+                longest_k,
+                0.0,
+                causal,
+                scale=scale,
+            )
+        )
         return gradients
     repeated = [_repeated(x, query) for x in (key, value)]
     queries, *others = _aten._scaled_dot_product_flash_attention_for_cpu_backward(

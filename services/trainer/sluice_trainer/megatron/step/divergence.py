@@ -1,6 +1,8 @@
-"""How far student and teacher are apart over a vocabulary that is spread over tensor-parallel ranks.
+"""How far student and teacher are apart over a vocabulary that is spread over tensor-parallel
+ranks.
 
-Both models' logits of a chunk of tokens exist at a time, and no third tensor of that size is kept for the gradient.
+Both models' logits of a chunk of tokens exist at a time, and no third tensor of that size is kept
+for the gradient.
 """
 
 from __future__ import annotations
@@ -25,10 +27,20 @@ def _normalizer(logits: Tensor, scale: float) -> Tensor:
 
 @compiled
 def _shares(
-    student: Tensor, teacher: Tensor, totals: tuple[Tensor, Tensor], scale: float, kind: WholeVocabulary, beta: float
+    student: Tensor,
+    teacher: Tensor,
+    totals: tuple[Tensor, Tensor],
+    scale: float,
+    kind: WholeVocabulary,
+    beta: float,
 ) -> Tensor:
-    """[3, n]: `divergence_shares` of this rank's words. totals: logarithms of the softmax's denominators, [n] each."""
-    log_q, log_p = student.float() * scale - totals[0][:, None], teacher.float() * scale - totals[1][:, None]
+    """[3, n]: `divergence_shares` of this rank's words. totals: logarithms of the softmax's
+    denominators, [n] each.
+    """
+    log_q, log_p = (
+        student.float() * scale - totals[0][:, None],
+        teacher.float() * scale - totals[1][:, None],
+    )
     return torch.stack(divergence_shares(log_q, log_p, kind, beta))
 
 
@@ -43,14 +55,21 @@ def _gradient(
     kind: WholeVocabulary,
     beta: float,
 ) -> Tensor:
-    """Gradient of the student's logits, in their precision. of: gradient of the divergences, [n]."""
-    log_q, log_p = student.float() * scale - totals[0][:, None], teacher.float() * scale - totals[1][:, None]
+    """Gradient of the student's logits, in their precision. of: gradient of the
+    divergences, [n].
+    """
+    log_q, log_p = (
+        student.float() * scale - totals[0][:, None],
+        teacher.float() * scale - totals[1][:, None],
+    )
     result = divergence_gradient(log_q, log_p, score, kind, beta) * (of * scale)[:, None]
     return result.to(student.dtype)
 
 
 class _Divergence(torch.autograd.Function):
-    """Student's and teacher's logits, [n, local words] -> divergences, and reverse KL without gradient, [n] each."""
+    """Student's and teacher's logits, [n, local words] -> divergences, and reverse KL without
+    gradient, [n] each.
+    """
 
     @staticmethod
     def forward(
@@ -62,7 +81,10 @@ class _Divergence(torch.autograd.Function):
         beta: float,
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
-        totals = (_over_ranks(_normalizer(student, scale), group), _over_ranks(_normalizer(teacher, scale), group))
+        totals = (
+            _over_ranks(_normalizer(student, scale), group),
+            _over_ranks(_normalizer(teacher, scale), group),
+        )
         shares = _shares(student, teacher, totals, scale, kind, beta)
         if group is not None:
             dist.all_reduce(shares, group=group)
@@ -75,7 +97,9 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         student, teacher, of_student, of_teacher, score = ctx.saved_tensors
-        found = _gradient(student, teacher, (of_student, of_teacher), score, gradients[0], *ctx.options)
+        found = _gradient(
+            student, teacher, (of_student, of_teacher), score, gradients[0], *ctx.options
+        )
         return found, None, None, None, None, None
 
 
@@ -97,7 +121,8 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _Divergence.apply
 class Teaching:
     """A teacher with which a training forward pass compares the student.
 
-    head: the teacher's last layer, hidden states [n, 1, h] -> logits [n, local words] of its own vocabulary.
+    head: the teacher's last layer, hidden states [n, 1, h] -> logits [n, local words] of its own
+    vocabulary.
     """
 
     head: Callable[[Tensor], Tensor]
@@ -105,12 +130,19 @@ class Teaching:
     beta: float
 
     def __call__(
-        self, student: Tensor, hidden: Tensor, *, columns: int, scale: float, group: dist.ProcessGroup | None
+        self,
+        student: Tensor,
+        hidden: Tensor,
+        *,
+        columns: int,
+        scale: float,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         """Divergences, with gradient, and reverse KL, [n] each.
 
-        student: [n, local words], without padding; columns: of each rank, with it; hidden: [n, 1, h], the teacher's at
-        the same places. Words that only the teacher has are left out: it is compared as if it did not know them.
+        student: [n, local words], without padding; columns: of each rank, with it; hidden: [n, 1,
+        h], the teacher's at the same places. Words that only the teacher has are left out: it is
+        compared as if it did not know them.
         """
         start = 0
         with torch.no_grad():
@@ -122,7 +154,9 @@ class Teaching:
 
 
 def _gathered(logits: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The words of all ranks, [n, words]: where a larger vocabulary is cut at other places than the student's."""
+    """The words of all ranks, [n, words]: where a larger vocabulary is cut at other places than the
+    student's.
+    """
     parts = [torch.empty_like(logits) for _ in range(group.size())]
     dist.all_gather(parts, logits.contiguous(), group=group)
     return torch.cat(parts, dim=-1)

@@ -1,7 +1,7 @@
 """Log-probs and entropies of response tokens, or a critic's values, straight from hidden states.
 
-Only places that predict a response token reach the output layer, and only a chunk of them at a time: the logits of a
-whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
+Only places that predict a response token reach the output layer, and only a chunk of them at a
+time: the logits of a whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from sluice_trainer.megatron.step.divergence import Teaching
 from sluice_trainer.megatron.step.packing import MicroBatch
 
 Forward = Callable[[Any, MicroBatch], Tensor]
-"""(model, micro-batch) -> [k, r] numbers of the response tokens on the last pipeline stage, hidden states before it."""
+"""(model, micro-batch) -> [k, r] numbers of the response tokens on the last pipeline stage, hidden
+states before it."""
 CHUNK_ELEMENTS = 2**27
-"""Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the backward pass."""
+"""Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the
+backward pass."""
 
 
 @compiled
-def _statistics(logits: Tensor, place: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of z = logits x scale, in one pass: largest z, sum of exp(z - largest), sum of that times (z - largest), z at
-    `place`. [n] float32 each.
+def _statistics(
+    logits: Tensor, place: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of z = logits x scale, in one pass: largest z, sum of exp(z - largest), sum of that times (z
+    - largest), z at `place`. [n] float32 each.
     """
     z = logits.float() * scale
     largest = z.amax(-1)
@@ -47,11 +51,18 @@ def _statistics(logits: Tensor, place: Tensor, scale: float) -> tuple[Tensor, Te
 
 @compiled
 def _gradient(
-    logits: Tensor, place: Tensor, log_total: Tensor, entropy: Tensor, at_target: Tensor, of: Tensor, scale: float
+    logits: Tensor,
+    place: Tensor,
+    log_total: Tensor,
+    entropy: Tensor,
+    at_target: Tensor,
+    of: Tensor,
+    scale: float,
 ) -> Tensor:
     """Gradient of the logits, [n, local vocab], in their precision; see `_LogProbEntropy`.
 
-    at_target: gradient of the log-probs where this rank has the target, else 0. of: [2, n], of log-probs and entropies.
+    at_target: gradient of the log-probs where this rank has the target, else 0. of: [2, n], of
+    log-probs and entropies.
     """
     log_p = logits.float() * scale - log_total[:, None]
     result = -log_p.exp() * (of[0][:, None] + (log_p + entropy[:, None]) * of[1][:, None])
@@ -61,16 +72,23 @@ def _gradient(
 
 
 class _LogProbEntropy(torch.autograd.Function):
-    """Log-prob of a target and entropy of a softmax whose vocabulary is spread over tensor-parallel ranks.
+    """Log-prob of a target and entropy of a softmax whose vocabulary is spread over tensor-parallel
+    ranks.
 
-    logits [n, local vocab], targets [n] global ids -> log-probs [n], entropies [n], float32.
-    With p the softmax of z: d logp / d z = 1[target] - p; d H / d z = -p (log p + H). The logits are all that is kept,
-    and all that is read, of [n, vocab]: passes over them cost more here than arithmetic.
+    logits [n, local vocab], targets [n] global ids -> log-probs [n], entropies [n], float32. With p
+    the softmax of z: d logp / d z = 1[target] - p; d H / d z = -p (log p + H). The logits are all
+    that is kept, and all that is read, of [n, vocab]: passes over them cost more here than
+    arithmetic.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, start: int, scale: float, group: dist.ProcessGroup | None
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        start: int,
+        scale: float,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         here = (targets >= start) & (targets < start + logits.shape[-1])
         place = torch.where(here, targets - start, 0)
@@ -88,7 +106,9 @@ class _LogProbEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, place, here, log_total, entropy = ctx.saved_tensors
         at_target = gradients[0] * here
-        result = _gradient(logits, place, log_total, entropy, at_target, torch.stack(gradients), ctx.scale)
+        result = _gradient(
+            logits, place, log_total, entropy, at_target, torch.stack(gradients), ctx.scale
+        )
         return result, None, None, None, None
 
 
@@ -106,7 +126,9 @@ def _over_ranks(
 _apply: Callable[..., tuple[Tensor, Tensor]] = _LogProbEntropy.apply
 
 
-def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> Tensor:
+def _all_reduce(
+    values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
+) -> Tensor:
     if group is not None:
         dist.all_reduce(values, op, group=group)
     return values
@@ -114,7 +136,9 @@ def _all_reduce(values: Tensor, op: dist.ReduceOp.RedOpType, group: dist.Process
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The micro-batch under way, as the output hook must know it. teaching: to compare it with a teacher."""
+    """The micro-batch under way, as the output hook must know it. teaching: to compare it with a
+    teacher.
+    """
 
     batch: MicroBatch
     temperature: float
@@ -122,11 +146,14 @@ class Request:
     teaching: Teaching | None = None
 
 
-def statistics(logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request) -> tuple[Tensor, ...]:
-    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature); and what `teaching` says of it.
+def statistics(
+    logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request
+) -> tuple[Tensor, ...]:
+    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature); and what
+    `teaching` says of it.
 
-    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets: [n] int64; taught:
-    the teacher's hidden states at the same places, [n, 1, h].
+    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets:
+    [n] int64; taught: the teacher's hidden states at the same places, [n, 1, h].
     """
     group = parallel_state.get_tensor_model_parallel_group()
     shared = group if group.size() > 1 else None
@@ -141,7 +168,12 @@ def statistics(logits: Tensor, targets: Tensor, taught: Tensor | None, request: 
 
 
 def _score(
-    hidden: Tensor, targets: Tensor, taught: Tensor | None, output_layer: Any, weight: Tensor | None, request: Request
+    hidden: Tensor,
+    targets: Tensor,
+    taught: Tensor | None,
+    output_layer: Any,
+    weight: Tensor | None,
+    request: Request,
 ) -> Tensor:
     """[k, n]: the statistics of one chunk. hidden: [n, 1, h]."""
     logits, _ = output_layer(hidden, weight=weight)
@@ -149,7 +181,12 @@ def _score(
 
 
 def _output_processor(
-    *, hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, context: Request, **_: Any
+    *,
+    hidden_states: Tensor,
+    output_layer: Any,
+    output_weight: Tensor | None,
+    context: Request,
+    **_: Any,
 ) -> Tensor:
     """GPTModel's hook after the last layer: [k, r] statistics instead of logits."""
     hidden = _predicting(hidden_states, output_layer.sequence_parallel, context.batch)
@@ -166,39 +203,53 @@ def _output_processor(
     hiddens, wanted = torch.split(hidden, chunk), torch.split(targets, chunk)
     teachers = [None] * len(wanted) if taught is None else torch.split(taught, chunk)
     pieces = zip(hiddens, wanted, teachers, strict=True)
-    return spread(torch.cat([checkpoint(score, *piece, use_reentrant=False) for piece in pieces], dim=1))
+    return spread(
+        torch.cat([checkpoint(score, *piece, use_reentrant=False) for piece in pieces], dim=1)
+    )
 
 
 def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
     """[k, r]: what all context-parallel ranks have scored, on each of them. scores: [k, own].
 
-    A sum over ranks, each with zeros where others have values. Its gradient is each rank's own: the loss is computed on
-    every rank, alike, and gradients of weights are summed over ranks afterwards.
+    A sum over ranks, each with zeros where others have values. Its gradient is each rank's own: the
+    loss is computed on every rank, alike, and gradients of weights are summed over ranks
+    afterwards.
     """
     if batch.own is None:
         return scores
-    everywhere = scores.new_zeros(len(scores), sum(batch.response_lengths)).index_copy(1, batch.own, scores)
+    everywhere = scores.new_zeros(len(scores), sum(batch.response_lengths)).index_copy(
+        1, batch.own, scores
+    )
     group = parallel_state.get_context_parallel_group()
     result: Tensor = reduce_from_tensor_model_parallel_region(everywhere, group=group)
     return result
 
 
 def _predicting(hidden_states: Tensor, sequence_parallel: bool, batch: MicroBatch) -> Tensor:
-    """[r, 1, h] hidden states of the places that predict the response tokens, whole on every tensor-parallel rank."""
+    """[r, 1, h] hidden states of the places that predict the response tokens, whole on every
+    tensor-parallel rank.
+    """
     if sequence_parallel:
-        # What follows, told that its input is whole, gives each rank the whole gradient: only split it here.
-        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        # What follows, told that its input is whole, gives each rank the whole gradient: only split
+        # it here.
+        hidden_states = gather_from_sequence_parallel_region(
+            hidden_states, tensor_parallel_output_grad=False
+        )
     return hidden_states.index_select(0, batch.predicting)
 
 
-def _value_processor(*, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any) -> Tensor:
+def _value_processor(
+    *, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any
+) -> Tensor:
     """GPTModel's hook after the last layer of a critic: [1, r] values."""
     hidden = _predicting(hidden_states, output_layer.sequence_parallel, context)
     return _from_all_shares(output_layer(hidden).float().view(1, -1), batch=context)
 
 
 def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor | None) -> Any:
-    """The output layer on hidden states that are gathered already: rows are picked before it, not after."""
+    """The output layer on hidden states that are gathered already: rows are picked before it, not
+    after.
+    """
     before = output_layer.sequence_parallel
     output_layer.sequence_parallel = False
     try:
@@ -208,11 +259,18 @@ def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor
 
 
 def forward(
-    model: Any, batch: MicroBatch, *, temperature: float, vocab: int, teaching: Teaching | None = None
+    model: Any,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    vocab: int,
+    teaching: Teaching | None = None,
 ) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden states before it.
+    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden
+    states before it.
 
-    With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse KL as well.
+    With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
+    KL as well.
     """
     request = Request(batch, temperature, vocab, teaching)
     return _forward(model, batch, _output_processor, request)
@@ -221,7 +279,8 @@ def forward(
 def forward_values(model: Any, batch: MicroBatch) -> Tensor:
     """[1, r] values of a critic on the last pipeline stage, hidden states before it.
 
-    A token's value is that of the state in which it was chosen: it comes from the place that predicts the token.
+    A token's value is that of the state in which it was chosen: it comes from the place that
+    predicts the token.
     """
     return _forward(model, batch, _value_processor, batch)
 
@@ -238,14 +297,22 @@ def _forward(model: Any, batch: MicroBatch, processor: Any, context: Any) -> Ten
     return result
 
 
-def _hidden_processor(*, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any) -> Tensor:
+def _hidden_processor(
+    *, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any
+) -> Tensor:
     """GPTModel's hook after the last layer of a teacher: [own, 1, h] hidden states."""
     return _predicting(hidden_states, output_layer.sequence_parallel, context)
 
 
 def head(model: Any, hidden: Tensor) -> Tensor:
-    """The last layer of a model, [n, 1, h] -> [n, local vocab] logits. Only on the last pipeline stage."""
-    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    """The last layer of a model, [n, 1, h] -> [n, local vocab] logits. Only on the last pipeline
+    stage.
+    """
+    weight = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else None
+    )
     logits: Tensor = _without_sequence_parallel(model.output_layer, hidden, weight)[0].squeeze(1)
     return logits
 
@@ -253,37 +320,49 @@ def head(model: Any, hidden: Tensor) -> Tensor:
 @megatron_device()
 @torch.no_grad()
 def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
-    """The first of the forward pass's numbers, per micro-batch and member: [response] float32 on the CPU. No gradients.
+    """The first of the forward pass's numbers, per micro-batch and member: [response] float32 on
+    the CPU. No gradients.
 
     Collective over the model-parallel group.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
         batch = next(data)
-        return forward(module, batch), lambda output, non_loss_data=False: batch.split(output[0].cpu())
+        return forward(module, batch), lambda output, non_loss_data=False: batch.split(
+            output[0].cpu()
+        )
 
-    results: list[list[Tensor]] = from_last_stage(run_schedule(step, chunks, batches, forward_only=True))
+    results: list[list[Tensor]] = from_last_stage(
+        run_schedule(step, chunks, batches, forward_only=True)
+    )
     return results
 
 
 @megatron_device()
 @torch.no_grad()
 def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
-    """Hidden states before a model's last layer, at the places that predict response tokens: [own, 1, h], on the CPU.
+    """Hidden states before a model's last layer, at the places that predict response tokens: [own,
+    1, h], on the CPU.
 
-    With context parallelism of this rank's share. Only on the last pipeline stage; before it, none. Collective.
+    With context parallelism of this rank's share. Only on the last pipeline stage; before it, none.
+    Collective.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
         batch = next(data)
-        return _forward(module, batch, _hidden_processor, batch), lambda output, non_loss_data=False: output.cpu()
+        return _forward(
+            module, batch, _hidden_processor, batch
+        ), lambda output, non_loss_data=False: output.cpu()
 
     found: list[Tensor] = run_schedule(step, chunks, batches, forward_only=True)
     return found
 
 
-def run_schedule(step: Any, chunks: list[Any], batches: Iterable[MicroBatch], *, forward_only: bool) -> Any:
-    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions reported.
+def run_schedule(
+    step: Any, chunks: list[Any], batches: Iterable[MicroBatch], *, forward_only: bool
+) -> Any:
+    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions
+    reported.
 
     Each chunk of the model (one, or several with `virtualPipeline`) sees every micro-batch once.
     """

@@ -1,4 +1,6 @@
-"""A learner, which policy and critic are: a Megatron model, its optimizer, its way through micro-batches."""
+"""A learner, which policy and critic are: a Megatron model, its optimizer, its way through
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
     trainer = spec.trainer
     precision = trainer.precision or ("bf16" if DEVICE.type == "cuda" else "fp32")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return transformer_config(shape, trainer.parallelism, dtype=dtype, recompute=trainer.recompute == "full")
+    return transformer_config(
+        shape, trainer.parallelism, dtype=dtype, recompute=trainer.recompute == "full"
+    )
 
 
-def score(chunks: list[Any], shard: Seq[Sequence], spec: RLJobSpec, forward: Forward) -> list[Tensor]:
-    """Values of `forward` for each response token: per sequence [response] float32, on the CPU. No gradients.
+def score(
+    chunks: list[Any], shard: Seq[Sequence], spec: RLJobSpec, forward: Forward
+) -> list[Tensor]:
+    """Values of `forward` for each response token: per sequence [response] float32, on the CPU. No
+    gradients.
 
     Collective over all ranks, those without a sequence too.
     """
@@ -46,9 +53,11 @@ def score(chunks: list[Any], shard: Seq[Sequence], spec: RLJobSpec, forward: For
 
 
 def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
-    """The sequences of each micro-batch. Collective: every data-parallel rank gets the same number of them.
+    """The sequences of each micro-batch. Collective: every data-parallel rank gets the same number
+    of them.
 
-    Experts on other ranks wait for everybody's tokens, and the interleaved schedule wants whole rounds of stages.
+    Experts on other ranks wait for everybody's tokens, and the interleaved schedule wants whole
+    rounds of stages.
     """
     layout = spec.trainer.parallelism
     bins = pack([len(s.tokens) for s in shard], spec.trainer.max_tokens_per_gpu * layout.context)
@@ -67,7 +76,9 @@ class Learner:
         optimizer: Optimizer,
         total_steps: int | None,
     ) -> None:
-        """total_steps: training steps that this model learns in, for the learning-rate schedule; None: not known."""
+        """total_steps: training steps that this model learns in, for the learning-rate schedule;
+        None: not known.
+        """
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(self.chunks, config, optimizer)
         self.optimizer_steps = 0

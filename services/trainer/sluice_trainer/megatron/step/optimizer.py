@@ -19,8 +19,9 @@ from sluice_trainer.megatron.adaptations import megatron_device
 def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
     """Learning rate of optimizer step `step`, counted from 0: of this optimizer, not of the run.
 
-    Warm-up is linear and reaches `lr` in its last step. After it `linear` and `cosine` fall to `minLr` at step
-    `decaySteps` (default: `total_steps`, all that this optimizer takes in the run) and stay there.
+    Warm-up is linear and reaches `lr` in its last step. After it `linear` and `cosine` fall to
+    `minLr` at step `decaySteps` (default: `total_steps`, all that this optimizer takes in the run)
+    and stay there.
     """
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / spec.warmup_steps
@@ -28,7 +29,10 @@ def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
         return spec.lr
     end = spec.decay_steps or total_steps
     if end is None:
-        raise ValueError(f"trainer.optimizer.schedule {spec.schedule} needs decaySteps: the run's length is not known")
+        raise ValueError(
+            f"trainer.optimizer.schedule {spec.schedule} needs decaySteps: the run's length is not "
+            "known"
+        )
     done = min((step - spec.warmup_steps) / max(end - spec.warmup_steps, 1), 1.0)
     left = 1 - done if spec.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return spec.min_lr + (spec.lr - spec.min_lr) * left
@@ -37,17 +41,21 @@ def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
 def steps_of_policy(total_steps: int | None, critic: Critic | None) -> int | None:
     """Training steps in which the policy learns, of a run of `total_steps`; None: not known.
 
-    In its `warmupSteps` only the critic does. slime and verl count the policy's own steps too, but let its schedule end
-    where the run is longer by the warm-up: there it never gets to `minLr`.
+    In its `warmupSteps` only the critic does. slime and verl count the policy's own steps too, but
+    let its schedule end where the run is longer by the warm-up: there it never gets to `minLr`.
     """
     return total_steps and total_steps - (critic.warmup_steps if critic else 0)
 
 
 @megatron_device()
-def build_optimizer(chunks: list[DistributedDataParallel], config: TransformerConfig, spec: Optimizer) -> Any:
-    """Megatron's optimizer over the wrapped chunks of the model: states in fp32, shared out over data-parallel ranks.
+def build_optimizer(
+    chunks: list[DistributedDataParallel], config: TransformerConfig, spec: Optimizer
+) -> Any:
+    """Megatron's optimizer over the wrapped chunks of the model: states in fp32, shared out over
+    data-parallel ranks.
 
-    Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is computed anyway.
+    Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
+    computed anyway.
     """
     options = OptimizerConfig(
         optimizer="adam",
@@ -70,8 +78,12 @@ def build_optimizer(chunks: list[DistributedDataParallel], config: TransformerCo
     return optimizer
 
 
-def _sum_gradients(models: list[Any], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
-    """Sum gradients over ranks. Megatron would then divide by a token count; our loss weights have done that."""
+def _sum_gradients(
+    models: list[Any], num_tokens: torch.Tensor | None = None, **options: Any
+) -> None:
+    """Sum gradients over ranks. Megatron would then divide by a token count; our loss weights have
+    done that.
+    """
     finalize_model_grads(models, None, **options)
 
 

@@ -23,7 +23,9 @@ Loss = Callable[[Tensor, LossInputs], Objective]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """sums: means over the optimizer step, reduced over ranks; maxima likewise; grad_norm: before clipping."""
+    """sums: means over the optimizer step, reduced over ranks; maxima likewise; grad_norm: before
+    clipping.
+    """
 
     sums: dict[str, float]
     maxima: dict[str, float]
@@ -34,12 +36,14 @@ class StepResult:
 def train_step(
     chunks: list[Any], optimizer: Any, batches: list[MicroBatch], forward: Forward, loss: Loss
 ) -> StepResult:
-    """Train on this rank's micro-batches. Every data-parallel rank must bring the same number. Collective.
+    """Train on this rank's micro-batches. Every data-parallel rank must bring the same number.
+    Collective.
 
-    The result does not depend on how sequences are spread over micro-batches and ranks, beyond rounding: each token's
-    weight holds the denominators of the whole step, so losses and gradients are sums, and Megatron is told not to
-    average (`calculate_per_token_loss`, with its division by a token count left out).
-    Raises FloatingPointError where the loss or the gradient is not finite; before the weights are touched for a loss.
+    The result does not depend on how sequences are spread over micro-batches and ranks, beyond
+    rounding: each token's weight holds the denominators of the whole step, so losses and gradients
+    are sums, and Megatron is told not to average (`calculate_per_token_loss`, with its division by
+    a token count left out). Raises FloatingPointError where the loss or the gradient is not finite;
+    before the weights are touched for a loss.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
@@ -49,7 +53,11 @@ def train_step(
             assert batch.loss is not None
             objective = loss(output, batch.loss)
             # The schedule scales the loss in place: hand it a tensor of its own.
-            return objective.loss.clone(), torch.zeros([], dtype=torch.int, device=output.device), objective
+            return (
+                objective.loss.clone(),
+                torch.zeros([], dtype=torch.int, device=output.device),
+                objective,
+            )
 
         return forward(module, batch), evaluate
 
@@ -57,8 +65,12 @@ def train_step(
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     objectives = run_schedule(step, chunks, batches, forward_only=False)
-    sums = reduce_over_data_parallel(_total([o.sums for o in objectives], torch.sum), dist.ReduceOp.SUM)
-    maxima = reduce_over_data_parallel(_total([o.maxima for o in objectives], torch.amax), dist.ReduceOp.MAX)
+    sums = reduce_over_data_parallel(
+        _total([o.sums for o in objectives], torch.sum), dist.ReduceOp.SUM
+    )
+    maxima = reduce_over_data_parallel(
+        _total([o.maxima for o in objectives], torch.amax), dist.ReduceOp.MAX
+    )
     sums, maxima = from_last_stage((sums, maxima))
     if not math.isfinite(sums["loss"]):
         raise FloatingPointError(f"the loss is {sums['loss']}: {sums}")
@@ -72,4 +84,6 @@ def _total(parts: list[dict[str, Tensor]], reduce: Any) -> dict[str, Tensor]:
     """Combine the scalars of micro-batches, in double precision."""
     if not parts:
         return {}
-    return {name: reduce(torch.stack([part[name].double() for part in parts]), 0) for name in parts[0]}
+    return {
+        name: reduce(torch.stack([part[name].double() for part in parts]), 0) for name in parts[0]
+    }

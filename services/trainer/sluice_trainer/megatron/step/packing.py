@@ -10,7 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals, metric_aggregation, token_weights
+from sluice_trainer.algorithms.aggregation import (
+    Aggregation,
+    BatchTotals,
+    metric_aggregation,
+    token_weights,
+)
 from sluice_trainer.algorithms.objective import LossInputs
 from sluice_trainer.megatron.model.layout import Packing, Split, packing
 from sluice_trainer.sequences import Sequence, TrainSequence
@@ -20,13 +25,14 @@ from sluice_trainer.sequences import Sequence, TrainSequence
 class MicroBatch:
     """A packed row, or this rank's share of it under context parallelism.
 
-    tokens: [t] int64, all sequences end to end, without each one's last token (it predicts nothing that is asked for).
-    predicting: [r] int64, the places in the row that predict the response tokens; targets: [r] int64, those tokens;
-    sequence: [r] int64, which member each belongs to. members: the sequences' indices; response_lengths: theirs.
-    loss: what the objective needs besides, [r]; None outside training.
-    own: [s] int64, which of the r response tokens this rank's share predicts; None: all. With it, `tokens`,
-    `predicting` and `targets` are the share's; everything that is [r] still is of the whole row.
-    taught: a teacher's hidden states at `predicting`, in host memory; None: no divergence over the whole vocabulary.
+    tokens: [t] int64, all sequences end to end, without each one's last token (it predicts nothing
+    that is asked for). predicting: [r] int64, the places in the row that predict the response
+    tokens; targets: [r] int64, those tokens; sequence: [r] int64, which member each belongs to.
+    members: the sequences' indices; response_lengths: theirs. loss: what the objective needs
+    besides, [r]; None outside training. own: [s] int64, which of the r response tokens this rank's
+    share predicts; None: all. With it, `tokens`, `predicting` and `targets` are the share's;
+    everything that is [r] still is of the whole row. taught: a teacher's hidden states at
+    `predicting`, in host memory; None: no divergence over the whole vocabulary.
     """
 
     tokens: Tensor
@@ -48,13 +54,16 @@ class MicroBatch:
 def micro_batch(
     shard: Seq[Sequence], members: Seq[int], device: torch.device, *, split: Split | None = None
 ) -> MicroBatch:
-    """The packed row of these members of the shard. An empty one gets a single token that predicts nothing.
+    """The packed row of these members of the shard. An empty one gets a single token that predicts
+    nothing.
 
     The row is filled up by a sequence of its own to a length that `split` divides evenly.
     """
     split = split or Split()
     chosen = [shard[i] for i in members]
-    rows = [s.tokens[:-1] if len(s.tokens) > 1 else np.zeros(1, np.int32) for s in chosen] or [np.zeros(1, np.int32)]
+    rows = [s.tokens[:-1] if len(s.tokens) > 1 else np.zeros(1, np.int32) for s in chosen] or [
+        np.zeros(1, np.int32)
+    ]
     if fill := -sum(len(row) for row in rows) % split.multiple:
         rows.append(np.zeros(fill, np.int32))
     lengths = [len(row) for row in rows]
@@ -75,7 +84,9 @@ def micro_batch(
 
 
 def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
-    """The part of a whole row that a rank of the context-parallel group computes. held: its tokens' places, [share]."""
+    """The part of a whole row that a rank of the context-parallel group computes. held: its tokens'
+    places, [share].
+    """
     place = torch.full_like(batch.tokens, -1)
     place[held] = torch.arange(len(held), device=held.device)
     own = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
@@ -103,18 +114,25 @@ def train_micro_batch(
     mask = _values([s.loss_mask for s in chosen], device)
     metric = metric_aggregation(aggregation)
     loss = LossInputs(
-        advantages=_values([np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen], device),
+        advantages=_values(
+            [np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen], device
+        ),
         loss_weights=token_weights(mask, batch.sequence, totals, aggregation),
         metric_weights=token_weights(mask, batch.sequence, totals, metric),
-        # A masked token's log-prob means nothing and may be anything, but 0 x inf in a gradient is nan.
-        rollout_log_probs=torch.where(mask > 0, _values([s.rollout_log_probs for s in chosen], device), 0.0),
+        # A masked token's log-prob means nothing and may be anything, but 0 x inf in a gradient is
+        # nan.
+        rollout_log_probs=torch.where(
+            mask > 0, _values([s.rollout_log_probs for s in chosen], device), 0.0
+        ),
         sequence=batch.sequence,
         old_log_probs=_optional([s.old_log_probs for s in chosen], device),
         ref_log_probs=_optional([s.ref_log_probs for s in chosen], device),
         teacher_log_probs=_optional([s.teacher_log_probs for s in chosen], device),
         values=_optional([s.values for s in chosen], device),
         returns=_optional([s.returns for s in chosen], device),
-        fresh=_values([np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen], device),
+        fresh=_values(
+            [np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen], device
+        ),
     )
     return replace(batch, loss=loss)
 

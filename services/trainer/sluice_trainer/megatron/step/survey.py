@@ -1,8 +1,8 @@
 """A survey of the whole optimizer step, over all ranks, for losses that must know of it beforehand.
 
-Each function takes this rank's micro-batches with the present policy's log-probs of their tokens and gives back the
-micro-batches with the answer. All are collective. Sums are of all data-parallel ranks, so no answer depends on which
-rank or micro-batch a token lies in.
+Each function takes this rank's micro-batches with the present policy's log-probs of their tokens
+and gives back the micro-batches with the answer. All are collective. Sums are of all data-parallel
+ranks, so no answer depends on which rank or micro-batch a token lies in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
 from sluice.api.losses import ClipCov, KLCov
-from sluice_trainer.algorithms.covariance import Identity, Keys, as_mask, between, covariances, lots, share, smallest
+from sluice_trainer.algorithms.covariance import (
+    Identity,
+    Keys,
+    as_mask,
+    between,
+    covariances,
+    lots,
+    share,
+    smallest,
+)
 from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
 from sluice_trainer.megatron.parallel import reduce_over_data_parallel
@@ -43,10 +52,12 @@ def survey(
     ranks: Ranks,
     score: Callable[[list[MicroBatch]], list[Tensor]],
 ) -> list[MicroBatch]:
-    """With what a loss that looks at the whole optimizer step must know. Without such a loss, as they are.
+    """With what a loss that looks at the whole optimizer step must know. Without such a loss, as
+    they are.
 
-    score: log-probs of each micro-batch's tokens under the present weights, [r] each: one more pass, without gradients.
-    In a batch's first optimizer step these are the old ones, where there are any.
+    score: log-probs of each micro-batch's tokens under the present weights, [r] each: one more
+    pass, without gradients. In a batch's first optimizer step these are the old ones, where there
+    are any.
     """
     algorithm, several = spec.algorithm, spec.trainer.steps_per_batch > 1
     if not algorithm.by_covariance and not algorithm.off_policy.normalize:
@@ -58,17 +69,25 @@ def survey(
     if algorithm.by_covariance:
         batches = with_picked(batches, log_probs, step, algorithm, ranks, spec.data.seed)
         if step.number == 0:
-            # The ratio is then exactly 1: the gradient of kl_cov's penalty would be the sign of what rounding leaves.
-            batches = [replace(b, loss=replace(inputs, old_log_probs=None)) for b, inputs in _with_inputs(batches)]
+            # The ratio is then exactly 1: the gradient of kl_cov's penalty would be the sign of
+            # what rounding leaves.
+            batches = [
+                replace(b, loss=replace(inputs, old_log_probs=None))
+                for b, inputs in _with_inputs(batches)
+            ]
     return batches
 
 
 def _old(inputs: LossInputs) -> Tensor:
-    assert inputs.old_log_probs is not None, "several optimizer steps have log-probs of the weights before them"
+    assert inputs.old_log_probs is not None, (
+        "several optimizer steps have log-probs of the weights before them"
+    )
     return inputs.old_log_probs
 
 
-def with_mean_weight(batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm: Algorithm) -> list[MicroBatch]:
+def with_mean_weight(
+    batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm: Algorithm
+) -> list[MicroBatch]:
     """With the mean of the off-policy weights. log_probs: of each micro-batch, [r]."""
     off_policy = algorithm.off_policy
     found = []
@@ -78,7 +97,10 @@ def with_mean_weight(batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm
         found.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
     sums = _over_ranks(weight=[total for total, _ in found], count=[count for _, count in found])
     mean = sums["weight"] / max(sums["count"], 1)
-    return [replace(batch, loss=replace(inputs, mean_weight=mean)) for batch, inputs in _with_inputs(batches)]
+    return [
+        replace(batch, loss=replace(inputs, mean_weight=mean))
+        for batch, inputs in _with_inputs(batches)
+    ]
 
 
 def with_picked(
@@ -89,11 +111,19 @@ def with_picked(
     ranks: Ranks,
     seed: int,
 ) -> list[MicroBatch]:
-    """With the tokens that the loss picks by covariance. log_probs: of each micro-batch, [r]. seed: of lots."""
-    whole = [_standing(inputs, current, algorithm) for inputs, current in _tokens(batches, log_probs)]
-    current, advantages, mask, clipped = (torch.cat(parts).cpu() for parts in zip(*whole, strict=True))
+    """With the tokens that the loss picks by covariance. log_probs: of each micro-batch, [r]. seed:
+    of lots.
+    """
+    whole = [
+        _standing(inputs, current, algorithm) for inputs, current in _tokens(batches, log_probs)
+    ]
+    current, advantages, mask, clipped = (
+        torch.cat(parts).cpu() for parts in zip(*whole, strict=True)
+    )
     kept = mask.double()
-    sums = _over_ranks(count=[kept.sum()], log_prob=[(current * kept).sum()], advantage=[(advantages * kept).sum()])
+    sums = _over_ranks(
+        count=[kept.sum()], log_prob=[(current * kept).sum()], advantage=[(advantages * kept).sum()]
+    )
     count = max(sums["count"], 1)
     found = covariances(current, advantages, sums["log_prob"] / count, sums["advantage"] / count)
     identity = np.concatenate([_identity(batch, step.shard) for batch in batches])
@@ -105,21 +135,33 @@ def with_picked(
         ratio, keys = (algorithm.kl_cov or KLCov()).ratio, -found.numpy()
     (candidates,) = np.nonzero(mask.numpy())
     own = _chosen(keys[candidates], identity[candidates], share(int(sums["count"]), ratio), ranks)
-    picked = torch.split(as_mask(candidates[own], len(mask)), [len(inputs.mask) for _, inputs in _with_inputs(batches)])
+    picked = torch.split(
+        as_mask(candidates[own], len(mask)),
+        [len(inputs.mask) for _, inputs in _with_inputs(batches)],
+    )
     return [
         replace(batch, loss=replace(inputs, picked=part.to(inputs.mask.device)))
         for (batch, inputs), part in zip(_with_inputs(batches), picked, strict=True)
     ]
 
 
-def _standing(inputs: LossInputs, current: Tensor, algorithm: Algorithm) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each token: its log-prob, its advantage, whether it is trained, whether PPO's clip holds it."""
+def _standing(
+    inputs: LossInputs, current: Tensor, algorithm: Algorithm
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each token: its log-prob, its advantage, whether it is trained, whether PPO's clip holds
+    it.
+    """
     _, old = before(current, inputs, algorithm)
     inputs, _ = distilled(inputs, old, algorithm)
     clip, ratio = algorithm.clip, torch.exp(current - old)
     held = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=clip.highest).clipped
     # A masked token's numbers mean nothing, and 0 x inf in a sum is nan.
-    return torch.where(inputs.mask, current, 0.0).double(), inputs.advantages.double(), inputs.mask, held > 0
+    return (
+        torch.where(inputs.mask, current, 0.0).double(),
+        inputs.advantages.double(),
+        inputs.mask,
+        held > 0,
+    )
 
 
 def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identity:
@@ -131,7 +173,9 @@ def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identit
     named = dict(ranks.gather((ranks.data_parallel_rank, (keys[own], identity[own]))))
     owners = np.concatenate([np.full(len(named[rank][0]), rank) for rank in sorted(named)])
     places = np.concatenate([np.arange(len(named[rank][0])) for rank in sorted(named)])
-    all_keys, all_identities = (np.concatenate([named[rank][part] for rank in sorted(named)]) for part in (0, 1))
+    all_keys, all_identities = (
+        np.concatenate([named[rank][part] for rank in sorted(named)]) for part in (0, 1)
+    )
     best = smallest(all_keys, all_identities, count)
     mine: Identity = own[places[best[owners[best] == ranks.data_parallel_rank]]]
     return mine
@@ -139,7 +183,10 @@ def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identit
 
 def _identity(batch: MicroBatch, shard: Seq[TrainSequence]) -> Identity:
     rows = [
-        np.stack(np.broadcast_arrays(shard[member].group_id, shard[member].index, np.arange(length)), axis=1)
+        np.stack(
+            np.broadcast_arrays(shard[member].group_id, shard[member].index, np.arange(length)),
+            axis=1,
+        )
         for member, length in zip(batch.members, batch.response_lengths, strict=True)
     ]
     return np.concatenate([np.empty((0, 3), np.int64), *rows]).astype(np.int64)

@@ -1,8 +1,9 @@
 """Makes torchvision importable beside a CPU build of torch, in every process of the environment.
 
-SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build: beside CPU torch
-its operators do not load, and its import then fails because it registers fake kernels for two operators that do not
-exist. Declaring their schemas just before the first import is enough; no kernel is added, so calling them raises.
+SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build:
+beside CPU torch its operators do not load, and its import then fails because it registers fake
+kernels for two operators that do not exist. Declaring their schemas just before the first import is
+enough; no kernel is added, so calling them raises.
 """
 
 import importlib.abc
@@ -23,7 +24,9 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
             library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
             for operator in ("nms", "qnms"):
                 if not hasattr(torch.ops.torchvision, operator):
-                    library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                    library.define(
+                        f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                    )
             _DeclareOperators.library = library  # the schemas live as long as the library object
 
 

@@ -1,9 +1,12 @@
-"""`python -m sglang.launch_server`, with this directory at the end of the path, where SGLang finds plugins.
+"""`python -m sglang.launch_server`, with this directory at the end of the path, where SGLang finds
+plugins.
 
-Not PYTHONPATH: an image, or the user, may have one already, and a pod's variable would stand in its place.
+Not PYTHONPATH: an image, or the user, may have one already, and a pod's variable would stand in its
+place.
 
-Where a process of SGLang's own dies, SGLang ends, and as the first process of a container with 0. Then the container's
-log is lost to the pod's status. So a server that was not told to end ends with 1 here.
+Where a process of SGLang's own dies, SGLang ends, and as the first process of a container with 0.
+Then the container's log is lost to the pod's status. So a server that was not told to end ends with
+1 here.
 """
 
 import multiprocessing
@@ -17,8 +20,8 @@ sys.path[0] = os.getcwd()  # as `python -m` has it
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-    # SGLang spawns its processes, for CUDA's sake, and each imports all of it again: most of a small engine's start.
-    # At that moment there is one thread, so they can be forked.
+    # SGLang spawns its processes, for CUDA's sake, and each imports all of it again: most of a
+    # small engine's start. At that moment there is one thread, so they can be forked.
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = lambda *_, **__: None
 

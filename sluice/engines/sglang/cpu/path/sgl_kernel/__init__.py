@@ -1,7 +1,8 @@
 """Stands where SGLang's CPU kernels would be, of which PyPI has no build.
 
-SGLang imports the names below when its CPU engine starts, though only speculative decoding calls them. Everything that
-text generation needs has a path in plain torch, which SGLang takes because this package registers no AMX operators.
+SGLang imports the names below when its CPU engine starts, though only speculative decoding calls
+them. Everything that text generation needs has a path in plain torch, which SGLang takes because
+this package registers no AMX operators.
 """
 
 from typing import Any, NoReturn

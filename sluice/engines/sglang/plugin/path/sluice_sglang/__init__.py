@@ -1,5 +1,5 @@
-"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and what it survives;
-and that nobody but the engine reaches the store in which its processes meet.
+"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and
+what it survives; and that nobody but the engine reaches the store in which its processes meet.
 
 This package runs in SGLang's image, with nothing of ours beside it.
 """

@@ -19,7 +19,9 @@ def register() -> None:
 
 
 async def end_soon(original: Any, tokenizer: Any) -> None:
-    """SGLang looks every five seconds whether it has been told to end, and then whether its requests have ended."""
+    """SGLang looks every five seconds whether it has been told to end, and then whether its
+    requests have ended.
+    """
     while not tokenizer.gracefully_exit:
         await asyncio.sleep(LOOK_SECONDS)
     told = busy = time.monotonic()

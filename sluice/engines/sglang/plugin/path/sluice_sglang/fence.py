@@ -2,8 +2,8 @@
 
 A trainer that was replaced may still run, on a node that is cut off, or wake up in the middle of an
 update: its next bucket would change weights that its successor has brought and verified. So each
-call of a trainer says who makes it, and the first one of a new attempt ends the old one's say. Calls
-that do not name a trainer (requests, health checks, people) are not concerned.
+call of a trainer says who makes it, and the first one of a new attempt ends the old one's say.
+Calls that do not name a trainer (requests, health checks, people) are not concerned.
 """
 
 import json
@@ -27,7 +27,9 @@ def register() -> None:
         from sglang.srt.entrypoints.http_server import app
     except ImportError as error:
         log.warning(
-            "this SGLang serves HTTP in a way of its own, and does not refuse a trainer that was replaced: %s", error
+            "this SGLang serves HTTP in a way of its own, and does not refuse a trainer that was "
+            "replaced: %s",
+            error,
         )
         return
     app.add_middleware(Fence)
@@ -56,7 +58,10 @@ class Fence:
         """Why this source may not call; empty: it may, and older attempts may not from now on."""
         name, _, number = source.decode("latin-1").rpartition("/")
         if not number.isdecimal():
-            return f"{HEADER.decode()}: {source!r}: expected a trainer's name and attempt, as trainer-0/3"
+            return (
+                f"{HEADER.decode()}: {source!r}: expected a trainer's name and attempt, as "
+                "trainer-0/3"
+            )
         attempt, newest = int(number), self.newest.get(name, 0)
         if attempt < newest:
             return f"{name}: attempt {attempt} was replaced by attempt {newest}"

@@ -1,6 +1,7 @@
 """The processes of an engine in one pod meet on the loopback, in a store that serves nobody else.
 
-torch's store listens on all addresses of the machine, whatever address it is told, and asks nobody for a password.
+torch's store listens on all addresses of the machine, whatever address it is told, and asks nobody
+for a password.
 """
 
 import ipaddress
@@ -17,7 +18,14 @@ def register() -> None:
 
 
 def create_store(
-    original: Any, host: str, port: int, rank: int, size: int, timeout: Any, *args: Any, **kwargs: Any
+    original: Any,
+    host: str,
+    port: int,
+    rank: int,
+    size: int,
+    timeout: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Around torch's function: the rank that serves the store binds it, all others just connect."""
     loopback = loopback_of(host)
@@ -27,11 +35,14 @@ def create_store(
 
     family = socket.AF_INET6 if ":" in loopback else socket.AF_INET
     listening = socket.create_server((loopback, port), family=family)
-    return TCPStore(loopback, port, size, True, timeout, multi_tenant=True, master_listen_fd=listening.detach())
+    return TCPStore(
+        loopback, port, size, True, timeout, multi_tenant=True, master_listen_fd=listening.detach()
+    )
 
 
 def loopback_of(host: str) -> str | None:
-    """The loopback's address that stands for `host`; None: other pods of the engine meet there, too.
+    """The loopback's address that stands for `host`; None: other pods of the engine meet there,
+    too.
 
     SGLang has its processes meet at the address of its HTTP server, which is 0.0.0.0 in a pod.
     """

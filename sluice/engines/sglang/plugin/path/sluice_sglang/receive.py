@@ -1,8 +1,9 @@
 """Weights of a bucket are received into one buffer, from a trainer that may die meanwhile.
 
-SGLang allocates each tensor of a bucket, copies them all into a second buffer only to know its size, and receives
-there: twice the memory, and a copy of all weights while nobody generates. And NCCL does not notice that a sender on the
-same machine is gone: the engine hangs until torch's watchdog ends it after ten minutes.
+SGLang allocates each tensor of a bucket, copies them all into a second buffer only to know its
+size, and receives there: twice the memory, and a copy of all weights while nobody generates. And
+NCCL does not notice that a sender on the same machine is gone: the engine hangs until torch's
+watchdog ends it after ten minutes.
 """
 
 import logging
@@ -21,7 +22,8 @@ from . import tell_once
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOOK_SECONDS = 1.0
-"""How often a receiver looks whether its sender lives. Most transfers have ended before the first time."""
+"""How often a receiver looks whether its sender lives. Most transfers have ended before the first
+time."""
 GROUP_PREFIX = "sluice-"
 """Of the names that our trainers give their communicators."""
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -39,7 +41,9 @@ def register() -> None:
     }
     known = [name for name in receivers if hasattr(WeightUpdater, name)]
     if not known:
-        log.warning("this SGLang receives weights in a way of its own, and the plugin leaves it at that")
+        log.warning(
+            "this SGLang receives weights in a way of its own, and the plugin leaves it at that"
+        )
         return
     HookRegistry.register(f"{UPDATER}.{known[0]}", receivers[known[0]], HookType.AROUND)
     HookRegistry.register(f"{UPDATER}.init_weights_update_group", join_group, HookType.AROUND)
@@ -47,7 +51,9 @@ def register() -> None:
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", in_new_cache, HookType.BEFORE)
 
 
-def receive_bucket(original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str) -> Named:
+def receive_bucket(
+    original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str
+) -> Named:
     """In place of SGLang 0.5.21's method."""
     return receive(names, dtypes, shapes, updater._model_update_group[group_name], updater.device)
 
@@ -70,15 +76,22 @@ def receive(names: Any, dtypes: Any, shapes: Any, group: Any, device: Any) -> Na
     """Take part in the broadcast of a bucket; its tensors, as views of the one buffer."""
     tell_once("weights are received into one buffer")
     kinds = [kind if isinstance(kind, torch.dtype) else getattr(torch, kind) for kind in dtypes]
-    sizes = [kind.itemsize * torch.Size(shape).numel() for kind, shape in zip(kinds, shapes, strict=True)]
+    sizes = [
+        kind.itemsize * torch.Size(shape).numel() for kind, shape in zip(kinds, shapes, strict=True)
+    ]
     data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=0, group=group)  # NCCL: queued, and so is the loading that follows; gloo: waited for
+    dist.broadcast(
+        data, src=0, group=group
+    )  # NCCL: queued, and so is the loading that follows; gloo: waited for
     if data.is_cuda:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         threading.Thread(target=watch, args=(arrived, group), name="sender", daemon=True).start()
     pieces = torch.split(data, sizes)
-    return [(name, _as(*what)) for name, what in zip(names, zip(pieces, kinds, shapes, strict=True), strict=True)]
+    return [
+        (name, _as(*what))
+        for name, what in zip(names, zip(pieces, kinds, shapes, strict=True), strict=True)
+    ]
 
 
 def _as(piece: torch.Tensor, kind: torch.dtype, shape: Any) -> torch.Tensor:
@@ -87,11 +100,12 @@ def _as(piece: torch.Tensor, kind: torch.dtype, shape: Any) -> torch.Tensor:
 
 
 def watch(arrived: torch.cuda.Event, group: Any) -> None:
-    """Abort the communicator if the sender dies before the broadcast ends: its process holds the group's store.
+    """Abort the communicator if the sender dies before the broadcast ends: its process holds the
+    group's store.
 
-    NCCL alone: gloo notices by itself. Then the weights are partly the new ones, though the request has been answered;
-    the engine stays paused, as it is out of the update, and the sender's successor brings it all weights over a
-    communicator of its own.
+    NCCL alone: gloo notices by itself. Then the weights are partly the new ones, though the request
+    has been answered; the engine stays paused, as it is out of the update, and the sender's
+    successor brings it all weights over a communicator of its own.
     """
     store = group.get_group_store()
     while not arrived.query():  # type: ignore[no-untyped-call]
@@ -99,13 +113,18 @@ def watch(arrived: torch.cuda.Event, group: Any) -> None:
         try:
             store.check(["sender"])
         except RuntimeError as error:
-            log.error("the trainer is gone in the middle of an update; its communicator is aborted (%s)", error)
+            log.error(
+                "the trainer is gone in the middle of an update; its communicator is aborted (%s)",
+                error,
+            )
             group._get_backend(torch.device("cuda")).abort()
             return
 
 
 def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Join a communicator with a trainer, in place of any older one: an engine has one sender at a time."""
+    """Join a communicator with a trainer, in place of any older one: an engine has one sender at a
+    time.
+    """
     groups = updater._model_update_group
     older = [name for name in groups if name.startswith(GROUP_PREFIX)]
     with _without_watchdog():
@@ -132,9 +151,11 @@ def release(group: Any) -> None:
 
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """Torch's watchdog ends the process when a collective fails: right for the engine's own groups, not for this one.
+    """Torch's watchdog ends the process when a collective fails: right for the engine's own groups,
+    not for this one.
 
-    The setting is read when a group is made. (The sender has the same; nothing of it is beside this file.)
+    The setting is read when a group is made. (The sender has the same; nothing of it is beside this
+    file.)
     """
     before = os.environ.get(_ASYNC_ERRORS)
     os.environ[_ASYNC_ERRORS] = "0"
@@ -147,13 +168,15 @@ def _without_watchdog() -> Iterator[None]:
 
 
 def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) -> Any:
-    """Empty the prefix cache, but keep the memory that the buckets took, unless it is to be given to a trainer.
+    """Empty the prefix cache, but keep the memory that the buckets took, unless it is to be given
+    to a trainer.
 
-    An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory back, and asks for
-    as much in the next update: both take milliseconds in which nobody generates. Where requests run or wait it refuses
-    to empty the cache. What nobody uses of it goes all the same, and who looks something up from then on finds nothing
-    of the rest: the requests that wait, as all do after a `retract`, and all that come (`in_new_cache`), also those
-    whose sender knows nothing of the update.
+    An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory
+    back, and asks for as much in the next update: both take milliseconds in which nobody generates.
+    Where requests run or wait it refuses to empty the cache. What nobody uses of it goes all the
+    same, and who looks something up from then on finds nothing of the rest: the requests that wait,
+    as all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows
+    nothing of the update.
     """
     if not scheduler.is_fully_idle():
         scheduler.sluice_refusals = getattr(scheduler, "sluice_refusals", 0) + 1
@@ -166,7 +189,9 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
 
 
 def drop_unused(scheduler: Any) -> None:
-    """Old entries that stay would fill the memory; SGLang then looks through all of them for each token's place."""
+    """Old entries that stay would fill the memory; SGLang then looks through all of them for each
+    token's place.
+    """
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     memory = scheduler.token_to_kv_pool_allocator

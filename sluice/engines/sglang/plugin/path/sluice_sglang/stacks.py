@@ -1,12 +1,13 @@
 """All experts of a layer are loaded from one tensor, in one copy or two.
 
-A checkpoint has three tensors for each expert, and SGLang looks each of them up and copies it by itself. A trainer has
-them stacked. It sends a stack under the name of SGLang's own parameter, `...experts.w13_weight` (gate above up:
-[experts, 2 * width, hidden]) or `...experts.w2_weight` (down: [experts, hidden, width]); the last branch of a model's
-`load_weights` then calls the parameter's loader with it alone, which SGLang itself never does.
+A checkpoint has three tensors for each expert, and SGLang looks each of them up and copies it by
+itself. A trainer has them stacked. It sends a stack under the name of SGLang's own parameter,
+`...experts.w13_weight` (gate above up: [experts, 2 * width, hidden]) or `...experts.w2_weight`
+(down: [experts, hidden, width]); the last branch of a model's `load_weights` then calls the
+parameter's loader with it alone, which SGLang itself never does.
 
-A stack may come in parts of equal numbers of experts. Which part a tensor is, its dimensions say, as a loader is told
-nothing else: part i has i more of them, of size 1, in front.
+A stack may come in parts of equal numbers of experts. Which part a tensor is, its dimensions say,
+as a loader is told nothing else: part i has i more of them, of size 1, in front.
 """
 
 from collections.abc import Callable
@@ -30,30 +31,53 @@ def load(original: Load, layer: Any, *args: Any, **kwargs: Any) -> None:
         original(layer, *args, **kwargs)
         return
     param, loaded = args
-    kind = next((kind for kind in ("w13_weight", "w2_weight") if getattr(layer, kind, None) is param), None)
+    kind = next(
+        (kind for kind in ("w13_weight", "w2_weight") if getattr(layer, kind, None) is param), None
+    )
     if kind is None or loaded.ndim < 3:
-        raise ValueError(f"a tensor {tuple(loaded.shape)} without the number of an expert is none of stacked experts")
+        raise ValueError(
+            f"a tensor {tuple(loaded.shape)} without the number of an expert is none of stacked "
+            "experts"
+        )
     part, stack = loaded.ndim - 3, loaded.reshape(loaded.shape[-3:])
     first = part * len(stack)
     if _is_plain(layer, kind, param, stack):
         tell_once("stacked experts are copied at once")
         _copy(layer, kind, param.data, stack, first)
         return
-    tell_once("stacked experts are loaded one by one, as this engine does not hold them as a checkpoint does")
+    tell_once(
+        "stacked experts are loaded one by one, as this engine does not hold them as a checkpoint "
+        "does"
+    )
     for expert, tensor in enumerate(stack, first):
-        shards = {"w2": tensor} if kind == "w2_weight" else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
+        shards = (
+            {"w2": tensor}
+            if kind == "w2_weight"
+            else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
+        )
         for shard, one in shards.items():
-            original(layer, param, one, f"{layer.layer_name}.{kind}", shard_id=shard, expert_id=expert)
+            original(
+                layer, param, one, f"{layer.layer_name}.{kind}", shard_id=shard, expert_id=expert
+            )
 
 
 def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:
-    """True where loading comes to a copy of this rank's slice: weights as they are in the checkpoint, experts in order.
+    """True where loading comes to a copy of this rank's slice: weights as they are in the
+    checkpoint, experts in order.
 
     What SGLang's loader asks for before it copies, as read in 0.5.17 and 0.5.21.
     """
-    experts, width, hidden = layer.num_local_experts, layer.intermediate_size_per_partition, layer.hidden_size
+    experts, width, hidden = (
+        layer.num_local_experts,
+        layer.intermediate_size_per_partition,
+        layer.hidden_size,
+    )
     shape = (experts, 2 * width, hidden) if kind == "w13_weight" else (experts, hidden, width)
-    full = (2 * width * layer.moe_tp_size, hidden) if kind == "w13_weight" else (hidden, width * layer.moe_tp_size)
+    full = (
+        (2 * width * layer.moe_tp_size, hidden)
+        if kind == "w13_weight"
+        else (hidden, width * layer.moe_tp_size)
+    )
     return (
         tuple(param.shape) == shape
         and tuple(stack.shape[1:]) == full
@@ -72,7 +96,9 @@ def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:
 
 
 def _in_order(layer: Any) -> bool:
-    """True where rank r has experts r * n to r * n + n - 1, each once: no redundant or moved ones."""
+    """True where rank r has experts r * n to r * n + n - 1, each once: no redundant or
+    moved ones.
+    """
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     count, place = layer._num_local_routed, layer._map_global_expert_id_to_local_expert_id
@@ -83,7 +109,10 @@ def _in_order(layer: Any) -> bool:
     if metadata is None:
         return True
     places = metadata.physical_to_logical_map_cpu
-    return bool(layer.layer_id < len(places) and places[layer.layer_id].tolist() == [*range(layer._num_global_routed)])
+    return bool(
+        layer.layer_id < len(places)
+        and places[layer.layer_id].tolist() == [*range(layer._num_global_routed)]
+    )
 
 
 def _copy(layer: Any, kind: str, target: Any, stack: Any, first: int) -> None:

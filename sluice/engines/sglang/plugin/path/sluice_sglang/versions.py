@@ -1,8 +1,9 @@
 """Each token says which weights sampled it, in SGLang before 0.5.21, which does not tell.
 
-There an answer has the version that the server knows of when it passes the answer on, and tokens of the old weights may
-still be on their way then: they come through another process than the word that the weights are new. So the version is
-noted where tokens are sampled, as SGLang's `customized_info`: a list of its own beside the tokens, in `meta_info`.
+There an answer has the version that the server knows of when it passes the answer on, and tokens of
+the old weights may still be on their way then: they come through another process than the word that
+the weights are new. So the version is noted where tokens are sampled, as SGLang's
+`customized_info`: a list of its own beside the tokens, in `meta_info`.
 """
 
 from importlib.util import find_spec
@@ -43,7 +44,9 @@ def before_pause(scheduler: Any, request: Any) -> None:
 
 
 def note(result: Any, processor: Any, i: int, request: Any, logits_output: Any) -> None:
-    """Once for each pass that gave the request tokens: one, or those of a draft that were accepted."""
+    """Once for each pass that gave the request tokens: one, or those of a draft that were
+    accepted.
+    """
     if request.customized_info is None:
         request.customized_info = {}
     version = getattr(logits_output, "sluice_version", _present["version"])
