@@ -26,15 +26,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "buffer"))
-
-from buffer_tools import Client, Server, make_job
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.state.storage import Storage, WriteBatch, number, pieces
+from tests.unit.buffer.buffer_tools import Client, Server, make_job
 
 SAMPLES = 8
 PROMPT_TOKENS = 64

@@ -15,12 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "buffer"))
-
-from buffer_tools import Client, Server, make_group, make_job
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
 
 MIB = 1 << 20
 

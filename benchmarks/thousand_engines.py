@@ -27,9 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit" / "buffer"))
-
-from buffer_tools import Client, Server, make_group, make_job
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -38,6 +36,7 @@ from sluice_buffer.group import Group, GroupState
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import PROGRESS, pack_ids
 from sluice_buffer.state.storage import Storage, WriteBatch, number
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
 
 ACTIVE = 32
 HEARTBEAT_SECONDS = 20.0

@@ -125,12 +125,11 @@ def check_offload(model: Path) -> int:
     """All tensors of a trainer, on the GPU, before their memory leaves and after it
     has come back.
     """
-    sys.path.insert(0, str(ROOT / "tests/integration/trainer"))
-    import tiny
     import torch
 
     from sluice_trainer.megatron.offload import memory_used
     from sluice_trainer.megatron.policy import Policy
+    from tests.integration.trainer import tiny
 
     gpus = min(torch.cuda.device_count(), 1)
     spec = tiny.spec(

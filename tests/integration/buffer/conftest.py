@@ -1,13 +1,10 @@
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "buffer"))
-
-from buffer_tools import Client, Server, make_job
+from tests.unit.buffer.buffer_tools import Client, Server, make_job
 
 
 @pytest.fixture

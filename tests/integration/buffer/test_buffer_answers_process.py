@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from buffer_tools import Client, Server
-
 from sluice.wire.v1 import buffer_pb2 as pb
 from tests.chat import assistant, save, user
+from tests.unit.buffer.buffer_tools import Client, Server
 
 ROWS = 40
 

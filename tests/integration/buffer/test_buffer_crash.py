@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import grpc.aio
 import pytest
-from buffer_tools import Client, Server, make_group, make_sample
 
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_sample
 
 T = TypeVar("T")
 BATCH, SAMPLES = 6, 2

@@ -13,11 +13,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from buffer_tools import Client, Server, error_of, make_group
 
 from sluice.environment import free_port
 from sluice.wire import membership
 from sluice.wire.v1 import buffer_pb2 as pb
+from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group
 
 Make = Callable[..., Server]
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
-from buffer_tools import Client, Server, error_of, make_group, make_sample
 
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group, make_sample
 
 READY = pb.TakeBatchResponse.STATE_READY
 STORED = pb.SubmitResponse.OUTCOME_STORED

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from buffer_tools import Client, Server, make_group, make_sample
 
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_sample
 
 ABORTED = common.SAMPLE_STATUS_ABORTED
 MESSAGE_LIMIT = 64 << 20

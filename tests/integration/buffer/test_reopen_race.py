@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buffer_tools import House, make_job
 
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import PIECE_BYTES, Storage, StorageFullError, WriteBatch, number
+from tests.unit.buffer.buffer_tools import House, make_job
 
 GROUPS = 3
 MANY_READERS = """

@@ -1,15 +1,11 @@
 """Runs of the quickstart to hurt, and the tools of the buffer's tests."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(TESTS / "integration/buffer"), str(TESTS / "unit/buffer")]
-
-from tests.integration.faults.native import library  # noqa: E402 - after the path is set
-from tests.integration.run.conftest import example, laptop  # noqa: E402 - after the path is set
+from tests.integration.faults.native import library
+from tests.integration.run.conftest import example, laptop
 
 __all__ = ["example", "laptop"]
 

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from buffer_tools import Client, Server, make_group, make_job
 
 from sluice.wire.v1 import buffer_pb2 as pb
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
 
 HOUR = 3600
 

@@ -21,14 +21,14 @@ from typing import Any
 
 import lmdb
 import pytest
-from buffer_tools import Server, make_job, shard_group
-from test_buffer_crash import ANSWERED, BATCH, KILLS, SAMPLES, Load, run
 
 from sluice.api import RLJob
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_buffer.core import Buffer, open_buffer
+from tests.integration.buffer.test_buffer_crash import ANSWERED, BATCH, KILLS, SAMPLES, Load, run
 from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import library, recorded
+from tests.unit.buffer.buffer_tools import Server, make_job, shard_group
 
 CUTS = 60
 """Moments at which one journal is cut."""

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from local_jobs import alive, make_job, spawn_host, until, write
 
 from sluice_operator.cluster import LocalCluster, RunDirectoryError
 from sluice_operator.plan import clock
 from sluice_operator.reconcile import reconcile, run_job
+from tests.integration.local_cluster.local_jobs import alive, make_job, spawn_host, until, write
 
 SECOND_TIME = f"""
     import os, time

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_jobs import alive, make_job, spawn_host, until
 
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Deletion
 from sluice_operator.reconcile import run_job
+from tests.integration.local_cluster.local_jobs import alive, make_job, spawn_host, until
 
 # Leaves behind: a deaf child in a session of its own, a daemon (double fork), and a daemon that
 # starts a child later.

@@ -4,10 +4,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from local_jobs import SLEEP, alive, log, make_job, wait_for_logs
-
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
+from tests.integration.local_cluster.local_jobs import SLEEP, alive, log, make_job, wait_for_logs
 
 DUMP = (
     "import json, os; open(os.environ['SLUICE_RUN_DIR'] + '/env.json', "

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from local_jobs import make_job, until
-
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import KubeObject, podstate
 from sluice_operator.reconcile import run_job
+from tests.integration.local_cluster.local_jobs import make_job, until
 
 SERVER = """
     import os, time

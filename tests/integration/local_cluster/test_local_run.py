@@ -5,13 +5,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from local_jobs import alive, log, make_job, until, write
 
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Plan, Progress
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.reconcile import run_job
+from tests.integration.local_cluster.local_jobs import alive, log, make_job, until, write
 
 
 async def run(run_dir: Path, job: RLJob) -> RLJobStatus:

@@ -10,8 +10,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-from local_jobs import SLEEP, container, template
-
 from sluice.api import RLJob
 from sluice_cli.run import tls_of
 from sluice_operator.cluster import LocalCluster
@@ -19,6 +17,7 @@ from sluice_operator.plan import Progress, names
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.progress import Target, ask
 from sluice_operator.reconcile import run_job
+from tests.integration.local_cluster.local_jobs import SLEEP, container, template
 
 TRAINER = """
     import asyncio, json, os

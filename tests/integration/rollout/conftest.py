@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.generate import Client
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "buffer"))
-
 from tests.integration.engines import Sglang
 from tests.integration.house import Rendezvous
 from tests.integration.rollout.pods import House, Pod, job

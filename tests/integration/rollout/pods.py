@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from buffer_tools import Client, Server, make_job
-
 from sluice.api import RLJob
 from sluice.engines.base import Client as EngineClient
 from sluice.sample import SampleGroup
@@ -32,6 +30,7 @@ from sluice_rollout.teacher import teacher_of
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member
+from tests.unit.buffer.buffer_tools import Client, Server, make_job
 
 
 def job(directory: Path, model: Path, **changes: Any) -> RLJob:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import FAMILIES, TIMEOUT, save_model, save_reward_model
+
+from tests.integration.trainer.tiny import FAMILIES, TIMEOUT, save_model, save_reward_model
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiny
 import torch
-from train_steps import digest
 
 from sluice.sample import BASELINE_REWARD, Prompt, Sample, SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -23,6 +21,8 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
+from tests.integration.trainer import tiny
+from tests.integration.trainer.train_steps import digest
 
 FAILED = (2, 1)
 """Group and index of a sample that failed."""

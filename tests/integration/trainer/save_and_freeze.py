@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import tiny
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny
 
 model, checkpoints, where = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 

@@ -7,9 +7,8 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import tiny
-
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny
 
 model, checkpoints, beside = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["beside"]
 policy = Policy(

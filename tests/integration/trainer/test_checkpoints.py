@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-import train_steps
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint import filesystem
 
@@ -27,6 +25,7 @@ from sluice_trainer import checkpoint_directory
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny, train_steps
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-import tiny
 import torch
 import transformers
 
 from sluice_trainer import checkpoint_directory
 from sluice_trainer.megatron.checkpoints.conversion import ConversionError, dist_to_hf, hf_to_dist
+from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

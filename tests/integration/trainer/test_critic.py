@@ -8,16 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import estimate_steps
 import numpy as np
 import pytest
-import tiny
 import torch
-from test_estimators import elsewhere, same
 
 from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
+from tests.integration.trainer import estimate_steps, tiny
+from tests.integration.trainer.test_estimators import elsewhere, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}

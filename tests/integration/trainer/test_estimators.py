@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import estimate_steps
 import pytest
-import tiny
+
+from tests.integration.trainer import estimate_steps, tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 from safetensors.torch import load_file
-from train_steps import train
+
+from tests.integration.trainer import tiny
+from tests.integration.trainer.train_steps import train
 
 STEPS = 5
 ALGORITHMS: dict[str, dict[str, Any]] = {

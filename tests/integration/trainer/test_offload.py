@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
 from sluice_trainer.megatron.offload import Storages
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny
 
 pytestmark = [
     pytest.mark.usefixtures("process_group"),

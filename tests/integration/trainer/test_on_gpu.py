@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
 from sluice_trainer.megatron.model import attention, layout
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import tiny
 import torch
 
 from sluice.api import Parallelism
@@ -24,6 +23,7 @@ from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
+from tests.integration.trainer import tiny
 
 CPU = torch.device("cpu")
 LENGTHS = [7, 20, 13, 24, 1, 33, 70, 7]

@@ -6,14 +6,13 @@ import math
 from datetime import timedelta
 from pathlib import Path
 
-import estimate_steps
 import numpy as np
 import pytest
-import tiny
 import torch
 
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
+from tests.integration.trainer import estimate_steps, tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

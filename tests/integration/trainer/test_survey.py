@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 
 from sluice_trainer.algorithms.covariance import lots
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.sequences import TrainSequence
+from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
 Token = tuple[int, int, int]

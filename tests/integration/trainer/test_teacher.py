@@ -9,13 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import estimate_steps
 import numpy as np
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from test_estimators import elsewhere, same
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -23,6 +20,8 @@ from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step import forward
 from sluice_trainer.sequences import TrainSequence
+from tests.integration.trainer import estimate_steps, tiny
+from tests.integration.trainer.test_estimators import elsewhere, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9

@@ -23,6 +23,8 @@ from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend
 from sluice_trainer.sequences import TrainSequence
 
+ROOT = Path(__file__).parents[3]
+
 VOCAB = 131
 TIMEOUT = 150
 EPS = 1e-5
@@ -222,12 +224,16 @@ def totals(sequences: list[TrainSequence]) -> BatchTotals:
     return BatchTotals(len(sequences), sum(int(s.loss_mask.sum()) for s in sequences))
 
 
+def _module(script: str) -> str:
+    return f"{__package__}.{script.removesuffix('.py')}"
+
+
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     """A trainer process that runs `script` of this directory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+    command = [sys.executable, "-m", _module(script), *map(str, arguments)]
     return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -270,7 +276,7 @@ def _rank(script: str, arguments: list[str], env: dict[str, str], output: Path) 
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
     sys.argv = [script, *arguments]
-    runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
+    runpy.run_module(_module(script), run_name="__main__")
 
 
 def _result(process: Any, output: Path) -> Any:

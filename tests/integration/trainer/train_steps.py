@@ -10,12 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import tiny
 import torch
 from safetensors.torch import save_file
 
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.policy import Policy
+from tests.integration.trainer import tiny
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

@@ -3,7 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buffer_tools import House, make_job
+
+from tests.unit.buffer.buffer_tools import House, make_job
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffer_tools import House, make_group, shard_group
 
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from tests.chat import PLAIN, assistant, save, tokenizer, user
+from tests.unit.buffer.buffer_tools import House, make_group, shard_group
 
 Make = Callable[..., House]
 

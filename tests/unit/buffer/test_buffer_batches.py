@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House, make_sample, shard_group
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House, make_sample, shard_group
 
 Make = Callable[..., House]
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import make_group, make_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from sluice.wire.codec import group_from_message
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import unpack_facts
 from sluice_buffer.rules.checks import as_trained, check_finished, check_partial, prompt_tokens
+from tests.unit.buffer.buffer_tools import make_group, make_sample
 
 NAN = b"\0\0\xc0\x7f"
 DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [

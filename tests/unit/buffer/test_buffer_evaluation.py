@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.serving.sending import evaluations, example_sizes, failures
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House
 
 Make = Callable[..., House]
 EVERY_2 = {"everySteps": 2, "samplesPerPrompt": 2, "passAtK": [1, 2]}

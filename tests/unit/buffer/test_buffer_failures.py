@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House
 from prometheus_client import generate_latest
 
 from sluice.wire.v1 import common_pb2 as common
@@ -12,6 +11,7 @@ from sluice_buffer.serving.metrics import registry
 from sluice_buffer.serving.sending import failures
 from sluice_buffer.transitions.failures import first_line, reason_name
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House
 
 Make = Callable[..., House]
 FAILED = common.SAMPLE_STATUS_FAILED

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buffer_tools import House, make_job, write_prompts
 
 from sluice.api import RLJob
 from sluice.environment import ConfigurationError
 from sluice_buffer.state.storage import Storage, StorageError
+from tests.unit.buffer.buffer_tools import House, make_job, write_prompts
 
 Make = Callable[..., House]
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House, make_group, make_sample
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import StaleAttemptError
@@ -13,6 +12,7 @@ from sluice_buffer.serving.sending import failures
 from sluice_buffer.state.storage import StorageFullError
 from sluice_buffer.transitions.leases import Worker
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House, make_group, make_sample
 
 Make = Callable[..., House]
 ABORTED = pb.SAMPLE_STATUS_ABORTED

@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from buffer_tools import House, make_group, make_job, make_sample, shard_group
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,6 +23,7 @@ from sluice_buffer.group import Group, GroupState
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House, make_group, make_job, make_sample, shard_group
 
 WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
 KINDS = [

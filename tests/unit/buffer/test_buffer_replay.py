@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffer_tools import House, make_group, make_job, shard_group
 
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleGroup
@@ -15,6 +14,7 @@ from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import PreconditionError
+from tests.unit.buffer.buffer_tools import House, make_group, make_job, shard_group
 
 Make = Callable[..., House]
 

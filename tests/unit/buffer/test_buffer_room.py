@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from buffer_tools import House
 
 from sluice_buffer.state.storage import StorageFullError
+from tests.unit.buffer.buffer_tools import House
 
 Make = Callable[..., House]
 BIG = 40_000

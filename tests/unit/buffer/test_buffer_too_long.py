@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from buffer_tools import House
 from prometheus_client import generate_latest
 
 from sluice.sample import PROMPT_TOO_LONG, Sample, SampleGroup
@@ -10,6 +9,7 @@ from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.serving.metrics import registry
 from sluice_buffer.transitions.submits import Outcome
+from tests.unit.buffer.buffer_tools import House
 
 
 def too_long(message: pb.Prompt) -> pb.SampleGroup:

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
-from import_tools import run, slime, spec_of, verl
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from sluice_cli.main import app
+from tests.unit.importing.import_tools import run, slime, spec_of, verl
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = {

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from import_tools import check, slime, spec_of, unwrapped
+
+from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
 
 
 @pytest.mark.parametrize(

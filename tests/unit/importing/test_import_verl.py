@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from import_tools import check, run, spec_of, unwrapped, verl
+
+from tests.unit.importing.import_tools import check, run, spec_of, unwrapped, verl
 
 
 def test_verls_teacher(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice.api import ManifestError, RLJob, manifest
 from sluice_operator.admit import accept
 from sluice_operator.plan.manifests.objects import config_map
+from tests.unit.operator.world import make_job
 
 
 def stored(**spec: Any) -> dict[str, Any]:

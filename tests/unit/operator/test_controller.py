@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from world import World, make_job
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator import settings
@@ -17,6 +16,7 @@ from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed
 from sluice_operator.progress import Prober
+from tests.unit.operator.world import World, make_job
 
 KEY = ("default", "demo")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import START, World, make_job
 
 from sluice.environment import ConfigurationError
 from sluice_operator import settings
@@ -15,6 +14,7 @@ from sluice_operator.admit import accept
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.defaults import JobDefaults, filled_in, with_defaults
 from sluice_operator.plan.manifests.objects import config_map
+from tests.unit.operator.world import START, World, make_job
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
 DEFAULTS = JobDefaults.model_validate(

@@ -10,10 +10,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
-from world import make_job
 
 from sluice_operator.cluster.keys import VALID, JobKeys, new_key
 from sluice_operator.plan.manifests.objects import config_map, tls_secret, token_secret
+from tests.unit.operator.world import make_job
 
 KEY = bytes(range(32))
 NAME = "demo.default.sluice"

@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client.configuration import Configuration
-from world import make_job
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.store import compact
+from tests.unit.operator.world import make_job
 
 UNKNOWN = '299 - "unknown field \\"status.mood\\""'
 OLD = '299 - "spec.nodeSelector[beta.kubernetes.io/os]: deprecated since v1.14"'

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice_operator.cluster.local.inherited import inherited_env
 from sluice_operator.cluster.local.translate import Place, commands
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
+from tests.unit.operator.world import make_job
 
 CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"
 

@@ -3,10 +3,10 @@
 from datetime import timedelta
 
 import pytest
-from world import START, World, make_job, make_pod
 
 from sluice_operator.plan import KubeObject, Observed, Progress, clock
 from sluice_operator.plan.report.admission import admitted, waits
+from tests.unit.operator.world import START, World, make_job, make_pod
 
 WHOLE = "demo-group-1234-1"
 KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from world import World, make_job, make_pod
 
 from sluice_operator.plan import KubeObject
 from sluice_operator.plan.model import Progress, Warned
 from sluice_operator.plan.report.blocked import blocked
+from tests.unit.operator.world import World, make_job, make_pod
 
 
 def waiting(reason: str, message: str, **pod: Any) -> KubeObject:

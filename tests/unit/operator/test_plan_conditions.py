@@ -1,7 +1,6 @@
 from datetime import timedelta
 
 import pytest
-from world import START, make_pod
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice_operator.plan import Progress, clock
@@ -15,6 +14,7 @@ from sluice_operator.plan.report.conditions import (
     updated,
     weights_in_sync,
 )
+from tests.unit.operator.world import START, make_pod
 
 UP, DOWN = GangFacts(ready=1), GangFacts()
 FRESH = GangStatus(replica=0, attempt=1)

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from world import World, make_job
 
 from sluice_operator.plan import is_finished, podstate
+from tests.unit.operator.world import World, make_job
 
 MAX_RESTARTS = 2
 SMALL = (

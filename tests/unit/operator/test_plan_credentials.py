@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
+from tests.unit.operator.world import make_job
 
 SECRETS = {
     "huggingFace": {"name": "hf", "key": "token"},

@@ -1,12 +1,12 @@
 from datetime import datetime, timedelta
 
 import pytest
-from world import START, make_job
 
 from sluice.api import GangStatus, RLJobStatus
 from sluice_operator.plan import clock
 from sluice_operator.plan.decide.deadlines import hang, job_deadline, progress_due, upcoming
 from sluice_operator.plan.model import GangFacts
+from tests.unit.operator.world import START, make_job
 
 
 @pytest.mark.parametrize(

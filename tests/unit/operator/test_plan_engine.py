@@ -1,13 +1,13 @@
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice.api import RLJob
 from sluice.engines.sglang.launch import normalized, render_args
 from sluice_operator.plan.decide.gangs import desired_gangs
 from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.model import Images
+from tests.unit.operator.world import make_job
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from datetime import timedelta
 
 import pytest
-from world import START, make_job, make_pod
 
 from sluice.api import GangStatus, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
@@ -15,6 +14,7 @@ from sluice_operator.plan.decide.gangs import (
     rollout_replicas,
 )
 from sluice_operator.plan.model import Deletion, Gang
+from tests.unit.operator.world import START, make_job, make_pod
 
 GANG = Gang("trainer", 0, 2)
 CREATED = GangStatus(replica=0, attempt=3)

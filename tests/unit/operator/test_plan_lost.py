@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from world import World, make_job, settled
-
 from sluice_operator.plan.decide.missing import lacks_pods
+from tests.unit.operator.world import World, make_job, settled
 
 
 def lacks(world: World) -> bool:

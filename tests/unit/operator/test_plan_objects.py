@@ -2,7 +2,6 @@ import json
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice_operator.plan import KubeObject, Observed, names
 from sluice_operator.plan.manifests.objects import (
@@ -11,6 +10,7 @@ from sluice_operator.plan.manifests.objects import (
     resolved_manifest,
     supporting_objects,
 )
+from tests.unit.operator.world import make_job
 
 VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
 

@@ -4,7 +4,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice.api import RLJob
 from sluice_buffer.__main__ import _GRACE_SECONDS
@@ -15,6 +14,7 @@ from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.plan.model import Gang, Images
 from sluice_rollout.worker import RETURN_SECONDS, Worker
+from tests.unit.operator.world import make_job
 
 DRAIN_SECONDS = next(
     float(field.default) for field in fields(Worker) if field.name == "drain_seconds"

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import START, World, make_job, make_pod
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import Deletion, KubeObject, clock, podstate
 from sluice_operator.plan.manifests.podgroup import ends
+from tests.unit.operator.world import START, World, make_job, make_pod
 
 KUEUE: dict[str, Any] = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
 FIRST, SECOND = "demo-group-1234-1", "demo-group-1234-2"

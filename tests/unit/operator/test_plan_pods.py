@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
-from world import make_job
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
+from tests.unit.operator.world import make_job
 
 GOLDEN = Path(__file__).with_name("golden")
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}

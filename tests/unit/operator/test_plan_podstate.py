@@ -1,11 +1,11 @@
 from datetime import timedelta
 
 import pytest
-from world import START, make_pod
 
 from sluice_operator.plan import podstate
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.model import Gang, KubeObject
+from tests.unit.operator.world import START, make_pod
 
 STOPPED_BY_KUEUE = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from world import make_job
 
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.manifests.probes import probes
 from sluice_operator.plan.model import Gang, Images
+from tests.unit.operator.world import make_job
 
 
 @pytest.mark.parametrize("container", ["buffer", "rendezvous", "worker"])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from kubernetes.client.models.v1_pod_scheduling_group import V1PodSchedulingGroup
 from kubernetes.client.models.v1beta1_pod_group import V1beta1PodGroup
-from world import make_job
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import KubeObject
@@ -14,6 +13,7 @@ from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.manifests.queueing import group_object, group_of, requests
 from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.plan.model import Gang, Group, Images
+from tests.unit.operator.world import make_job
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)
 SHARED = PodGroupStatus(number=5, replicas=2)

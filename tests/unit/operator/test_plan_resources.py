@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from world import make_job
 
 from sluice.api.base import quantity_value
 from sluice_operator.plan import KubeObject
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images
+from tests.unit.operator.world import make_job
 
 GPU_JOB: dict[str, Any] = {"trainer": {"gpusPerNode": 8}, "rollout": {"gpusPerReplica": 2}}
 ROWS = {"data": {"prompts": [{"source": {"function": "tasks.additions", "rows": 10}}]}}

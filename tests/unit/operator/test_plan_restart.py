@@ -2,12 +2,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from world import START
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
 from sluice_operator.plan.model import Gang, GangFacts
+from tests.unit.operator.world import START
 
 TRAINER, ROLLOUT, BUFFER = Gang("trainer", 0, 2), Gang("rollout", 1, 1), Gang("buffer", 0, 1)
 CRASH = LastFailure(

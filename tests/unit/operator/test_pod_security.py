@@ -6,12 +6,12 @@ import copy
 from typing import Any
 
 import pytest
-from test_plan_pods import JOBS
-from world import make_job
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
 from tests.pod_security import BASELINE, RESTRICTED, violations
+from tests.unit.operator.test_plan_pods import JOBS
+from tests.unit.operator.world import make_job
 
 ROOT_ENGINE = ["engine: runAsNonRoot must be true", "engine: capabilities must drop ALL"]
 """SGLang's image on GPUs: it runs as root, and keeps its files in root's directories."""

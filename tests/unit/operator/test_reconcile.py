@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from world import World, make_job
 
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.plan import Deletion, Event, KubeObject, Observed, Progress
 from sluice_operator.reconcile import reconcile
+from tests.unit.operator.world import World, make_job
 
 
 class Recorder:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import START, make_pod
 
 from sluice_operator.cluster.kube.store import GRAVES_SECONDS, Store, compact, lean_pod
 from sluice_operator.plan import KubeObject, podstate
 from sluice_operator.plan.report.blocked import blocked
+from tests.unit.operator.world import START, make_pod
 
 KEY = ("ns", "demo")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import START
 
 from sluice.api import Condition, RLJobStatus
 from sluice_operator.admit import runs_first
 from sluice_operator.plan import clock
+from tests.unit.operator.world import START
 
 NOW = clock.text(START)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_episode import PARAMS, PROMPT, Script, drain_after_the_last, player, run
 
 from sluice import user_code
 from sluice.api import RLJobSpec
@@ -21,6 +20,14 @@ from sluice.wire import codec
 from sluice_rollout import function
 from sluice_rollout.episode import TURNS, Episode, EpisodeEndError, together, whole_group
 from sluice_rollout.group import GroupMaker
+from tests.unit.rollout.test_episode import (
+    PARAMS,
+    PROMPT,
+    Script,
+    drain_after_the_last,
+    player,
+    run,
+)
 
 
 async def best_of_three(episode: Episode) -> None:
