@@ -311,6 +311,11 @@ class Trainer(Model):
         return self.processes_per_node or max(self.gpus_per_node, 1)
 
     @property
+    def devices(self) -> int:
+        """GPUs of all nodes; on CPUs 1."""
+        return max(self.nodes * self.gpus_per_node, 1)
+
+    @property
     def world_size(self) -> int:
         return self.nodes * self.processes
 

@@ -1,4 +1,5 @@
-"""HTTP for the kubelet and for Prometheus, on threads of its own: /healthz, /readyz, /metrics.
+"""HTTP for the kubelet and for Prometheus, on threads of its own: /healthz, /readyz, /metrics, and
+what a process shows besides.
 
 /healthz says whether the process should be restarted, /readyz whether it does its work. Both answer
 in words, so that `curl` explains what `kubectl` only counts.
@@ -9,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    disable_created_metrics,
+    make_wsgi_app,
+)
 
 from sluice.environment import Environment
 
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 
 Check = Callable[[], str]
 """Why not, in words; empty: all is well. Called from any thread."""
+Page = Callable[[], bytes]
+"""A page of plain text. Raises OSError. Called from any thread."""
+_TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
 PATIENCE_SECONDS = 60.0
 
@@ -68,14 +77,21 @@ class Pulse:
 
 
 def serve(
-    env: Environment, *, ready: Check, alive: Check = well, registry: CollectorRegistry = REGISTRY
+    env: Environment,
+    *,
+    ready: Check,
+    alive: Check = well,
+    registry: CollectorRegistry = REGISTRY,
+    pages: Mapping[str, Page] | None = None,
 ) -> Callable[[], None]:
     """Serve on the container's port `metrics`, if it has one, until the returned function is
     called.
     """
     if not env.variables.get("SLUICE_PORT_METRICS"):
         return lambda: None
-    _, close = listen(env.port("metrics"), env.bind, ready=ready, alive=alive, registry=registry)
+    _, close = listen(
+        env.port("metrics"), env.bind, ready=ready, alive=alive, registry=registry, pages=pages
+    )
     return close
 
 
@@ -86,9 +102,12 @@ def listen(
     ready: Check,
     alive: Check = well,
     registry: CollectorRegistry = REGISTRY,
+    pages: Mapping[str, Page] | None = None,
 ) -> tuple[int, Callable[[], None]]:
-    """(port, close). port 0: a free one."""
-    app = _app(make_wsgi_app(registry), {"/healthz": alive, "/readyz": ready})
+    """(port, close). port 0: a free one. pages: more of them, by path."""
+    disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series
+    checks = {"/healthz": alive, "/readyz": ready}
+    app = _app(make_wsgi_app(registry), checks, pages or {})
     server = make_server(bind, port, app, server_class=_Server, handler_class=_Silent)
     Thread(target=server.serve_forever, name="endpoints", daemon=True).start()
 
@@ -99,15 +118,25 @@ def listen(
     return server.server_port, close
 
 
-def _app(metrics: WSGIApplication, checks: dict[str, Check]) -> WSGIApplication:
+def _app(
+    metrics: WSGIApplication, checks: Mapping[str, Check], pages: Mapping[str, Page]
+) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             return metrics(environ, start)
+        if path in pages:
+            try:
+                text = pages[path]()
+            except OSError as error:
+                start("502 Bad Gateway", [_TEXT])
+                return [f"{error}\n".encode()]
+            start("200 OK", [_TEXT])
+            return [text]
         check = checks.get(path)
         why = check() if check else "not found: /healthz, /readyz and /metrics are"
         code = "404 Not Found" if check is None else "503 Service Unavailable" if why else "200 OK"
-        start(code, [("Content-Type", "text/plain; charset=utf-8")])
+        start(code, [_TEXT])
         return [f"{why or 'ok'}\n".encode()]
 
     return answer

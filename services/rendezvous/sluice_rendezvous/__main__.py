@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from prometheus_client import REGISTRY
+
 from sluice import environment
 from sluice.telemetry import endpoints, logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
+from sluice_rendezvous import metrics
 from sluice_rendezvous.service import RendezvousService
 
 
@@ -16,6 +19,7 @@ async def main() -> int:
     env = environment.read("rendezvous")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     server, service = rpc.server(), RendezvousService()
+    REGISTRY.register(metrics.State(service))
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
     port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
     stop = asyncio.Event()

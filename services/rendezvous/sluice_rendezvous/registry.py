@@ -35,6 +35,8 @@ class Entry:
     version: int = -1
     info: dict[str, str] = field(default_factory=dict)
     protocol: int = 0
+    devices: int = 0
+    starting_seconds: float = 0.0
     generation: int = 0
     admitted: bool = False
     state: str = ""
@@ -43,6 +45,8 @@ class Entry:
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     dropped: str = ""
     last_error: str = ""
+    synchronising: bool = False
+    """In a weight update, between its phases prepare and resume."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -18,6 +18,8 @@ from sluice.wire import protocol
 from sluice.wire.membership import HEARTBEAT_SECONDS
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
+from sluice_rendezvous import metrics
+from sluice_rendezvous.device_time import DeviceTime
 from sluice_rendezvous.registry import Entry, Registry, StaleAttemptError
 
 MEMBER_TIMEOUT_SECONDS = 5 * HEARTBEAT_SECONDS
@@ -32,6 +34,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         (`Registry.expire`).
         """
         self.registry = Registry()
+        self.device_time = DeviceTime()
+        self.updates = metrics.Updates()
         self._member_timeout = member_timeout
         self._streams: dict[tuple[str, int], asyncio.Event] = {}
         self._arrivals: dict[str, asyncio.Event] = {}
@@ -56,6 +60,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             address=entry.address,
             epoch=self.registry.epoch,
         )
+        self.device_time.join(entry, time.monotonic())
+        metrics.JOINS.labels(entry.role).inc()
         self._tell(entry.key)  # its older stream, which has lost its place
         news = self._streams[entry.key] = asyncio.Event()
         self._arrived(entry.role)
@@ -68,6 +74,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             if self._streams.get(entry.key) is news:
                 del self._streams[entry.key]
             if self.registry.leave(entry):
+                self.device_time.leave(entry, time.monotonic())
+                metrics.LEAVES.labels(entry.role).inc()
                 self._log.info(
                     "left", member=entry.name, of_attempt=entry.attempt, epoch=self.registry.epoch
                 )
@@ -80,6 +88,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 beat = message.heartbeat
                 entry.last_heartbeat = time.monotonic()
                 entry.state, entry.gauges = beat.state, beat.gauges
+                self.device_time.state(entry, entry.last_heartbeat)
                 if entry.role != "rollout":
                     entry.version = beat.version
                 if entry.heartbeat_seconds != self.registry.heartbeat_seconds:
@@ -125,6 +134,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         self, request: pb.BeginUpdateRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdatePlan:
         new_source = self.registry.sources.get(request.source) != request.attempt
+        self.updates.begin(time.monotonic())
         try:
             engines = self.registry.begin_update(
                 request.source, request.attempt, request.version, joiners_only=request.joiners_only
@@ -150,18 +160,23 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         except StaleAttemptError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         gone = [report.engine for report in request.engines if not self._passed(request, report)]
+        self.updates.passed(phase_name(request.phase), time.monotonic())
         return pb.PhaseAck(gone=gone)
 
     def _passed(self, request: pb.PhaseReport, report: pb.EngineReport) -> bool:
         """Note one engine's report. True where it is still in the update."""
         entry = self.registry.report(report.engine, report.attempt, report.generation, report.error)
         if report.error:
-            phase = pb.UpdatePhase.Name(request.phase).removeprefix("UPDATE_PHASE_").lower()
+            phase = phase_name(request.phase)
+            metrics.DROPS.labels(phase).inc()
             self._log.warning(
                 "engine dropped", engine=report.engine, phase=phase, reason=report.error
             )
         elif entry and request.phase == pb.UPDATE_PHASE_RESUME:
             self.registry.serve(entry, request.version)
+        if known := self.registry.entries.get((report.engine, 0)):
+            known.synchronising = not report.error and request.phase == pb.UPDATE_PHASE_PREPARE
+            self.device_time.state(known, time.monotonic())
         self._tell((report.engine, 0))
         return entry is not None
 
@@ -185,7 +200,16 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             )
             for e in members
         ]
-        return pb.Ledger(epoch=self.registry.epoch, version=self.registry.version, entries=entries)
+        seconds = {
+            f"{role}/{state}": value
+            for (role, state), value in self.device_time.seconds(now).items()
+        }
+        return pb.Ledger(
+            epoch=self.registry.epoch,
+            version=self.registry.version,
+            entries=entries,
+            device_seconds=seconds if joiners_to is None else {},
+        )
 
     async def expire_forever(self) -> None:
         """Drop silent members.
@@ -195,6 +219,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         while True:
             await asyncio.sleep(self._member_timeout / 4)
             for entry in self.registry.expire(time.monotonic(), self._member_timeout):
+                self.device_time.leave(entry, entry.last_heartbeat)
+                metrics.DROPS.labels("silent").inc()
                 self._log.warning(
                     "dropped", member=entry.name, of_attempt=entry.attempt, reason=entry.dropped
                 )
@@ -220,6 +246,11 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             return
 
 
+def phase_name(phase: pb.UpdatePhase) -> str:
+    """prepare, pause, transfer, verify or resume."""
+    return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
+
+
 def entry_from(member: pb.Member) -> Entry:
     return Entry(
         role=member.role,
@@ -231,6 +262,8 @@ def entry_from(member: pb.Member) -> Entry:
         version=member.version,
         info=dict(member.info),
         protocol=member.protocol,
+        devices=member.devices,
+        starting_seconds=member.starting_seconds,
     )
 
 
@@ -245,4 +278,6 @@ def member_of(entry: Entry) -> pb.Member:
         version=entry.version,
         info=entry.info,
         protocol=entry.protocol,
+        devices=entry.devices,
+        starting_seconds=entry.starting_seconds,
     )

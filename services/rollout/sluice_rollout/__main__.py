@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from sluice.telemetry import endpoints, logs
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
+from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
 from sluice_rollout.generate import Generator
@@ -50,7 +52,13 @@ async def serve() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     readiness, pulse = Readiness(), endpoints.Pulse()
-    endpoints.serve(env, ready=readiness.check, alive=pulse.check)
+    engine_metrics = partial(metrics.of_engine, env.variables.get("SLUICE_ENGINE_URL", ""))
+    endpoints.serve(
+        env,
+        ready=readiness.check,
+        alive=pulse.check,
+        pages={"/engine/metrics": engine_metrics},
+    )
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     code = Code.of(spec)
@@ -107,6 +115,9 @@ async def _work(
         address=f"{env.advertise}:{urlsplit(engine.url).port}",
         world_size=engine.info.ranks,
         version=UNKNOWN_VERSION,
+        # Colocated, they are the trainer's, which counts them.
+        devices=0 if spec.trainer.colocate else max(spec.rollout.gpus_per_replica, 1),
+        starting_seconds=metrics.PHASES.seconds()["starting"],
     )
 
     def hello() -> rendezvous_pb2.Member:
@@ -116,6 +127,8 @@ async def _work(
 
     def heartbeat() -> rendezvous_pb2.Heartbeat:
         state = "draining" if stop.is_set() else "generating" if worker.work else "idle"
+        metrics.PHASES.enter(state)
+        metrics.VERSION.set(hello().version)
         gauges = {
             "leases": len(worker.work),
             "finished_samples": make.finished_samples,

@@ -19,6 +19,7 @@ from sluice.engines.base import (
     RequestTimeoutError,
 )
 from sluice.sample import Sample, SampleStatus
+from sluice_rollout import metrics
 from sluice_rollout.health import EngineHealth, EngineLostError
 
 FAILED_GROUPS = 8
@@ -125,11 +126,15 @@ class Generator:
 
     async def _request(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
         """One request; None in a drain."""
-        async with self.slots:
+        with metrics.REQUESTS_WAITING.track_inprogress():
+            await self.slots.acquire()
+        try:
             if self.draining.is_set():
                 return None
             with REQUESTS.get().asking():
                 made = await self._answered(sample, sampling)
+        finally:
+            self.slots.release()
         if made is not None:
             sample.append(made.tokens, made.log_probs, made.spans)
         return made
@@ -142,9 +147,7 @@ class Generator:
         """
         for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
-                made = await self.engine.generate(
-                    uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
-                )
+                made = await self._asked(sample, sampling)
             except PromptRefusedError:
                 self._engine_answered()
                 raise
@@ -162,6 +165,27 @@ class Generator:
                 self._engine_answered()
                 return made
         raise AssertionError("the last attempt returns or raises")
+
+    async def _asked(self, sample: Sample, sampling: dict[str, Any]) -> Generation:
+        """The engine's answer to one request, counted."""
+        finish = "error"
+        with (
+            metrics.REQUESTS_AT_ENGINE.track_inprogress(),
+            metrics.REQUEST_SECONDS.time(),
+        ):
+            try:
+                generation = await self.engine.generate(
+                    uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
+                )
+                finish = generation.finish
+            except PromptRefusedError:
+                finish = "refused"
+                raise
+            finally:
+                metrics.REQUESTS.labels(finish).inc()
+        metrics.PROMPT_TOKENS.inc(len(sample.tokens))
+        metrics.GENERATED_TOKENS.inc(len(generation.tokens))
+        return generation
 
     def _engine_answered(self) -> None:
         self.failed.clear()

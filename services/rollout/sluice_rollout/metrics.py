@@ -1,9 +1,49 @@
-"""A worker's Prometheus metrics of failures, of user code, and of a teacher."""
+"""A worker's Prometheus metrics: requests, groups, failures, user code, a teacher."""
 
 from __future__ import annotations
 
+import urllib.request
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from sluice.telemetry.phases import Phases
+
+_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+
+PHASES = Phases(
+    "sluice_rollout_phase_seconds",
+    "Time in each phase: starting, idle (nothing to do, or no weights), generating, draining.",
+    first="starting",
+)
+REQUESTS = Counter(
+    "sluice_rollout_requests",
+    "Requests that the engine has answered. finish: stop, length, abort (a weight update, or the "
+    "worker's end), refused (the prompt), error.",
+    ["finish"],
+)
+REQUESTS_AT_ENGINE = Gauge("sluice_rollout_requests_at_engine", "Requests at the engine now.")
+REQUESTS_WAITING = Gauge(
+    "sluice_rollout_requests_waiting", "Requests that wait for a place (rollout.concurrency)."
+)
+REQUEST_SECONDS = Histogram(
+    "sluice_rollout_request_seconds", "Time of a request at the engine.", buckets=_SECONDS
+)
+GENERATED_TOKENS = Counter("sluice_rollout_generated_tokens", "Tokens that the engine has made.")
+PROMPT_TOKENS = Counter(
+    "sluice_rollout_prompt_tokens", "Tokens of requests' prompts, those in the cache included."
+)
+GROUPS = Counter(
+    "sluice_rollout_groups",
+    "Groups that this worker is done with. outcome: submitted, returned (unfinished, or failed).",
+    ["outcome"],
+)
+GROUP_SECONDS = Histogram(
+    "sluice_rollout_group_seconds",
+    "Time from a group's lease until it is submitted, rewards included.",
+    buckets=_SECONDS,
+)
+LEASES = Gauge("sluice_rollout_leases", "Groups in work.")
+VERSION = Gauge("sluice_rollout_version", "Weight version that the engine serves; -1: none.")
 GROUP_FAILURES = Counter(
     "sluice_rollout_group_failures",
     "Groups given back because of an error of their own. reason: engine, timeout (of a request), "
@@ -17,6 +57,12 @@ FUNCTION_FAILURES = Counter(
 )
 HOOK_FAILURES = Counter(
     "sluice_rollout_hook_failures", "Samples that failed in a hook, by hook", ["hook"]
+)
+TOOL_SECONDS = Histogram(
+    "sluice_rollout_tool_seconds",
+    "Time of a tool's call, waiting included.",
+    ["tool"],
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 TOOL_CALLS = Counter(
     "sluice_rollout_tool_calls",
@@ -41,3 +87,11 @@ TEACHER_SECONDS = Histogram(
     "Time from a finished response to its teacher's log-probs, waiting included.",
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
+
+
+def of_engine(url: str) -> bytes:
+    """The engine's own metrics. The worker shows them, so that nobody but it need reach the engine,
+    which takes orders from whom it can hear. Raises OSError.
+    """
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5.0) as answer:  # noqa: S310 - our engine
+        return bytes(answer.read())

@@ -176,9 +176,10 @@ class ToolLoop:
             known = ", ".join(self._tools)
             return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
         try:
-            value = await self._threads.call(
-                functools.partial(tool, **call.arguments), seconds=self._seconds
-            )
+            with metrics.TOOL_SECONDS.labels(call.name).time():
+                value = await self._threads.call(
+                    functools.partial(tool, **call.arguments), seconds=self._seconds
+                )
         except (NoThreadError, ToolUnavailableError) as error:
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="unavailable").inc()
             raise ToolUnavailableError(f"{call.name}: {error}") from error

@@ -16,7 +16,7 @@ class Work:
     """A lease, and its group's requests and task.
 
     prompt: its names alone, which no user's code can change. failure: the engine's, if it may be
-    this group's. settled: the buffer has the group back, finished or not.
+    this group's. settled: the buffer has the group back, finished or not. submitted: finished.
     """
 
     leased: pb.LeasedGroup
@@ -24,6 +24,7 @@ class Work:
     requests: Requests
     failure: str = ""
     settled: bool = False
+    submitted: bool = False
     task: asyncio.Task[None] | None = None
 
     @classmethod

@@ -188,7 +188,9 @@ class Worker:
 
     async def _work(self, work: Work) -> None:
         lease_id = work.prompt.lease_id
+        started = time.monotonic()
         REQUESTS.set(work.requests)
+        metrics.LEASES.inc()
         try:
             await self._make(work)
         except EngineLostError as error:
@@ -203,6 +205,9 @@ class Worker:
         finally:
             if self.work.get(lease_id) is work:
                 del self.work[lease_id]
+            metrics.LEASES.dec()
+            if work.submitted:
+                metrics.GROUP_SECONDS.observe(time.monotonic() - started)
             self._room.set()
 
     async def _make(self, work: Work) -> None:
@@ -210,7 +215,8 @@ class Worker:
         group = await self.make(*work.read())
         if all(sample.status.finished for sample in group.samples):
             await self._submit(group)
-            work.settled = True
+            work.settled = work.submitted = True
+            metrics.GROUPS.labels("submitted").inc()
         else:
             group.failure = work.failure
             await self._give_back(group, work)
@@ -218,6 +224,7 @@ class Worker:
     async def _give_back(self, group: SampleGroup, work: Work) -> None:
         await self.returns.send(group)
         work.settled = True
+        metrics.GROUPS.labels("returned").inc()
 
     async def _submit(self, group: SampleGroup) -> None:
         if self.spec.rollout.partial.mask_off_policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -32,6 +33,7 @@ def main() -> int:
     from sluice_trainer.backend import backend_of
     from sluice_trainer.background import Stopped
     from sluice_trainer.checkpoint_directory import Author
+    from sluice_trainer.flops import model_flops
     from sluice_trainer.loop import Loop
     from sluice_trainer.peers import connected
     from sluice_trainer.preparation import learn
@@ -67,7 +69,16 @@ def main() -> int:
             recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
             learning = partial(learn, policy, custom.estimator(spec.algorithm))
             Loop(
-                spec, policy, learning, peers, policy.ranks, checkpoints, total, recorder, stop
+                spec,
+                policy,
+                learning,
+                peers,
+                policy.ranks,
+                checkpoints,
+                total,
+                recorder,
+                stop,
+                flops=model_flops(json.loads(Path(spec.model.path, "config.json").read_text())),
             ).run()
             if recorder:
                 recorder.close()

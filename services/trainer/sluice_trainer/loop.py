@@ -24,14 +24,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleError, SampleGroup
 from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_trainer import metrics
 from sluice_trainer.backend import Weights
 from sluice_trainer.background import Stopped
+from sluice_trainer.checkpoint_directory import path_of
+from sluice_trainer.flops import ModelFlops, utilisation
 from sluice_trainer.peers import Peers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
@@ -70,7 +75,9 @@ class Loop:
     total_steps: int
     recorder: Recorder | None
     stop: threading.Event
+    flops: ModelFlops | None = None
     saved_step: int = -1
+    save_began: float = 0.0
     save_seconds: float = 0.0
     evaluated_version: int = -1
     short_of_room: bool = False
@@ -95,6 +102,7 @@ class Loop:
             if step:
                 self.peers.buffer.commit_checkpoint(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
+            metrics.begin(step, self.total_steps)
         # To all: a trainer that died may have left engines in the middle of an update, or at rest.
         self._publish(step)
         while step < self.total_steps:
@@ -104,13 +112,13 @@ class Loop:
             if batch is None:
                 break
             self.turns.take()
-            metrics = self._train(step + 1, batch)
+            record = self._train(step + 1, batch)
             step += 1
             due = self._checkpoint_due(step)
             if due and self.turns.colocated:
                 self._begin_checkpoint(step)
             self._publish(step)
-            self._commit(step, metrics, time.perf_counter() - started)
+            self._commit(step, record, time.perf_counter() - started)
             if due:
                 self._checkpoint(step)
         self._checkpoint(step)
@@ -212,13 +220,26 @@ class Loop:
         )
         self.times["perf/data_preprocess_time"] = time.perf_counter() - started
         started = time.perf_counter()
-        metrics = self.learn(batch, groups)
+        learned = self.learn(batch, groups)
         self.times["perf/actor_train_time"] = time.perf_counter() - started
         self.turns.note_memory("training")
         if self.recorder:
             self.recorder.samples(step, groups)
             self._dump(step)
-        return metrics | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
+        metrics.count_samples(batch)
+        learned |= self._utilisation(batch)
+        return learned | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
+
+    def _utilisation(self, batch: list[pb.Sequence]) -> dict[str, float]:
+        """The use that training made of the GPUs; nothing on CPUs."""
+        trainer = self.spec.trainer
+        return utilisation(
+            self.flops,
+            [sequence.length for sequence in batch],
+            self.times["perf/actor_train_time"],
+            trainer.nodes * trainer.gpus_per_node,
+            torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        )
 
     def _dump(self, step: int) -> None:
         """`debug.dumpRollouts`: the samples of all ranks, as the buffer hands them out."""
@@ -253,7 +274,8 @@ class Loop:
                 outcome.seconds[phase] for outcome in outcomes
             )
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
-        self.times["perf/update_weights_time"] = time.perf_counter() - started
+        seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
+        metrics.observe_update(outcomes, seconds, version)
 
     def _back_off(self, failures: int) -> None:
         """An engine that cannot be brought up to date is tried again later and later: training must
@@ -279,7 +301,7 @@ class Loop:
         started = time.perf_counter()
         self._finish_checkpoint(wait=True)
         self.policy.begin_save(self.checkpoints, step, beside=self.spec.checkpoint.async_)
-        self.saved_step = step
+        self.saved_step, self.save_began = step, started
         self.save_seconds = time.perf_counter() - started
 
     def _finish_checkpoint(self, *, wait: bool) -> None:
@@ -289,26 +311,29 @@ class Loop:
         durable = self.policy.finish_save(self.checkpoints, wait=wait)
         if durable is not None and self.ranks.rank == 0:
             self.peers.buffer.commit_checkpoint(durable)
+            seconds = time.perf_counter() - self.save_began
+            metrics.checkpoint(durable, seconds, path_of(self.checkpoints, durable))
 
-    def _commit(self, step: int, metrics: dict[str, float], seconds: float) -> None:
+    def _commit(self, step: int, record: dict[str, float], seconds: float) -> None:
         """Tell the buffer that the step is trained, and write it down. The save time is the last
         checkpoint's.
         """
         if self.ranks.rank != 0 or self.recorder is None:
             return
-        tokens = metrics["rollout/tokens"]
-        metrics |= self.times | self.recorder.dropped(self.peers.buffer.counters())
-        metrics |= {
+        tokens = record["rollout/tokens"]
+        record |= self.times | self.recorder.dropped(self.peers.buffer.counters())
+        record |= {
             "perf/save_model_time": self.save_seconds,
             "perf/step_time": seconds,
             "perf/tokens_per_second": tokens / seconds,
         }
-        self.peers.buffer.commit_step(step, metrics)
-        self.recorder.step(step, metrics)
+        self.peers.buffer.commit_step(step, record)
+        self.recorder.step(step, record)
+        metrics.observe(step, record)
         self._record_failures()
         self._record_evaluations()
         shown = {
-            name.rpartition("/")[2]: f"{metrics[name]:.4g}" for name in _LOGGED if name in metrics
+            name.rpartition("/")[2]: f"{record[name]:.4g}" for name in _LOGGED if name in record
         }
         logs.get().info(f"step {step}/{self.total_steps}", **shown)
 

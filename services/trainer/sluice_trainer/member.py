@@ -9,12 +9,17 @@ import time
 from sluice.environment import Environment
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_trainer import metrics
 from sluice_trainer.background import Background
 
 
 class Member:
-    def __init__(self, env: Environment, rank: int, background: Background) -> None:
+    def __init__(
+        self, env: Environment, rank: int, background: Background, *, devices: int = 0
+    ) -> None:
+        """devices: GPUs of all ranks, or 1 on CPUs; told by rank 0."""
         self._env, self._rank, self._background = env, rank, background
+        self._devices = 0 if rank else devices
         self._state = ("starting", time.time())
         self.version = -1
         """Of the weights that engines are given; -1: none yet."""
@@ -34,6 +39,7 @@ class Member:
     def state(self, word: str) -> None:
         """Say what the trainer is doing, in one word, for people who watch."""
         self._state = (word, time.time())
+        metrics.PHASES.enter(word)
         self._background.soon(self._membership.beat)
 
     def _hello(self) -> pb.Member:
@@ -43,6 +49,7 @@ class Member:
             attempt=self._env.attempt,
             index=self._rank,
             address=self._env.advertise,
+            devices=self._devices,
         )
 
     def _heartbeat(self) -> pb.Heartbeat:

@@ -32,7 +32,7 @@ def connected(
         stack.callback(background.close)
         buffer = BufferClient(env, background)
         stack.callback(buffer.close)
-        member = Member(env, rank, background)
+        member = Member(env, rank, background, devices=spec.trainer.devices)
         engines = Session(env, spec, member, rank, background)
         stack.callback(engines.close)
         stack.callback(member.close)

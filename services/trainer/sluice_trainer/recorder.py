@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import Any
 
 from tensorboard.summary import Writer
@@ -23,6 +23,7 @@ from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
 
@@ -85,6 +86,8 @@ class Recorder:
         record = {"version": evaluation.version, "dataset": name, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.EVALUATION, record)
         self._scalars(metrics, evaluation.version)
+        if "reward" in evaluation.metrics:
+            EVALUATION_REWARD.labels(name).set(evaluation.metrics["reward"])
         self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", examples)
 
     def failures(self, failures: Sequence[pb.Failure]) -> None:
@@ -188,6 +191,7 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
     rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
     return {
         "rollout/raw_reward": fmean(s.reward for s in sequences),
+        "rollout/reward_std": pstdev([s.reward for s in sequences]),
         "rollout/zero_std/ratio": equal.total() / len(rewards),
         **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
         **{f"passrate/{name}": rate for name, rate in rates.items()},

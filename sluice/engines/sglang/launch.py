@@ -86,6 +86,7 @@ class Launch:
             "host": place.bind,
             "port": place.port,
             "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
+            "enable-metrics": True,
         }
         if spec.model.init == "random":
             args["load-format"] = "dummy"

@@ -23,7 +23,7 @@ UPDATE_PHASE_VERIFY: UpdatePhase
 UPDATE_PHASE_RESUME: UpdatePhase
 
 class Member(_message.Message):
-    __slots__ = ("role", "name", "attempt", "index", "address", "world_size", "version", "info", "protocol")
+    __slots__ = ("role", "name", "attempt", "index", "address", "world_size", "version", "info", "protocol", "devices", "starting_seconds")
     class InfoEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,8 @@ class Member(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_SECONDS_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     attempt: int
@@ -49,7 +51,9 @@ class Member(_message.Message):
     version: int
     info: _containers.ScalarMap[str, str]
     protocol: int
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    devices: int
+    starting_seconds: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., world_size: _Optional[int] = ..., version: _Optional[int] = ..., info: _Optional[_Mapping[str, str]] = ..., protocol: _Optional[int] = ..., devices: _Optional[int] = ..., starting_seconds: _Optional[float] = ...) -> None: ...
 
 class MemberMessage(_message.Message):
     __slots__ = ("hello", "heartbeat", "sources")
@@ -222,11 +226,20 @@ class LedgerEntry(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., state: _Optional[str] = ..., admitted: _Optional[bool] = ..., generation: _Optional[int] = ..., seconds_since_heartbeat: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class Ledger(_message.Message):
-    __slots__ = ("epoch", "version", "entries")
+    __slots__ = ("epoch", "version", "entries", "device_seconds")
+    class DeviceSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     entries: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ...) -> None: ...
+    device_seconds: _containers.ScalarMap[str, float]
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., device_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...

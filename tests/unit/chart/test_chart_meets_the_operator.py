@@ -69,8 +69,11 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     assert monitor["selector"]["matchExpressions"] == [
         {"key": names.LABEL_JOB, "operator": "Exists"}
     ]
-    (endpoint,) = monitor["podMetricsEndpoints"]
+    endpoint, of_engines = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in names.PORTS
+    keep, *relabelings = of_engines["relabelings"]
+    assert (keep["action"], keep["regex"]) == ("keep", "rollout")
+    assert relabelings == endpoint["relabelings"]
     labels = [names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_REPLICA]
     sources = [each["sourceLabels"] for each in endpoint["relabelings"]]
     prefix = "__meta_kubernetes_pod_label_"

@@ -8,10 +8,12 @@ stream is not read, and HTTP/2 holds the sender back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
+from prometheus_client import Histogram
 
 from sluice.api.room import largest_group
 from sluice.sample import SampleError
@@ -21,6 +23,7 @@ from sluice.wire.v1 import common_pb2
 from sluice_buffer.errors import CallError, SilentSenderError
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
+from sluice_buffer.serving.metrics import RECEIVED_BYTES
 from sluice_buffer.state.storage import StorageError
 
 R = TypeVar("R")
@@ -47,9 +50,11 @@ class Intake(Generic[R]):
         take: Callable[[bytes | bytearray], R],
         answer: Callable[[int, R], Any],
         refuse: Callable[[str], R],
+        seconds: Histogram,
     ) -> None:
         self._committer, self._budget, self._context = committer, budget, context
         self._take, self._answer, self._refuse = take, answer, refuse
+        self._seconds = seconds
         self._largest = largest_group(budget.limit)
         self._assembler = Assembler(self._largest)
         self._reserved: dict[int, int] = {}
@@ -155,12 +160,15 @@ class Intake(Generic[R]):
             return None
 
     def _hand_in(self, key: int, data: bytes | bytearray) -> None:
+        RECEIVED_BYTES.inc(len(data))
         self._apply(key, self._reserved.pop(key), lambda: self._take(data))
 
     def _apply(self, key: int, reserved: int, transition: Callable[[], R]) -> None:
         self._open += 1
+        began = time.monotonic()
 
         def done(result: R | None, error: Exception | None) -> None:
+            self._seconds.observe(time.monotonic() - began)
             self._open -= 1
             self._budget.free(reserved)
             if result is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -38,6 +38,37 @@ _UNITS = {
     "admitted": "admitted_groups",
     "policy_lag": "policy_lag_versions",
 }
+
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+TAKE_SECONDS = Histogram(
+    "sluice_buffer_take_seconds",
+    "Time from a whole group at the buffer until it is on disk and answered. call: submit, return.",
+    ["call"],
+    buckets=_SECONDS,
+    registry=None,
+)
+TRANSITION_SECONDS = Histogram(
+    "sluice_buffer_transition_seconds",
+    "Time of any other change of the buffer, until it is on disk.",
+    buckets=_SECONDS,
+    registry=None,
+)
+LEASE_WAIT_SECONDS = Histogram(
+    "sluice_buffer_lease_wait_seconds",
+    "Time that a worker waited for prompts, or in vain.",
+    buckets=_SECONDS,
+    registry=None,
+)
+BATCH_WAIT_SECONDS = Histogram(
+    "sluice_buffer_batch_wait_seconds",
+    "Time from a trainer's first question for a batch until it was whole.",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600),
+    registry=None,
+)
+RECEIVED_BYTES = Counter("sluice_buffer_received_bytes", "Bytes of groups received.", registry=None)
+_KEPT = (TAKE_SECONDS, TRANSITION_SECONDS, LEASE_WAIT_SECONDS, BATCH_WAIT_SECONDS, RECEIVED_BYTES)
 
 
 class _Stats(Collector):
@@ -91,6 +122,7 @@ def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
 
 def registry(snapshot: Callable[[], pb.BufferStats]) -> CollectorRegistry:
     """The registry that Prometheus scrapes. `snapshot` must be safe to call from any thread."""
-    found = CollectorRegistry()
-    found.register(_Stats(snapshot))
-    return found
+    collectors = CollectorRegistry()
+    for collector in (_Stats(snapshot), *_KEPT):
+        collectors.register(collector)
+    return collectors

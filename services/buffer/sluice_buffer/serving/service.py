@@ -22,6 +22,7 @@ from sluice_buffer.errors import (
     StaleAttemptError,
 )
 from sluice_buffer.group import parse_lease_id
+from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.intake import Intake
@@ -69,6 +70,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         self.line = Line(committer.buffer)
         committer.landed_hooks.append(self.line.call_up)
         self._asked: tuple[int, float] = (0, 0.0)
+        self._timed = 0
+        """Step whose batch was last handed out."""
 
     @property
     def buffer(self) -> Buffer:
@@ -77,7 +80,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     async def _run(self, context: Context, transition: Callable[[], T]) -> T:
         """A transition whose result is durable; a refusal becomes the call's status."""
         try:
-            return await self.committer.run(transition)
+            with metrics.TRANSITION_SECONDS.time():
+                return await self.committer.run(transition)
         except (CallError, StorageError) as error:
             await context.abort(_CODES[type(error)], str(error))
             raise AssertionError("abort raises") from error
@@ -105,7 +109,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         worker = await _worker(request.worker, context)
         held = frozenset(lease.lease_id for lease in request.held)
         call = Call(worker, request.request, held, request.session)
-        leases = await self._lease(call, request, context)
+        with metrics.LEASE_WAIT_SECONDS.time():
+            leases = await self._lease(call, request, context)
         for number, lease in enumerate(leases):
             async with self.budget.reserved(lease.size):
                 for chunk in await asyncio.to_thread(leased_chunks, self.buffer, lease, number):
@@ -147,17 +152,23 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             )
 
         await self._intake(
-            context, self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why)
+            context, "submit", self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why)
         )
 
     async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:
         def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
             return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
 
-        await self._intake(context, self.buffer.give_back, answer, lambda why: (False, why))
+        await self._intake(
+            context, "return", self.buffer.give_back, answer, lambda why: (False, why)
+        )
 
-    async def _intake(self, context: Context, take: Any, answer: Any, refuse: Any) -> None:
-        failure = await Intake(self.committer, self.budget, context, take, answer, refuse).serve()
+    async def _intake(
+        self, context: Context, call: str, take: Any, answer: Any, refuse: Any
+    ) -> None:
+        seconds = metrics.TAKE_SECONDS.labels(call)
+        intake = Intake(self.committer, self.budget, context, take, answer, refuse, seconds)
+        failure = await intake.serve()
         if failure is not None:
             await context.abort(_CODES[type(failure)], str(failure))
 
@@ -185,6 +196,9 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             checkpoint_wanted=self.buffer.checkpoint_wanted(),
         )
         if waiting is None:
+            if self._timed != step:
+                self._timed = step
+                metrics.BATCH_WAIT_SECONDS.observe(answer.wait_time_seconds)
             answer.state = pb.TakeBatchResponse.STATE_READY
             answer.sequences.extend(self.buffer.sequences(step, ranks))
             return answer
@@ -238,10 +252,10 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     async def CommitStep(
         self, request: pb.CommitStepRequest, context: Context
     ) -> pb.CommitStepResponse:
-        metrics = dict(request.metrics)
+        record = dict(request.metrics)
         attempt = request.trainer.attempt
         await self._run(
-            context, lambda: self.buffer.commit(request.step, request.version, attempt, metrics)
+            context, lambda: self.buffer.commit(request.step, request.version, attempt, record)
         )
         return pb.CommitStepResponse()
 

@@ -231,6 +231,7 @@ class Batches:
             )
         if step < progress.step:
             memory.count("rewinds")
+            memory.count("steps_redone", progress.step - step)
             progress.step = step
             self.rounds.rewound(step)
         memory.changed = True

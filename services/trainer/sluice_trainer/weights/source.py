@@ -43,12 +43,13 @@ class Update:
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     paused_since: float = 0.0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an update: engines that serve it, why others do not, and the seconds of each
-    phase.
+    """The outcome of an update: engines that serve it, why others do not, the seconds of each
+    phase, and the bytes sent to all of them.
 
     `paused` spans the phases from the first engine's pause to the last one's resume.
     """
@@ -56,6 +57,7 @@ class Outcome:
     engines: tuple[str, ...]
     failed: dict[str, str]
     seconds: dict[str, float]
+    bytes: int
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
@@ -159,6 +161,7 @@ class Source:
         async with self._sending:
             await self._transport.stage(bucket, update.version)
             await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
+        update.bytes += bucket.data.numel() * len(update.peers)
 
     async def finish(self) -> Outcome:
         """Verify and resume; only then the rendezvous hears that an engine serves the
@@ -170,7 +173,7 @@ class Source:
         update.seconds["paused"] = time.monotonic() - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
-        return Outcome(tuple(update.peers), update.failed, update.seconds)
+        return Outcome(tuple(update.peers), update.failed, update.seconds, update.bytes)
 
     async def _prepare(self, peer: Peer) -> None:
         await peer.control.learn()

@@ -1,0 +1,100 @@
+"""Prometheus metrics of the rendezvous: who is there, which weights they hold, and how long updates
+take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Count
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sluice_rendezvous.device_time import DeviceTime
+from sluice_rendezvous.registry import Registry
+
+JOINS = Counter("sluice_rendezvous_joins", "Members that joined, or joined again.", ["role"])
+LEAVES = Counter("sluice_rendezvous_leaves", "Members whose stream ended.", ["role"])
+DROPS = Counter(
+    "sluice_rendezvous_drops",
+    "Members dropped from the epoch. cause: the phase of a weight update in which an engine "
+    "failed, or silent.",
+    ["cause"],
+)
+UPDATE_SECONDS = Histogram(
+    "sluice_rendezvous_update_seconds",
+    "Time from an update's beginning until its engines had passed a phase, as their source "
+    "reported it.",
+    ["phase"],
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
+)
+
+
+class Updates:
+    """Follows updates, which come one after the other."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def begin(self, now: float) -> None:
+        self._began = now
+
+    def passed(self, phase: str, now: float) -> None:
+        """Engines have passed a phase, those of one rank of the trainer."""
+        if self._began is not None:
+            UPDATE_SECONDS.labels(phase).observe(now - self._began)
+
+
+class Books(Protocol):
+    """The state of the service that is shown."""
+
+    registry: Registry
+    device_time: DeviceTime
+
+
+class State(Collector):
+    """Turns the service's state into metrics at each scrape. The loop of the service may change it
+    meanwhile, so it is copied first.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def collect(self) -> Iterator[Metric]:
+        registry = self._books.registry
+        yield GaugeMetricFamily(
+            "sluice_rendezvous_epoch", "Number of the membership.", value=registry.epoch
+        )
+        yield GaugeMetricFamily(
+            "sluice_rendezvous_version",
+            "Newest weight version that an update has begun; -1: none.",
+            value=registry.version,
+        )
+        entries = list(registry.entries.values())
+        members = GaugeMetricFamily(
+            "sluice_rendezvous_members", "Members that are there.", labels=["role"]
+        )
+        for role, count in sorted(Count(entry.role for entry in entries).items()):
+            members.add_metric([role], count)
+        yield members
+        engines = [entry for entry in entries if entry.role == "rollout" and entry.index == 0]
+        yield GaugeMetricFamily("sluice_rendezvous_engines", "Engines.", value=len(engines))
+        behind = sum(entry.lacks(registry.version) for entry in engines)
+        yield GaugeMetricFamily(
+            "sluice_rendezvous_engines_behind",
+            "Engines that do not serve the newest version.",
+            value=behind,
+        )
+        seconds = CounterMetricFamily(
+            "sluice_rendezvous_device_seconds",
+            "Time of the job's GPUs by role and state; a gang on CPUs counts as one.",
+            labels=["role", "state"],
+        )
+        for (role, state), value in sorted(
+            self._books.device_time.seconds(time.monotonic()).items()
+        ):
+            seconds.add_metric([role, state], value)
+        yield seconds

@@ -1,0 +1,101 @@
+"""The floating-point operations that training a batch takes, and the share of a GPU's peak.
+
+Counted as PaLM's appendix B and slime do: each weight of a matrix that a token passes costs 2
+operations forward and 4 backward; attention's two products over the causal half of the sequence
+come on top. What a mixture of experts does not choose, embeddings that are looked up, recomputed
+activations and log-prob passes do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PEAK_TFLOPS = {
+    "B300": 2250.0,
+    "B200": 2250.0,
+    "GB200": 2500.0,
+    "H200": 989.0,
+    "H100 PCIE": 756.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+}
+"""Dense bf16 TFLOP/s without sparsity, of NVIDIA's data sheets, by a part of the device's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """Forward operations. per_token: of all matrices; per_pair: of attention, for each pair of a
+    token and one that it sees.
+    """
+
+    per_token: float
+    per_pair: float
+
+    def training(self, lengths: Sequence[int]) -> float:
+        """Forward and backward over sequences of these lengths in tokens."""
+        pairs = sum(length * (length + 1) / 2 for length in lengths)
+        return 3.0 * (self.per_token * sum(lengths) + self.per_pair * pairs)
+
+
+def model_flops(config: Mapping[str, Any]) -> ModelFlops | None:
+    """From a Hugging Face config.json; None where the family's layers are not all of one known
+    kind: standard or grouped attention, gated feed-forward, experts of one size.
+    """
+    config = config.get("text_config", config)
+    if {"kv_lora_rank", "linear_num_key_heads", "layer_types", "ssm_cfg"} & set(config):
+        kinds = set(config.get("layer_types") or ["linear"])
+        if not kinds <= {"full_attention", "sliding_attention"} or "kv_lora_rank" in config:
+            return None
+    try:
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        heads, vocabulary = config["num_attention_heads"], config["vocab_size"]
+        groups = config.get("num_key_value_heads") or heads
+        size = config.get("head_dim") or hidden // heads
+        attention = hidden * size * (2 * heads + 2 * groups)
+        matrices = layers * (attention + _feed_forward(config)) + hidden * vocabulary
+    except KeyError:
+        return None
+    return ModelFlops(2.0 * matrices, 4.0 * layers * heads * size)
+
+
+def _feed_forward(config: Mapping[str, Any]) -> float:
+    """Weights that a token passes in one layer's feed-forward part, on average over layers."""
+    hidden = float(config["hidden_size"])
+    dense = 3.0 * hidden * float(config.get("intermediate_size") or 0)
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    if not experts:
+        return dense
+    size = float(config.get("moe_intermediate_size") or config["intermediate_size"])
+    shared = float(config.get("shared_expert_intermediate_size") or 0)
+    passed = size * int(config["num_experts_per_tok"]) + shared
+    chosen = 3.0 * hidden * passed + hidden * int(experts)
+    dense_layers = len(config.get("mlp_only_layers") or ())
+    layers = int(config["num_hidden_layers"])
+    return (dense * dense_layers + chosen * (layers - dense_layers)) / layers
+
+
+def peak_tflops(device: str) -> float | None:
+    """Of a GPU by its name, as `NVIDIA H200`; None: unknown."""
+    name = device.upper()
+    return next((peak for part, peak in _PEAK_TFLOPS.items() if part in name), None)
+
+
+def utilisation(
+    flops: ModelFlops | None, lengths: Sequence[int], seconds: float, gpus: int, device: str
+) -> dict[str, float]:
+    """`perf/actor_train_tflops` of each GPU (slime's name), and `perf/mfu` where its peak is known;
+    nothing on CPUs or where the model's operations are not known.
+    """
+    if flops is None or not gpus or not device or seconds <= 0:
+        return {}
+    tflops = flops.training(lengths) / seconds / gpus / 1e12
+    peak = peak_tflops(device)
+    return {"perf/actor_train_tflops": tflops} | ({"perf/mfu": tflops / peak} if peak else {})

@@ -1,0 +1,159 @@
+"""Prometheus metrics of the trainer. The first rank's pod has them, from the record of each step.
+
+Names of the record are slime's (`rollout/raw_reward`); those of Prometheus say role and unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sluice.telemetry.phases import Phases
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+
+if TYPE_CHECKING:
+    from sluice_trainer.weights.source import Outcome
+
+_STEP_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+_UPDATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+
+PHASES = Phases(
+    "sluice_trainer_phase_seconds",
+    "Time in each phase: starting, waiting (for samples), training, publishing (weights), saving, "
+    "taking_turn (of shared GPUs), evaluating, exporting.",
+    first="starting",
+)
+STEP_SECONDS = Histogram(
+    "sluice_trainer_step_seconds", "Time of a step, waiting included.", buckets=_STEP_BUCKETS
+)
+UPDATE_SECONDS = Histogram(
+    "sluice_trainer_weight_update_seconds",
+    "Time of a weight update by phase: prepare, pause, transfer, verify, resume; paused: for which "
+    "engines made no tokens; whole.",
+    ["phase"],
+    buckets=_UPDATE_BUCKETS,
+)
+UPDATE_BYTES = Counter(
+    "sluice_trainer_weight_update_bytes", "Bytes of weights sent, over all engines."
+)
+UPDATE_FAILURES = Counter(
+    "sluice_trainer_weight_update_failures", "Engines that an update had to leave behind."
+)
+TOKENS = Counter("sluice_trainer_tokens", "Tokens trained on, those of prompts included.")
+SAMPLES = Counter(
+    "sluice_trainer_samples",
+    "Samples of trained batches. outcome: completed, truncated, failed (not trained on).",
+    ["outcome"],
+)
+CHECKPOINT_SECONDS = Histogram(
+    "sluice_trainer_checkpoint_seconds",
+    "Time from a checkpoint's beginning until it is durable.",
+    buckets=_STEP_BUCKETS,
+)
+CHECKPOINT_BYTES = Gauge("sluice_trainer_checkpoint_bytes", "Size of the last checkpoint.")
+CHECKPOINT_STEP = Gauge("sluice_trainer_checkpoint_step", "Step of the last durable checkpoint.")
+EVALUATION_REWARD = Gauge(
+    "sluice_trainer_evaluation_reward", "Mean reward of the newest evaluation.", ["dataset"]
+)
+_GAUGES = {
+    "rollout/raw_reward": ("reward", "Mean reward of the batch."),
+    "rollout/reward_std": ("reward_std", "Standard deviation of the batch's rewards."),
+    "rollout/zero_std/ratio": ("equal_rewards_ratio", "Prompts whose rewards are all equal."),
+    "rollout/advantages": ("advantage", "Mean advantage of the batch's tokens."),
+    "train/loss": ("loss", "Loss."),
+    "train/pg_loss": ("policy_loss", "Policy part of the loss."),
+    "train/value_loss": ("value_loss", "Loss of the critic."),
+    "train/kl_loss": ("reference_kl", "KL from the reference."),
+    "train/ppo_kl": ("update_kl", "KL from the policy at the batch's start."),
+    "train/entropy_loss": ("entropy", "Mean entropy of a token, in nats."),
+    "train/pg_clipfrac": ("clip_fraction", "Share of tokens whose ratio was clipped."),
+    "train/grad_norm": ("gradient_norm", "Norm of the gradient before clipping."),
+    "train/lr-pg_0": ("learning_rate", "Learning rate."),
+    "rollout/response_len/mean": ("response_tokens", "Mean length of a response."),
+    "rollout/response_len/max": ("response_tokens_max", "Length of the longest response."),
+    "rollout/truncated_ratio": ("truncated_ratio", "Responses cut off at their limit."),
+    "rollout/failed_ratio": ("failed_ratio", "Samples that failed."),
+    "rollout/policy_lag": ("policy_lag_versions", "Mean age of the samples' oldest tokens."),
+    "train/train_rollout_logprob_abs_diff": (
+        "logprob_difference",
+        "Mean difference of the log-probs of trainer and engine.",
+    ),
+    "train/train_rollout_logprob_abs_diff_max": (
+        "logprob_difference_max",
+        "Largest difference of the log-probs of trainer and engine.",
+    ),
+    "perf/tokens_per_second": ("tokens_per_second", "Tokens of the step by its time."),
+    "perf/actor_train_tflops": ("tflops_per_gpu", "Model TFLOP/s of each GPU in training."),
+    "perf/mfu": ("mfu_ratio", "Model FLOP/s in training as a share of the GPU's peak."),
+}
+_UPDATE = "perf/update_weights/"
+
+
+class _LastStep(Collector):
+    """The last step's record. What it lacks, and all before the first step, is not shown."""
+
+    def __init__(self) -> None:
+        self.record: Mapping[str, float] = {}
+        self.step = 0
+        self.total_steps = 0
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("sluice_trainer_step", "Steps trained.", value=self.step)
+        yield GaugeMetricFamily(
+            "sluice_trainer_total_steps", "Steps of the job.", value=self.total_steps
+        )
+        record = self.record
+        for name, (metric, text) in _GAUGES.items():
+            if name in record:
+                yield GaugeMetricFamily(f"sluice_trainer_{metric}", text, value=record[name])
+
+
+LAST_STEP = _LastStep()
+REGISTRY.register(LAST_STEP)
+
+
+def begin(step: int, total_steps: int) -> None:
+    """Show where training begins, at its start or from a checkpoint."""
+    LAST_STEP.step, LAST_STEP.total_steps = step, total_steps
+
+
+def observe(step: int, record: Mapping[str, float]) -> None:
+    """Show a step's record."""
+    LAST_STEP.step, LAST_STEP.record = step, dict(record)
+    exemplar = {"step": str(step)}
+    STEP_SECONDS.observe(record["perf/step_time"], exemplar)
+    TOKENS.inc(record["rollout/tokens"], exemplar)
+
+
+def observe_update(outcomes: Sequence[Outcome], seconds: float, version: int) -> None:
+    """Show a weight update: of each phase the slowest rank's time."""
+    exemplar = {"version": str(version)}
+    for phase in outcomes[0].seconds:
+        slowest = max(outcome.seconds[phase] for outcome in outcomes)
+        UPDATE_SECONDS.labels(phase).observe(slowest, exemplar)
+    UPDATE_SECONDS.labels("whole").observe(seconds, exemplar)
+    UPDATE_BYTES.inc(sum(outcome.bytes for outcome in outcomes))
+    UPDATE_FAILURES.inc(sum(len(outcome.failed) for outcome in outcomes))
+
+
+def count_samples(sequences: Sequence[pb.Sequence]) -> None:
+    """Count the samples of a batch that has been trained."""
+    outcomes = {
+        common.SAMPLE_STATUS_FAILED: "failed",
+        common.SAMPLE_STATUS_TRUNCATED: "truncated",
+    }
+    for sequence in sequences:
+        SAMPLES.labels(outcomes.get(sequence.status, "completed")).inc()
+
+
+def checkpoint(step: int, seconds: float, directory: Path) -> None:
+    """Show a checkpoint that has become durable. directory: of this checkpoint."""
+    CHECKPOINT_STEP.set(step)
+    CHECKPOINT_SECONDS.observe(seconds, {"step": str(step)})
+    CHECKPOINT_BYTES.set(sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()))

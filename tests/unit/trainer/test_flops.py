@@ -1,0 +1,58 @@
+import pytest
+
+from sluice_trainer.flops import ModelFlops, model_flops, peak_tflops, utilisation
+
+DENSE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+}
+"""Qwen3-0.6B."""
+
+
+def test_a_dense_model_has_two_operations_for_each_weight() -> None:
+    flops = model_flops(DENSE)
+    assert flops is not None
+    layers = 28 * (1024 * 128 * (2 * 16 + 2 * 8) + 3 * 1024 * 3072)
+    assert flops.per_token == 2 * (layers + 1024 * 151936)
+    assert flops.per_token / 2 == pytest.approx(0.596e9, rel=0.01)  # its parameters, tied
+    assert flops.per_pair == 4 * 28 * 16 * 128
+
+
+def test_only_chosen_experts_count() -> None:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    config = DENSE | experts
+    flops, dense = model_flops(config), model_flops(DENSE)
+    assert flops is not None
+    assert dense is not None
+    per_layer = (flops.per_token - dense.per_token) / 2 / 28
+    assert per_layer == 3 * 1024 * 768 * 8 + 1024 * 128 - 3 * 1024 * 3072
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"hidden_size": 8}, id="sizes missing"),
+        pytest.param(DENSE | {"kv_lora_rank": 512}, id="latent attention"),
+        pytest.param(DENSE | {"layer_types": ["linear_attention"]}, id="linear attention"),
+    ],
+)
+def test_what_is_not_known_is_not_guessed(config: dict[str, object]) -> None:
+    assert model_flops(config) is None
+
+
+def test_training_costs_three_forwards() -> None:
+    assert ModelFlops(10.0, 1.0).training([3, 1]) == 3 * (10 * 4 + 6 + 1)
+
+
+def test_the_share_of_a_gpus_peak() -> None:
+    flops = ModelFlops(989e9, 0.0)
+    shares = utilisation(flops, [100], 0.6, 1, "NVIDIA H200")
+    assert shares == pytest.approx({"perf/actor_train_tflops": 494.5, "perf/mfu": 0.5})
+    assert set(utilisation(flops, [100], 0.6, 1, "Some GPU")) == {"perf/actor_train_tflops"}
+    assert utilisation(flops, [100], 0.6, 0, "") == {}
+    assert peak_tflops("NVIDIA A100-SXM4-80GB") == 312
