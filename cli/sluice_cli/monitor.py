@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from sluice.telemetry import run_directory, steady
+from sluice.telemetry.goodput import DeviceSeconds
 from sluice.wire import ask, rpc
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
@@ -43,6 +44,7 @@ class Monitor:
         self._timeline = timeline
         self._channels: dict[str, grpc.aio.Channel] = {}
         self.latest = Snapshot()
+        self.devices = DeviceSeconds()
 
     async def ask(self, rendezvous: str, token: str, secured: Tls = PLAIN) -> Snapshot:
         """A new snapshot. Raises nothing: a service that is away is part of the picture."""
@@ -58,6 +60,8 @@ class Monitor:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise
+        if snapshot.ledger:
+            self.devices.add(snapshot.ledger.device_seconds)
         if snapshot.stats is None:  # what the buffer last said stays true: it is durable
             snapshot.stats = self.latest.stats
         self.latest = snapshot

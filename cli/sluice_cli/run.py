@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,13 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
             refreshing.cancel()
             show(view, status, monitor.latest, metrics, watch)
             await monitor.close()
-    write_summary(directory, status, monitor, time.monotonic() - started)
+    write_summary(
+        directory,
+        status,
+        monitor,
+        time.monotonic() - started,
+        colocated=job.spec.trainer.colocate,
+    )
     return None if stopped else status
 
 
@@ -231,11 +238,19 @@ def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
 
 
 def write_summary(
-    directory: Path, status: RLJobStatus | None, monitor: Monitor, seconds: float
+    directory: Path,
+    status: RLJobStatus | None,
+    monitor: Monitor,
+    seconds: float,
+    *,
+    colocated: bool,
 ) -> None:
-    """summary.json. Wall time adds up over the runs that continued each other."""
+    """summary.json. Wall time and device time add up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
-    earlier = _read(path)["wall_seconds"] if path.exists() else 0.0
+    before = _read(path) if path.exists() else {}
+    earlier = before.get("wall_seconds", 0.0)
+    device_seconds = Counter(monitor.devices.total())
+    device_seconds.update(before.get("device_seconds", {}))
     totals = totals_of(directory, monitor.latest.stats)
     summary = summarize(
         directory,
@@ -243,6 +258,8 @@ def write_summary(
         restarts=status.restarts if status else 0,
         wall_seconds=earlier + seconds,
         totals=totals,
+        device_seconds=dict(device_seconds),
+        colocated=colocated,
     )
     run_directory.write_json(path, summary)
 
@@ -267,6 +284,8 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
             f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
         )
     console.print(words, highlight=False, soft_wrap=True)
+    if summary["goodput_text"]:
+        console.print(f"goodput: {summary['goodput_text']}", highlight=False, soft_wrap=True)
     for warning in summary["warnings"]:
         console.print(
             f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True

@@ -4,17 +4,29 @@ the buffer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
+from sluice.telemetry.goodput import Goodput
 
 
 def summarize(
-    directory: Path, *, state: str, restarts: int, wall_seconds: float, totals: Totals
+    directory: Path,
+    *,
+    state: str,
+    restarts: int,
+    wall_seconds: float,
+    totals: Totals,
+    device_seconds: Mapping[str, float],
+    colocated: bool,
 ) -> dict[str, Any]:
-    """The summary. Rewards and evaluations come from the run directory."""
+    """The summary. Rewards and evaluations come from the run directory.
+
+    device_seconds: by role/state, of the rendezvous. colocated: trainer and engines share GPUs.
+    """
     books, counters = totals.books(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
     rewards, losses, differences = (
@@ -22,9 +34,11 @@ def summarize(
         for name in ("rollout/raw_reward", "train/loss", "train/train_rollout_logprob_abs_diff_max")
     )
     evaluations = evaluation_means(directory)
+    trained = max(steps, default=0)
+    goodput = Goodput.of(device_seconds, counters, trained, colocated=colocated)
     return {
         "state": state,
-        "steps": max(steps, default=0),
+        "steps": trained,
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,
         "loss_first": losses[0] if losses else None,
@@ -44,6 +58,9 @@ def summarize(
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
         "wall_seconds": round(wall_seconds, 1),
+        "goodput": round(goodput.ratio, 3) if goodput.total else None,
+        "goodput_text": goodput.text() if goodput.total else "",
+        "device_seconds": {key: round(value, 1) for key, value in device_seconds.items()},
     }
 
 

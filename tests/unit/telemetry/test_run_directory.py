@@ -67,7 +67,10 @@ def test_summary(tmp_path: Path) -> None:
         restarts=1,
         wall_seconds=9.99,
         totals=Totals({"groups_leased": 4, "groups_trained": 4, "samples_trained": 8}, {}),
+        device_seconds={"trainer/training": 3.0, "trainer/waiting": 1.0},
+        colocated=False,
     )
+    assert found["goodput"] == 0.75
     assert found["steps"] == 2
     assert (found["reward_first"], found["reward_last"]) == (0.1, 0.4)
     assert (found["eval_first"], found["eval_last"]) == (0.1, 0.8)
@@ -77,7 +80,15 @@ def test_summary(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
-    found = summarize(tmp_path, state="Failed", restarts=0, wall_seconds=1.0, totals=Totals({}, {}))
+    found = summarize(
+        tmp_path,
+        state="Failed",
+        restarts=0,
+        wall_seconds=1.0,
+        totals=Totals({}, {}),
+        device_seconds={},
+        colocated=False,
+    )
     assert (found["steps"], found["reward_first"], found["eval_last"]) == (0, None, None)
 
 

@@ -1,0 +1,56 @@
+import pytest
+
+from sluice.telemetry.goodput import DeviceSeconds, Goodput
+
+
+def test_goodput_is_what_trained_and_generated() -> None:
+    seconds = {
+        "trainer/training": 40.0,
+        "trainer/waiting": 30.0,
+        "trainer/publishing": 10.0,
+        "trainer/saving": 5.0,
+        "trainer/starting": 10.0,
+        "trainer/restarting": 5.0,
+        "rollout/generating": 80.0,
+        "rollout/idle": 15.0,
+        "rollout/synchronising": 5.0,
+    }
+    goodput = Goodput.of(seconds, {"groups_trained": 10}, 10, colocated=False)
+    assert goodput.total == 200
+    assert goodput.ratio == pytest.approx(0.6)
+    assert goodput.seconds["waited"] == 45
+    assert goodput.seconds["synchronised"] == 15
+    assert (goodput.seconds["saved"], goodput.seconds["started"]) == (5, 10)
+    assert goodput.seconds["restarted"] == 5
+
+
+def test_groups_that_came_to_nothing_and_steps_done_again_are_thrown_away() -> None:
+    seconds = {"trainer/training": 100.0, "rollout/generating": 100.0}
+    counters = {
+        "groups_trained": 60,
+        "groups_filtered": 20,
+        "groups_failed": 10,
+        "groups_outdated": 10,
+        "steps_redone": 5,
+    }
+    goodput = Goodput.of(seconds, counters, 15, colocated=False)
+    assert goodput.seconds["trained"] == pytest.approx(75)
+    assert goodput.seconds["generated"] == pytest.approx(60)
+    assert goodput.seconds["thrown_away"] == pytest.approx(65)
+
+
+def test_a_trainer_that_waits_on_shared_gpus_lets_engines_generate() -> None:
+    goodput = Goodput.of({"trainer/waiting": 3.0, "trainer/training": 1.0}, {}, 1, colocated=True)
+    assert goodput.ratio == 1.0
+    assert goodput.text() == "100% (0.00111 device hours: 75% generated, 25% trained)"
+
+
+def test_nothing_has_run() -> None:
+    assert Goodput.of({}, {}, 0, colocated=False).ratio == 0.0
+
+
+def test_a_new_rendezvous_counts_from_zero() -> None:
+    device_seconds = DeviceSeconds()
+    for answer in ({"trainer/training": 5.0}, {"trainer/training": 8.0}, {"trainer/waiting": 1.0}):
+        device_seconds.add(answer)
+    assert device_seconds.total() == {"trainer/training": 8.0, "trainer/waiting": 1.0}
