@@ -36,8 +36,8 @@ log = structlog.get_logger(__name__)
 
 
 async def main() -> int:
-    found = settings.read(arguments=sys.argv[1:])
-    logs.configure("operator", identity=found.identity)
+    config = settings.read(arguments=sys.argv[1:])
+    logs.configure("operator", identity=config.identity)
     metrics = OperatorMetrics()
     stop = asyncio.Event()
     _stop_on_signals(stop)
@@ -59,19 +59,19 @@ async def main() -> int:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(pulse.beating())
             _, close = endpoints.listen(
-                found.http_port,
-                found.bind,
+                config.http_port,
+                config.bind,
                 ready=is_ready,
                 alive=is_stuck,
                 registry=metrics.registry,
             )
             stack.callback(close)
-            cluster = await _until_either(_open(api, found), stop)
+            cluster = await _until_either(_open(api, config), stop)
             if cluster is None:
                 return 0
-            territory = Territory(api, f"{found.namespace}/{found.lease_name}")
+            territory = Territory(api, f"{config.namespace}/{config.lease_name}")
             controller = Controller(
-                cluster, found, metrics, Prober(cluster.keys), territory.is_ours
+                cluster, config, metrics, Prober(cluster.keys), territory.is_ours
             )
             return await _run(api, cluster, controller, territory, ready, stop)
 
@@ -87,23 +87,23 @@ async def _run(
     """Watch and lead until told to stop; then finish what is being done, and hand the
     lease over.
     """
-    found, timing = controller.settings, Timing(controller.settings.lease_seconds)
+    config, timing = controller.settings, Timing(controller.settings.lease_seconds)
     watches = handlers.Watches(controller, cluster)
     unwatch = asyncio.Event()
-    lease = Lease(api, found.namespace, found.lease_name, found.identity, timing)
+    lease = Lease(api, config.namespace, config.lease_name, config.identity, timing)
     leading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def lead() -> None:
         """The election does not look at how this ends, so it is told to whoever waits below."""
         try:
-            await territory.settle(found.namespaces or (ALWAYS,))
+            await territory.settle(config.namespaces or (ALWAYS,))
             async with asyncio.TaskGroup() as group:
                 group.create_task(territory.keep())
                 group.create_task(controller.lead())
         except Exception as error:
             leading.set_exception(error)
 
-    watching = asyncio.create_task(handlers.watch(watches, found.namespaces, ready, unwatch))
+    watching = asyncio.create_task(handlers.watch(watches, config.namespaces, ready, unwatch))
     electing = asyncio.create_task(elect(lease, timing, lead))
     taking_back = asyncio.create_task(_take_signals_back(ready, stop))
     stopping = asyncio.create_task(stop.wait())
@@ -125,17 +125,17 @@ async def _run(
     return 0 if stopping in ended else 1
 
 
-async def _open(api: Api, found: Settings) -> KubeCluster:
+async def _open(api: Api, config: Settings) -> KubeCluster:
     """The cluster with our key and with all that there is. Waits for an API server that serves
     RLJobs.
     """
     keys = await _patiently(
-        lambda: operatorkey.read_or_make(api, found.namespace, found.key_secret), "our own key"
+        lambda: operatorkey.read_or_make(api, config.namespace, config.key_secret), "our own key"
     )
     await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
-    cluster = KubeCluster(api, found.identity, keys, found.namespace, found.job_defaults)
+    cluster = KubeCluster(api, config.identity, keys, config.namespace, config.job_defaults)
     await _patiently(
-        lambda: cluster.prime(found.namespaces or (None,)), "the lists of jobs and pods"
+        lambda: cluster.prime(config.namespaces or (None,)), "the lists of jobs and pods"
     )
     return cluster
 

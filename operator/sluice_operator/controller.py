@@ -154,12 +154,12 @@ class Controller:
         except errors.ApiError as error:
             log.warning("cannot compare with the API server's lists", error=str(error))
             return
-        for found in lost:
-            if found["kind"] == KIND:
-                self.deleted(found)
+        for stored in lost:
+            if stored["kind"] == KIND:
+                self.deleted(stored)
             else:
                 self.changed(
-                    (found["metadata"]["namespace"], found["metadata"]["labels"][names.LABEL_JOB])
+                    (stored["metadata"]["namespace"], stored["metadata"]["labels"][names.LABEL_JOB])
                 )
         self._look_again_at_starting()
 
@@ -254,36 +254,36 @@ class Controller:
 
     async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: Told) -> float | None:
         progress = await self.prober.latest(self.cluster, stored)
-        found = await reconcile(
+        decision = await reconcile(
             self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note
         )
-        self._measure(key, job, found, told)
+        self._measure(key, job, decision, told)
         cured = told.cured()
-        if not (found.create or found.delete or cured):
+        if not (decision.create or decision.delete or cured):
             starting = any(map(podstate.is_starting, self.cluster.pods_of(stored)))
             return (
-                min(STARTING_SECONDS, found.requeue_after or STARTING_SECONDS)
+                min(STARTING_SECONDS, decision.requeue_after or STARTING_SECONDS)
                 if starting
-                else found.requeue_after
+                else decision.requeue_after
             )
         # What was just made may be all that the next step waits for, and not everything is watched.
         return min(
-            FOLLOW_UP_SECONDS if found.create or cured else DRAIN_SECONDS,
-            found.requeue_after or DRAIN_SECONDS,
+            FOLLOW_UP_SECONDS if decision.create or cured else DRAIN_SECONDS,
+            decision.requeue_after or DRAIN_SECONDS,
         )
 
-    def _measure(self, key: Key, job: RLJob, found: Plan, told: Told) -> None:
+    def _measure(self, key: Key, job: RLJob, decision: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
-        self.metrics.show(key, info, found.status)
+        self.metrics.show(key, info, decision.status)
         if (
-            admit.runs_first(job.status, found.status)
-            and found.status.start_time
+            admit.runs_first(job.status, decision.status)
+            and decision.status.start_time
             and not told.has_run
         ):
             told.has_run = True
-            start = datetime.fromisoformat(found.status.start_time)
+            start = datetime.fromisoformat(decision.status.start_time)
             self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())
-        for event in found.events:
+        for event in decision.events:
             log.info("event", reason=event.reason, message=event.message)
 
     # -- what is not the planner's matter

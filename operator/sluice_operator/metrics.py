@@ -68,66 +68,67 @@ class OperatorMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = found = registry or CollectorRegistry()
-        ProcessCollector(registry=found)
-        self.queue = QueueMetrics(found)
+        registry = registry or CollectorRegistry()
+        self.registry = registry
+        ProcessCollector(registry=registry)
+        self.queue = QueueMetrics(registry)
         self.reconciles = Counter(
-            "controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=found
+            "controller_runtime_reconcile", "Passes.", ["controller", "result"], registry=registry
         )
         self.reconcile_errors = Counter(
             "controller_runtime_reconcile_errors",
             "Passes that failed.",
             ["controller"],
-            registry=found,
+            registry=registry,
         )
         self.reconcile_seconds = Histogram(
             "controller_runtime_reconcile_time_seconds",
             "A pass.",
             ["controller"],
-            registry=found,
+            registry=registry,
             buckets=_FAST,
         )
         self.workers = Gauge(
             "controller_runtime_max_concurrent_reconciles",
             "Workers.",
             ["controller"],
-            registry=found,
+            registry=registry,
         ).labels(CONTROLLER)
         self.active_workers = Gauge(
             "controller_runtime_active_workers",
             "Workers that work.",
             ["controller"],
-            registry=found,
+            registry=registry,
         ).labels(CONTROLLER)
         self.requests = Counter(
             "rest_client_requests",
             "Requests to the API server.",
             ["method", "code"],
-            registry=found,
+            registry=registry,
         )
         self.leading = Gauge(
-            "leader_election_master_status", "1: this replica works.", ["name"], registry=found
+            "leader_election_master_status", "1: this replica works.", ["name"], registry=registry
         )
         self.info = Gauge(
             "rljob_info",
             "Always 1.",
             ["namespace", "name", "uid", "engine", "transport"],
-            registry=found,
+            registry=registry,
         )
         self.condition = Gauge(
             "rljob_status_condition",
             "1 for what holds.",
             ["namespace", "name", "condition", "status"],
-            registry=found,
+            registry=registry,
         )
         self.restarts = Counter(
-            "rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=found
+            "rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=registry
         )
-        self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=found)
+        self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=registry)
         self.time_to_running = Histogram(
             "rljob_time_to_running_seconds",
             "From a job's start until it ran first.",
-            registry=found,
+            registry=registry,
             buckets=_SLOW,
         )
         self._shown: dict[Key, _Shown] = {}

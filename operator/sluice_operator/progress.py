@@ -144,8 +144,8 @@ class Prober:
 
     async def ask_all(self, seen: Seen, jobs: Sequence[KubeObject]) -> list[Key]:
         """Ask every job that can answer; those whose answer is a new one."""
-        found = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
-        return [key for key in found if key is not None]
+        keys = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
+        return [key for key in keys if key is not None]
 
     def forget(self, job: str) -> None:
         self._answers.pop(job, None)

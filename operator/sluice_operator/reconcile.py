@@ -48,16 +48,16 @@ async def reconcile(
 async def _settle(
     cluster: Cluster, job: RLJob, observed: Observed, now: datetime, images: Images
 ) -> Plan:
-    found = plan(job, observed, now, images)
-    if found.status != observed.status:
-        await cluster.write_status(job, found.status)
-    if found.delete:
-        await cluster.delete(job, found.delete)
-    if found.create:
-        await cluster.apply(job, found.create)
-    if found.events:
-        await cluster.emit(job, found.events)
-    return found
+    decision = plan(job, observed, now, images)
+    if decision.status != observed.status:
+        await cluster.write_status(job, decision.status)
+    if decision.delete:
+        await cluster.delete(job, decision.delete)
+    if decision.create:
+        await cluster.apply(job, decision.create)
+    if decision.events:
+        await cluster.emit(job, decision.events)
+    return decision
 
 
 async def run_job(
@@ -107,14 +107,14 @@ class _Loop:
         while True:
             observed = await self.cluster.observe(self.job)
             observed = replace(observed, progress=await self._progress(observed))
-            found = await _settle(self.cluster, self.job, observed, steady.now(), self.images)
-            if self.on_plan and (found.status != self.status or found.events):
-                self.on_plan(found)
-            self.status = found.status
-            ended = is_finished(found.status) or found.status.is_true("Suspended")
+            decision = await _settle(self.cluster, self.job, observed, steady.now(), self.images)
+            if self.on_plan and (decision.status != self.status or decision.events):
+                self.on_plan(decision)
+            self.status = decision.status
+            ended = is_finished(decision.status) or decision.status.is_true("Suspended")
             if ended and not await self._is_anything_running():
-                return found.status
-            due = found.requeue_after if found.requeue_after is not None else POLL_SECONDS
+                return decision.status
+            due = decision.requeue_after if decision.requeue_after is not None else POLL_SECONDS
             await self.cluster.changed(min(due, POLL_SECONDS))
 
     async def stop(self) -> None:

@@ -30,11 +30,11 @@ class FailedError(Exception):
 
 
 async def main() -> int:
-    found = settings.read()
+    config = settings.read()
     try:
         async with await Api.connect() as api:
-            print(await _served(api, found))
-            print(await _led(api, found))
+            print(await _served(api, config))
+            print(await _led(api, config))
         for url in sys.argv[1:]:
             print(await asyncio.to_thread(_answers, url))
     except FailedError as error:
@@ -43,9 +43,9 @@ async def main() -> int:
     return 0
 
 
-async def _served(api: Api, found: Settings) -> str:
+async def _served(api: Api, config: Settings) -> str:
     """The CRD is there, and the operator's rights are."""
-    for namespace in found.namespaces or (None,):
+    for namespace in config.namespaces or (None,):
         try:
             await api.get(collection("RLJob", namespace), {"limit": 1})
         except errors.NotFoundError as error:
@@ -56,16 +56,16 @@ async def _served(api: Api, found: Settings) -> str:
             raise FailedError(f"the operator cannot list RLJobs: {error}") from error
     return (
         "RLJobs are served "
-        f"{'in ' + ', '.join(found.namespaces) if found.namespaces else 'in all namespaces'}"
+        f"{'in ' + ', '.join(config.namespaces) if config.namespaces else 'in all namespaces'}"
     )
 
 
-async def _led(api: Api, found: Settings) -> str:
+async def _led(api: Api, config: Settings) -> str:
     """Somebody works: the lease is renewed while we look."""
     first, waited = "", 0.0
-    while waited < PATIENCE * found.lease_seconds:
+    while waited < PATIENCE * config.lease_seconds:
         try:
-            spec = (await api.get(path("Lease", found.namespace, found.lease_name))).get(
+            spec = (await api.get(path("Lease", config.namespace, config.lease_name))).get(
                 "spec"
             ) or {}
         except errors.NotFoundError:
@@ -76,7 +76,7 @@ async def _led(api: Api, found: Settings) -> str:
         first = first or renewed
         await asyncio.sleep(LOOK_SECONDS)
         waited += LOOK_SECONDS
-    name = f"{found.namespace}/{found.lease_name}"
+    name = f"{config.namespace}/{config.lease_name}"
     raise FailedError(f"no operator renews the lease {name}: read the logs of the operator's pods")
 
 

@@ -59,33 +59,35 @@ def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = 
     """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for
     SLUICE_PROBE_SECONDS.
     """
-    found = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
+    values = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
     watched = [
-        name.strip() for name in found.get("SLUICE_WATCH_NAMESPACES", "").split(",") if name.strip()
+        name.strip()
+        for name in values.get("SLUICE_WATCH_NAMESPACES", "").split(",")
+        if name.strip()
     ]
     defaults = Images()
     settings = Settings(
         namespaces=tuple(dict.fromkeys(watched)),
-        namespace=found.get("SLUICE_NAMESPACE") or _own_namespace(),
-        identity=found.get("SLUICE_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
-        lease_name=found.get("SLUICE_LEASE_NAME", "sluice-operator"),
-        lease_seconds=_number(found, "SLUICE_LEASE_SECONDS", 15),
-        key_secret=found.get("SLUICE_KEY_SECRET") or "sluice-operator-key",
-        workers=int(_number(found, "SLUICE_WORKERS", 8)),
-        probe_seconds=_number(found, "SLUICE_PROBE_SECONDS", 10),
-        resync_seconds=_number(found, "SLUICE_RESYNC_SECONDS", 120),
-        http_port=int(_number(found, "SLUICE_HTTP_PORT", 8080)),
-        bind=found.get("SLUICE_BIND", "0.0.0.0"),  # noqa: S104 - a pod's own network
+        namespace=values.get("SLUICE_NAMESPACE") or _own_namespace(),
+        identity=values.get("SLUICE_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
+        lease_name=values.get("SLUICE_LEASE_NAME", "sluice-operator"),
+        lease_seconds=_number(values, "SLUICE_LEASE_SECONDS", 15),
+        key_secret=values.get("SLUICE_KEY_SECRET") or "sluice-operator-key",
+        workers=int(_number(values, "SLUICE_WORKERS", 8)),
+        probe_seconds=_number(values, "SLUICE_PROBE_SECONDS", 10),
+        resync_seconds=_number(values, "SLUICE_RESYNC_SECONDS", 120),
+        http_port=int(_number(values, "SLUICE_HTTP_PORT", 8080)),
+        bind=values.get("SLUICE_BIND", "0.0.0.0"),  # noqa: S104 - a pod's own network
         images=Images(
-            trainer=found.get("SLUICE_IMAGE_TRAINER") or defaults.trainer,
-            engine=found.get("SLUICE_IMAGE_ENGINE") or defaults.engine,
-            rollout=found.get("SLUICE_IMAGE_ROLLOUT") or defaults.rollout,
-            buffer=found.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
-            rendezvous=found.get("SLUICE_IMAGE_RENDEZVOUS")
-            or found.get("SLUICE_IMAGE_BUFFER")
+            trainer=values.get("SLUICE_IMAGE_TRAINER") or defaults.trainer,
+            engine=values.get("SLUICE_IMAGE_ENGINE") or defaults.engine,
+            rollout=values.get("SLUICE_IMAGE_ROLLOUT") or defaults.rollout,
+            buffer=values.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
+            rendezvous=values.get("SLUICE_IMAGE_RENDEZVOUS")
+            or values.get("SLUICE_IMAGE_BUFFER")
             or defaults.rendezvous,
         ),
-        job_defaults=_job_defaults(found.get("SLUICE_JOB_DEFAULTS", "")),
+        job_defaults=_job_defaults(values.get("SLUICE_JOB_DEFAULTS", "")),
     )
     if settings.lease_seconds < 3 or settings.workers < 1:
         raise ConfigurationError(
@@ -95,14 +97,14 @@ def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = 
 
 
 def _of_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for argument in arguments:
         name, is_set, value = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not is_set or name not in ARGUMENTS:
             known = ", ".join(f"--{each}=..." for each in ARGUMENTS)
             raise ConfigurationError(f"argument {argument!r}: expected one of {known}")
-        found[f"SLUICE_{name.upper().replace('-', '_')}"] = value
-    return found
+        values[f"SLUICE_{name.upper().replace('-', '_')}"] = value
+    return values
 
 
 def _job_defaults(file: str) -> JobDefaults:

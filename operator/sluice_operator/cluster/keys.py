@@ -100,17 +100,17 @@ class JobKeys:
             names.TLS_KEY: private.decode(),
         }
 
-    def filled(self, job: RLJob, found: KubeObject) -> KubeObject:
+    def filled(self, job: RLJob, manifest: KubeObject) -> KubeObject:
         """The object as it is created: a Secret that asks for it (names.GENERATE) gets its
         content.
         """
-        wanted = found["metadata"].get("annotations", {}).get(names.GENERATE)
-        if found["kind"] != "Secret" or wanted is None:
-            return found
+        wanted = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
+        if manifest["kind"] != "Secret" or wanted is None:
+            return manifest
         who = job.metadata.uid or job.key
         if wanted == names.GENERATE_TLS:
-            return {**found, "stringData": self.certificates(who, names.tls_server_name(job))}
-        return {**found, "stringData": {names.TOKEN_KEY: self.token(who)}}
+            return {**manifest, "stringData": self.certificates(who, names.tls_server_name(job))}
+        return {**manifest, "stringData": {names.TOKEN_KEY: self.token(who)}}
 
     def _ca(self, job: str, now: datetime) -> x509.Certificate:
         key = self._private("tls-ca", job)

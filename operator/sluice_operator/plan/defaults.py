@@ -112,8 +112,8 @@ def _template(defaults: JobDefaults, role: PodDefaults) -> dict[str, Any]:
         "priorityClassName": role.priority_class_name or defaults.priority_class_name,
         "imagePullSecrets": defaults.image_pull_secrets,
     }
-    found = {name: value for name, value in spec.items() if value}
-    return {"spec": found} if found else {}
+    fields = {name: value for name, value in spec.items() if value}
+    return {"spec": fields} if fields else {}
 
 
 def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
@@ -124,11 +124,11 @@ def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
     return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
 
 
-def _resources(default: Resources, own: Resources) -> Resources:
+def _resources(default: Resources, explicit: Resources) -> Resources:
     """Default resources, without those that the job names as a request or a limit: a default
     request may be above its limit.
     """
-    named = own.requests.keys() | own.limits.keys()
+    named = explicit.requests.keys() | explicit.limits.keys()
 
     def under(of_default: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -137,7 +137,8 @@ def _resources(default: Resources, own: Resources) -> Resources:
         }
 
     return Resources(
-        requests=under(default.requests, own.requests), limits=under(default.limits, own.limits)
+        requests=under(default.requests, explicit.requests),
+        limits=under(default.limits, explicit.limits),
     )
 
 

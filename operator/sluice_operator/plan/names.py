@@ -141,22 +141,22 @@ def selector_text(labels: dict[str, str]) -> str:
 
 def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
     """Object metadata without an owner: the object stays when the job is deleted."""
-    found = metadata(job, name, selector(job) | {LABEL_UID: job.metadata.uid})
-    found.pop("ownerReferences", None)
-    return found
+    fields = metadata(job, name, selector(job) | {LABEL_UID: job.metadata.uid})
+    fields.pop("ownerReferences", None)
+    return fields
 
 
 def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
     """Object metadata with the job's labels; owned by the job, so that the cluster cleans up after
     it.
     """
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "namespace": job.metadata.namespace,
         "labels": {"app.kubernetes.io/managed-by": "sluice", **(labels or selector(job))},
     }
     if job.metadata.uid:
-        found["ownerReferences"] = [
+        fields["ownerReferences"] = [
             {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -166,4 +166,4 @@ def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dic
                 "blockOwnerDeletion": True,
             }
         ]
-    return found
+    return fields

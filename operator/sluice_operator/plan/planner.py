@@ -107,17 +107,17 @@ def _running(
     present = {group.name for group in groups.values() if group is not None}
     delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
     delete += unwanted_extras(job, observed, present) + podgroup.ends(known, present)
-    found = (
+    emitted = (
         events.of_steps(steps, new)
         + events.of_change(observed.status, new)
         + events.of_deletions(delete)
     )
-    found += events.of_defaults(job, observed)
+    emitted += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
     moments += [step.due for step in steps if step.due]
     if give_back := podgroup.give_back_time(new):
         moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
-    return Plan(new, create, delete, found, _requeue(moments, now))
+    return Plan(new, create, delete, emitted, _requeue(moments, now))
 
 
 def _clocked(
@@ -142,14 +142,14 @@ def _newest_failure(
     """The newest failure; what a kubelet refuses to start is one, once: it may be refused under
     changing names.
     """
-    found, before = last_failure(status, steps), status.last_failure
+    newest, before = last_failure(status, steps), status.last_failure
     refused = failed_to_start(observed.pods, observed.warned)
     known = (
         before is not None
         and refused is not None
         and (before.pod, before.container) == refused.place
     )
-    return found if refused is None or known or found != before else refused.failure(now)
+    return newest if refused is None or known or newest != before else refused.failure(now)
 
 
 def _advance(
@@ -284,8 +284,8 @@ def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetim
         rollout_replicas=replicas,
     )
     delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
-    found = events.of_change(observed.status, new) + events.of_deletions(delete)
-    return Plan(new, (), delete, found, _requeue(force_times(observed.pods), now))
+    emitted = events.of_change(observed.status, new) + events.of_deletions(delete)
+    return Plan(new, (), delete, emitted, _requeue(force_times(observed.pods), now))
 
 
 def _retired(
@@ -298,13 +298,15 @@ def _retired(
     labelled = ((cast(RoleName, podstate.role(pod)), podstate.replica(pod)) for pod in pods)
     unknown = {key: GangStatus(replica=key[1], attempt=1) for key in labelled}
     known = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
-    found = []
+    steps = []
     for (role, replica), gang_status in (unknown | known).items():
         if (role, replica) not in keep:
             gang = Gang(role, replica, 1)
-            own = of_gang(gang, pods)
-            found.append(Step(gang, retire(gang_status, own, now), delete=deletions(own, now)))
-    return found
+            members = of_gang(gang, pods)
+            steps.append(
+                Step(gang, retire(gang_status, members, now), delete=deletions(members, now))
+            )
+    return steps
 
 
 def _running_status(

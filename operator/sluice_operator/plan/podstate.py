@@ -58,8 +58,8 @@ def name(pod: KubeObject) -> str:
 
 
 def labels(pod: KubeObject) -> dict[str, str]:
-    found: dict[str, str] = pod["metadata"].get("labels") or {}
-    return found
+    pairs: dict[str, str] = pod["metadata"].get("labels") or {}
+    return pairs
 
 
 def role(pod: KubeObject) -> str:
@@ -188,14 +188,14 @@ def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
     Of what died in the same second, exit codes of the program's own come before signals: a killed
     neighbour is mostly a consequence.
     """
-    found = [
+    causes = [
         _failure(pod, container, end, now)
         for container, end in _terminated(pod)
         if end.get("exitCode") != 0 or container in _MUST_RUN
     ]
-    if not found and _status(pod).get("phase") == "Failed":
-        found = [_failure(pod, "", _status(pod), now)]
-    return sorted(found, key=root_cause_order)
+    if not causes and _status(pod).get("phase") == "Failed":
+        causes = [_failure(pod, "", _status(pod), now)]
+    return sorted(causes, key=root_cause_order)
 
 
 def root_cause_order(failure: LastFailure) -> tuple[bool, datetime, bool]:

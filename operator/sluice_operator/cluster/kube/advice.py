@@ -29,9 +29,9 @@ def warnings_of(headers: Iterable[str]) -> list[str]:
     ]
 
 
-def listener(said: list[Said], found: KubeObject) -> Callable[[str], None]:
+def listener(said: list[Said], manifest: KubeObject) -> Callable[[str], None]:
     """Writes down in `said` what the server says of an object."""
-    return lambda text: said.append((found["kind"], found["metadata"]["name"], text))
+    return lambda text: said.append((manifest["kind"], manifest["metadata"]["name"], text))
 
 
 class Advice:

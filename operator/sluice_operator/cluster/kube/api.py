@@ -130,12 +130,12 @@ class Api:
 
     async def list_uids(self, path: str, selector: str = "") -> tuple[set[str], int]:
         """The uids of all objects, and the version of the list."""
-        found: set[str] = set()
+        uids: set[str] = set()
         at = 0
         async for page in self.pages(path, selector, METADATA_LIST):
-            found |= {str(each["metadata"]["uid"]) for each in page["items"] or []}
+            uids |= {str(each["metadata"]["uid"]) for each in page["items"] or []}
             at = int(page["metadata"]["resourceVersion"])
-        return found, at
+        return uids, at
 
     async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:
         """A text, line by line as it comes, until the server ends it: a log that is followed may
@@ -185,8 +185,8 @@ class Api:
         if warned is not None:
             for warning in warnings_of(response.headers.getall("Warning", ())):
                 warned(warning)
-        found: KubeObject = json.loads(text)
-        return found
+        answer: KubeObject = json.loads(text)
+        return answer
 
     async def _send(
         self,

@@ -110,10 +110,14 @@ class KubeCluster:
         """Create objects that pods need before the pods. A gang's pods are created side by side."""
         said: list[Said] = []
         try:
-            others = [found for found in objects if found["kind"] != "Pod"]
-            await _all([self._owned.apply(job, found, listener(said, found)) for found in others])
-            pods = [found for found in objects if found["kind"] == "Pod"]
-            await _all([self._create_pod(job, found, listener(said, found)) for found in pods])
+            others = [manifest for manifest in objects if manifest["kind"] != "Pod"]
+            await _all(
+                [self._owned.apply(job, manifest, listener(said, manifest)) for manifest in others]
+            )
+            pods = [manifest for manifest in objects if manifest["kind"] == "Pod"]
+            await _all(
+                [self._create_pod(job, manifest, listener(said, manifest)) for manifest in pods]
+            )
         finally:
             await self.emit(job, self._advice.news(job.metadata.uid, said))
 
@@ -196,8 +200,8 @@ class KubeCluster:
         for namespace in namespaces:
             for store, kind, selector in self._watched:
                 async for page in self.api.pages(collection(kind, namespace), selector):
-                    for found in page["items"] or []:
-                        store.put({**found, "kind": kind})
+                    for item in page["items"] or []:
+                        store.put({**item, "kind": kind})
 
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
         """Compare with the server's own lists; what was lost.
@@ -209,8 +213,8 @@ class KubeCluster:
         for namespace in namespaces:
             for store, kind, selector in self._watched:
                 listed, at = await self.api.list_uids(collection(kind, namespace), selector)
-                found = store.sweep(listed, at, namespace)
-                lost += [{**each, "kind": kind} for each in found]
+                gone = store.sweep(listed, at, namespace)
+                lost += [{**each, "kind": kind} for each in gone]
         return lost
 
     # -- pods
@@ -227,15 +231,15 @@ class KubeCluster:
         """
         selector = names.selector_text(names.selector(job))
         async for page in self.api.pages(collection("Pod", job.metadata.namespace), selector):
-            for found in page["items"] or []:
-                self.pods.put({**found, "kind": "Pod"})
+            for item in page["items"] or []:
+                self.pods.put({**item, "kind": "Pod"})
 
     async def _create_pod(
-        self, job: RLJob, found: KubeObject, warned: Callable[[str], None]
+        self, job: RLJob, manifest: KubeObject, warned: Callable[[str], None]
     ) -> None:
-        name, namespace = found["metadata"]["name"], job.metadata.namespace
+        name, namespace = manifest["metadata"]["name"], job.metadata.namespace
         try:
-            stored = await self.api.create(collection("Pod", namespace), found, warned)
+            stored = await self.api.create(collection("Pod", namespace), manifest, warned)
         except errors.AlreadyExistsError:
             stored = await self.api.get(path("Pod", namespace, name))
             check_owner(job, "Pod", name, stored)
@@ -295,9 +299,9 @@ class KubeCluster:
             await self._end_group(deletion.name, left)
 
     async def _end_group(self, group: str, pods: Sequence[KubeObject]) -> None:
-        own = podgroup.of_groups(pods).get(group)
-        if own:
-            await self._workloads.end(group, own)
+        members = podgroup.of_groups(pods).get(group)
+        if members:
+            await self._workloads.end(group, members)
 
     # -- freshness
     # ----------------------------------------------------------------------------------------------
@@ -315,30 +319,30 @@ class KubeCluster:
     async def _reread_job(self, stored: KubeObject) -> None:
         namespace, name = _place(stored)
         try:
-            found = await self.api.get(path("RLJob", namespace, name))
+            current = await self.api.get(path("RLJob", namespace, name))
         except errors.NotFoundError:
             self.forget(stored)
             return
-        if uid(found) != uid(stored):
+        if uid(current) != uid(stored):
             self.forget(stored)
-        self.jobs.put(found)
+        self.jobs.put(current)
 
 
-def job_key(found: Mapping[str, Any]) -> Key:
-    return _place(found)
+def job_key(job: Mapping[str, Any]) -> Key:
+    return _place(job)
 
 
-def pod_key(found: Mapping[str, Any]) -> Key | None:
-    job = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB)
-    return (found["metadata"]["namespace"], job) if job else None
+def pod_key(pod: Mapping[str, Any]) -> Key | None:
+    job = (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB)
+    return (pod["metadata"]["namespace"], job) if job else None
 
 
 def _key(job: RLJob) -> Key:
     return job.metadata.namespace, job.metadata.name
 
 
-def _place(found: Mapping[str, Any]) -> Key:
-    return found["metadata"]["namespace"], found["metadata"]["name"]
+def _place(stored: Mapping[str, Any]) -> Key:
+    return stored["metadata"]["namespace"], stored["metadata"]["name"]
 
 
 def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:

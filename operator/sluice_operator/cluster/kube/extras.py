@@ -38,12 +38,12 @@ async def read(api: Api, job: RLJob) -> Extras:
         *(_get(api, kind, name, job.metadata.namespace) for kind, name in keys)
     )
     objects = {
-        key: found for key, found in zip(keys, answers, strict=True) if isinstance(found, dict)
+        key: answer for key, answer in zip(keys, answers, strict=True) if isinstance(answer, dict)
     }
     absent = {
         kind
-        for (kind, _), found in zip(keys, answers, strict=True)
-        if found is errors.MissingApiError
+        for (kind, _), answer in zip(keys, answers, strict=True)
+        if answer is errors.MissingApiError
     }
     return Extras(objects | await _groups(api, job), frozenset(absent))
 
@@ -76,15 +76,15 @@ async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
     if not version:
         return {}
     at = collection(queueing.KIND, job.metadata.namespace, version)
-    found: dict[tuple[str, str], KubeObject] = {}
+    groups: dict[tuple[str, str], KubeObject] = {}
     with contextlib.suppress(errors.MissingApiError):  # the first that is made will tell
         async for page in api.pages(at, names.selector_text(names.selector(job))):
-            own = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
-            found |= {
+            owned = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
+            groups |= {
                 (queueing.KIND, each["metadata"]["name"]): {**each, "kind": queueing.KIND}
-                for each in own
+                for each in owned
             }
-    return found
+    return groups
 
 
 def _group_version(job: RLJob, kind: str) -> str:

@@ -110,7 +110,7 @@ class Lease(BaseLock):  # type: ignore[misc]
         now = clock.micro_text(datetime.now(UTC))
         same = spec.get("holderIdentity") == holder
         changes = int(spec.get("leaseTransitions") or 0) + int(bool(holder) and not same)
-        found: KubeObject = {
+        body: KubeObject = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self.name, "namespace": self.namespace},
@@ -123,8 +123,8 @@ class Lease(BaseLock):  # type: ignore[misc]
             },
         }
         if version is not None:
-            found["metadata"]["resourceVersion"] = version
-        return found
+            body["metadata"]["resourceVersion"] = version
+        return body
 
 
 async def elect(

@@ -65,20 +65,21 @@ class OwnedObjects:
         if owned.read and time.monotonic() - owned.read < patience:
             return owned
         supporting = {
-            (found["kind"], found["metadata"]["name"]): found for found in supporting_objects(job)
+            (manifest["kind"], manifest["metadata"]["name"]): manifest
+            for manifest in supporting_objects(job)
         }
         wanted = [key for key in supporting if key[0] != "Secret"]
         answers = await asyncio.gather(
             *(self._get(kind, name, job.metadata.namespace) for kind, name in wanted)
         )
         present = {
-            key: found for key, found in zip(wanted, answers, strict=True) if found is not None
+            key: stored for key, stored in zip(wanted, answers, strict=True) if stored is not None
         }
         more = await extras.read(self._api, job)
-        present |= {key: _lean(found) for key, found in more.objects.items()}
-        secrets = {key: found for key, found in supporting.items() if key[0] == "Secret"}
-        for (kind, name), found in present.items():
-            check_owner(job, kind, name, found)
+        present |= {key: _lean(stored) for key, stored in more.objects.items()}
+        secrets = {key: manifest for key, manifest in supporting.items() if key[0] == "Secret"}
+        for (kind, name), stored in present.items():
+            check_owner(job, kind, name, stored)
         owned.absent = more.absent
         owned.objects = present | (secrets if self._has_its_secrets(job) else {})
         owned.read = time.monotonic()
@@ -92,33 +93,39 @@ class OwnedObjects:
         key = ("ConfigMap", f"{stored['metadata']['name']}-config")
         if owned.read:
             return owned.objects.get(key)
-        found = await self._get(*key, stored["metadata"]["namespace"])
-        return found if found is not None and owner_uid(found) == uid(stored) else None
+        config_map = await self._get(*key, stored["metadata"]["namespace"])
+        return (
+            config_map if config_map is not None and owner_uid(config_map) == uid(stored) else None
+        )
 
-    async def apply(self, job: RLJob, found: KubeObject, warned: Listener) -> None:
+    async def apply(self, job: RLJob, manifest: KubeObject, warned: Listener) -> None:
         """By server-side apply; but a Secret is created, and one that is there has this job's uid
         in its name.
         """
-        kind, name, namespace = found["kind"], found["metadata"]["name"], job.metadata.namespace
+        kind, name, namespace = (
+            manifest["kind"],
+            manifest["metadata"]["name"],
+            job.metadata.namespace,
+        )
         if kind == "Secret":
             with contextlib.suppress(errors.AlreadyExistsError):
                 await self._api.create(
-                    collection(kind, namespace), self._keys.filled(job, found), warned
+                    collection(kind, namespace), self._keys.filled(job, manifest), warned
                 )
-            stored = found
+            stored = manifest
         else:
             answer = await self._api.apply(
-                extras.location(job, kind, name), _with_protocols(found), warned
+                extras.location(job, kind, name), _with_protocols(manifest), warned
             )
             stored = _lean(answer)
         self._of(job).objects[kind, name] = stored
 
     async def delete(self, job: RLJob, deletion: Deletion) -> None:
         owned = self._of(job)
-        found = owned.objects.get((deletion.kind, deletion.name))
-        if found is None:
+        stored = owned.objects.get((deletion.kind, deletion.name))
+        if stored is None:
             return
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(found)}}
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(stored)}}
         with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
             await self._api.delete(extras.location(job, deletion.kind, deletion.name), options)
         owned.objects.pop((deletion.kind, deletion.name), None)
@@ -140,8 +147,8 @@ class OwnedObjects:
             return None
 
 
-def check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
-    owner = owner_uid(found) or (found["metadata"].get("labels") or {}).get(names.LABEL_UID, "")
+def check_owner(job: RLJob, kind: str, name: str, stored: KubeObject) -> None:
+    owner = owner_uid(stored) or (stored["metadata"].get("labels") or {}).get(names.LABEL_UID, "")
     if owner != job.metadata.uid:
         whose = (
             "a former owner, and is being deleted"
@@ -153,16 +160,16 @@ def check_owner(job: RLJob, kind: str, name: str, found: KubeObject) -> None:
         )
 
 
-def _lean(found: KubeObject) -> KubeObject:
-    found["metadata"].pop("managedFields", None)
-    return compact(found)
+def _lean(stored: KubeObject) -> KubeObject:
+    stored["metadata"].pop("managedFields", None)
+    return compact(stored)
 
 
-def _with_protocols(found: KubeObject) -> KubeObject:
+def _with_protocols(manifest: KubeObject) -> KubeObject:
     """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part
     of its key there.
     """
-    if found["kind"] != "Service" or "ports" not in found["spec"]:
-        return found
-    ports = [{"protocol": "TCP", **port} for port in found["spec"]["ports"]]
-    return {**found, "spec": {**found["spec"], "ports": ports}}
+    if manifest["kind"] != "Service" or "ports" not in manifest["spec"]:
+        return manifest
+    ports = [{"protocol": "TCP", **port} for port in manifest["spec"]["ports"]]
+    return {**manifest, "spec": {**manifest["spec"], "ports": ports}}

@@ -170,20 +170,20 @@ def current_namespace() -> str:
     return str((active.get("context") or {}).get("namespace") or "default")
 
 
-def _happened(found: KubeObject) -> Happened:
+def _happened(event: KubeObject) -> Happened:
     """An event of the new API; one of an old client has its time elsewhere."""
-    series = found.get("series") or {}
+    series = event.get("series") or {}
     time = (
         series.get("lastObservedTime")
-        or found.get("deprecatedLastTimestamp")
-        or found.get("eventTime")
+        or event.get("deprecatedLastTimestamp")
+        or event.get("eventTime")
     )
-    regarding = found["regarding"]
+    regarding = event["regarding"]
     return Happened(
-        datetime.fromisoformat(time or found["metadata"]["creationTimestamp"]),
-        found.get("type") or "Normal",
-        found.get("reason") or "",
-        found.get("note") or "",
+        datetime.fromisoformat(time or event["metadata"]["creationTimestamp"]),
+        event.get("type") or "Normal",
+        event.get("reason") or "",
+        event.get("note") or "",
         regarding["name"] if regarding.get("kind") == "Pod" else "",
-        series.get("count") or found.get("deprecatedCount") or 1,
+        series.get("count") or event.get("deprecatedCount") or 1,
     )

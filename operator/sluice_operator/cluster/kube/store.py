@@ -49,25 +49,25 @@ class Store:
         self._objects: dict[Key, dict[str, KubeObject]] = defaultdict(dict)
         self._graves: dict[str, float] = {}
 
-    def put(self, found: KubeObject) -> bool:
+    def put(self, stored: KubeObject) -> bool:
         """Take an object, unless it is older than what is known. True: something changed."""
-        key, own = self._key_of(found), uid(found)
-        if key is None or own in self._graves:
+        key, stored_uid = self._key_of(stored), uid(stored)
+        if key is None or stored_uid in self._graves:
             return False
-        before = self._objects[key].get(own)
-        if before is not None and version(before) >= version(found):
+        before = self._objects[key].get(stored_uid)
+        if before is not None and version(before) >= version(stored):
             return False
-        self._objects[key][own] = self._lean(found)
+        self._objects[key][stored_uid] = self._lean(stored)
         return True
 
-    def bury(self, found: KubeObject) -> bool:
+    def bury(self, stored: KubeObject) -> bool:
         """The object is gone for ever. True: it was known."""
-        self._graves[uid(found)] = self._clock()
+        self._graves[uid(stored)] = self._clock()
         self._forget_old_graves()
-        key = self._key_of(found)
+        key = self._key_of(stored)
         if key is None or key not in self._objects:
             return False
-        known = self._objects[key].pop(uid(found), None) is not None
+        known = self._objects[key].pop(uid(stored), None) is not None
         if not self._objects[key]:
             del self._objects[key]
         return known
@@ -87,12 +87,12 @@ class Store:
         looking.
         """
         lost = [
-            found
+            stored
             for key, objects in self._objects.items()
-            for found in objects.values()
-            if namespace in (None, key[0]) and version(found) <= at and uid(found) not in listed
+            for stored in objects.values()
+            if namespace in (None, key[0]) and version(stored) <= at and uid(stored) not in listed
         ]
-        return [found for found in lost if self.bury(found)]
+        return [stored for stored in lost if self.bury(stored)]
 
     def _forget_old_graves(self) -> None:
         """Graves are in the order of time."""
@@ -104,11 +104,11 @@ class Store:
             del self._graves[oldest]
 
 
-def lean_pod(found: KubeObject) -> KubeObject:
+def lean_pod(pod: KubeObject) -> KubeObject:
     """The parts of a pod that the planner reads: ten thousand whole pods in memory would take half
     a gigabyte.
     """
-    whole = found.get("status") or {}
+    whole = pod.get("status") or {}
     lists = {
         name: [_only(each, kept) for each in whole[name]]
         for name, kept in _POD_LISTS.items()
@@ -116,34 +116,34 @@ def lean_pod(found: KubeObject) -> KubeObject:
     }
     lean = {
         "kind": "Pod",
-        "metadata": _only(found["metadata"], _POD_METADATA) | _annotations(found),
-        "spec": _only(found.get("spec") or {}, _POD_SPEC),
+        "metadata": _only(pod["metadata"], _POD_METADATA) | _annotations(pod),
+        "spec": _only(pod.get("spec") or {}, _POD_SPEC),
         "status": _only(whole, _POD_STATUS) | lists,
     }
     return compact(lean)
 
 
-def _annotations(found: KubeObject) -> KubeObject:
+def _annotations(pod: KubeObject) -> KubeObject:
     """The one that the planner reads; others may be large."""
-    kept = _only(found["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
+    kept = _only(pod["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
     return {"annotations": kept} if kept else {}
 
 
-def lean_job(found: KubeObject) -> KubeObject:
+def lean_job(job: KubeObject) -> KubeObject:
     """All but what others keep in a job's metadata, which may be another copy of the whole spec."""
     metadata = {
         key: value
-        for key, value in found["metadata"].items()
+        for key, value in job["metadata"].items()
         if key not in ("managedFields", "annotations")
     }
-    return compact({**found, "metadata": metadata})
+    return compact({**job, "metadata": metadata})
 
 
-def compact(found: KubeObject) -> KubeObject:
+def compact(stored: KubeObject) -> KubeObject:
     """The same object, but each distinct text is in memory once: objects of a kind share keys and
     most values.
     """
-    return {sys.intern(key): _compact(value) for key, value in found.items()}
+    return {sys.intern(key): _compact(value) for key, value in stored.items()}
 
 
 def _compact(value: Any) -> Any:
@@ -154,22 +154,22 @@ def _compact(value: Any) -> Any:
     return sys.intern(value) if type(value) is str else value
 
 
-def _only(found: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
-    return {key: found[key] for key in kept if key in found}
+def _only(mapping: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+    return {key: mapping[key] for key in kept if key in mapping}
 
 
-def uid(found: KubeObject) -> str:
-    return str(found["metadata"]["uid"])
+def uid(stored: KubeObject) -> str:
+    return str(stored["metadata"]["uid"])
 
 
-def version(found: KubeObject) -> int:
+def version(stored: KubeObject) -> int:
     """Versions of one kind's objects can be compared (KEP-5504): they are numbers in every
     etcd-backed server.
     """
-    return int(found["metadata"].get("resourceVersion") or 0)
+    return int(stored["metadata"].get("resourceVersion") or 0)
 
 
-def owner_uid(found: KubeObject) -> str:
+def owner_uid(stored: KubeObject) -> str:
     """Uid of the object's controller; empty: it has none."""
-    owners = found["metadata"].get("ownerReferences") or []
+    owners = stored["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")

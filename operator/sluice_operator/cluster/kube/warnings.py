@@ -52,13 +52,13 @@ class Warnings:
     async def _list(self, namespace: str) -> list[KubeObject]:
         query = {"fieldSelector": "regarding.kind=Pod,type=Warning"}
         try:
-            found: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))[
+            events: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))[
                 "items"
             ] or []
         except errors.ApiError as error:  # a status with fewer words must not stop a job
             log.warning("cannot read the events of pods that do not start", error=str(error))
             return []
-        return found
+        return events
 
 
 def newest(events: Sequence[KubeObject], pods: Mapping[str, str]) -> dict[str, Warned]:
@@ -86,6 +86,6 @@ def _times(event: Mapping[str, Any]) -> int:
 
 
 def _is_slow(pod: KubeObject) -> bool:
-    made = clock.parse_optional(pod["metadata"].get("creationTimestamp"))
-    waits = made is None or (datetime.now(UTC) - made).total_seconds() > PATIENCE_SECONDS
+    created = clock.parse_optional(pod["metadata"].get("creationTimestamp"))
+    waits = created is None or (datetime.now(UTC) - created).total_seconds() > PATIENCE_SECONDS
     return waits and podstate.is_starting(pod)

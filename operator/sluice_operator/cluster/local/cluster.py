@@ -56,8 +56,8 @@ class LocalCluster:
         lock_seconds: float = 10.0,
     ) -> None:
         self.run_dir = run_dir.resolve()
-        own = {"run": self.run_dir / "volumes" / "run", "dshm": Path("/dev/shm")}  # noqa: S108 - the machine's
-        self._volumes = own | dict(volumes or {})
+        defaults = {"run": self.run_dir / "volumes" / "run", "dshm": Path("/dev/shm")}  # noqa: S108 - the machine's
+        self._volumes = defaults | dict(volumes or {})
         self._gpus = gpus
         self._env = dict(env or {})
         self._lock_seconds = lock_seconds
@@ -122,8 +122,8 @@ class LocalCluster:
                 f"{self.run_dir} belongs to RLJob {self._state.job}; use another directory"
             )
         objects = {
-            (found["kind"], found["metadata"]["name"]): found
-            for found in self._state.objects.values()
+            (stored["kind"], stored["metadata"]["name"]): stored
+            for stored in self._state.objects.values()
         }
         status = (
             RLJobStatus.model_validate(self._state.status)
@@ -141,14 +141,14 @@ class LocalCluster:
         lost.
         """
         self._state.job = job.key
-        for found in objects:
-            if found["kind"] != "Pod":
+        for wanted in objects:
+            if wanted["kind"] != "Pod":
                 stored = services.accepted(
-                    self._keys.filled(job, found), self._state.ports, self._taken_ports()
+                    self._keys.filled(job, wanted), self._state.ports, self._taken_ports()
                 )
-                self._state.objects[f"{found['kind']}/{found['metadata']['name']}"] = stored
-            elif found["metadata"]["name"] not in self._pods:
-                pod = new_pod(found, self.logs_dir)
+                self._state.objects[f"{wanted['kind']}/{wanted['metadata']['name']}"] = stored
+            elif wanted["metadata"]["name"] not in self._pods:
+                pod = new_pod(wanted, self.logs_dir)
                 self._pods[pod.name] = pod
         self._save()
         self._schedule()
@@ -199,11 +199,11 @@ class LocalCluster:
         for pod in self._pods.values():
             if pod.started or pod.ended or pod.deletion_time or self._closing:
                 continue
-            found = self._assign_gpus(pod)
-            if isinstance(found, str):
-                pod.waiting = found
+            assigned = self._assign_gpus(pod)
+            if isinstance(assigned, str):
+                pod.waiting = assigned
                 continue
-            pod.gpus, pod.waiting = found, ""
+            pod.gpus, pod.waiting = assigned, ""
             try:
                 self._start(pod)
             except PodError as error:
@@ -225,14 +225,14 @@ class LocalCluster:
         return gpus.assign(pod.gpu_request, all_gpus, self._taken_gpus()) if pod.gpu_request else []
 
     def _taken_gpus(self) -> list[str]:
-        own = [name for pod in self._pods.values() for name in pod.gpus]
-        return own + [
+        of_pods = [name for pod in self._pods.values() for name in pod.gpus]
+        return of_pods + [
             name for claim in self._claims.values() for names in claim.values() for name in names
         ]
 
     def _start(self, pod: LocalPod) -> None:
         pod_dir = self.run_dir / "pods" / pod.name
-        found = volumes.prepare(
+        directories = volumes.prepare(
             pod.manifest, self.run_dir, pod_dir, self._volumes, self._state.objects
         )
         named_ports = services.pod_ports(
@@ -241,7 +241,7 @@ class LocalCluster:
         pod.ports = set(named_ports.values())
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
-        place = Place(found, named_ports, overrides, self._state.objects, addresses)
+        place = Place(directories, named_ports, overrides, self._state.objects, addresses)
         pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
         pod.urls = [readiness.url(spec, named_ports) for spec in specs]
@@ -265,8 +265,10 @@ class LocalCluster:
                 self._start_container(pod, first, pod.commands[pod.inits.index(first)])
             pod.abandoned = first.exit_code is not None
             return
-        specs, own = pod.manifest["spec"]["containers"], pod.commands[len(pod.inits) :]
-        for container, command, spec, url in zip(pod.containers, own, specs, pod.urls, strict=True):
+        specs, main_commands = pod.manifest["spec"]["containers"], pod.commands[len(pod.inits) :]
+        for container, command, spec, url in zip(
+            pod.containers, main_commands, specs, pod.urls, strict=True
+        ):
             self._start_container(pod, container, command)
             if url and container.process is not None:
                 container.ready = False

@@ -34,8 +34,8 @@ def least(objects: Sequence[KubeObject]) -> int:
         for each in objects
         if each["kind"] == "Pod" and each["metadata"]["labels"][names.LABEL_REPLICA] == "0"
     ]
-    own = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
-    return own + sum(claimed_by(each) for each in objects if each["kind"] == "ResourceClaim")
+    of_pods = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
+    return of_pods + sum(claimed_by(each) for each in objects if each["kind"] == "ResourceClaim")
 
 
 def claimed_by(claim: Mapping[str, Any]) -> int:
@@ -59,10 +59,10 @@ def allocate(
 ) -> dict[str, list[str]] | str:
     """GPUs for each request of a ResourceClaim, or why there are none."""
     requests = claim["spec"]["devices"]["requests"]
-    found = assign(claimed_by(claim), all_gpus, taken)
-    if isinstance(found, str):
-        return found
-    left = iter(found)
+    assigned = assign(claimed_by(claim), all_gpus, taken)
+    if isinstance(assigned, str):
+        return assigned
+    left = iter(assigned)
     return {
         each["name"]: [next(left) for _ in range(each["exactly"].get("count", 1))]
         for each in requests
@@ -82,9 +82,9 @@ def claimed(
     allocated: Mapping[str, dict[str, list[str]]],
 ) -> list[str]:
     """GPUs of a container's claims: those of the request that it names, else all of the claim."""
-    found: list[str] = []
+    gpu_names: list[str] = []
     for each in container.get("resources", {}).get("claims", []):
         requests = allocated[claim_names(pod)[each["name"]]]
         chosen = [each["request"]] if "request" in each else list(requests)
-        found += [name for request in chosen for name in requests[request]]
-    return found
+        gpu_names += [name for request in chosen for name in requests[request]]
+    return gpu_names

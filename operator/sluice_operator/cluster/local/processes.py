@@ -29,7 +29,7 @@ def marker(run_dir: Path, pod: str = "", container: str = "") -> str:
 def marked(prefix: str) -> list[int]:
     """Living processes of this machine whose marker starts with `prefix`."""
     wanted = f"{MARKER}={prefix}".encode()
-    found = []
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
@@ -38,8 +38,8 @@ def marked(prefix: str) -> list[int]:
                 continue  # ended meanwhile, or another user's
             # A zombie's environment is empty, so it is not found: it is dead already.
             if environment.startswith(wanted) or b"\0" + wanted in environment:
-                found.append(int(entry))
-    return found
+                pids.append(int(entry))
+    return pids
 
 
 async def kill_marked(prefix: str, seconds: float = 10.0) -> int:
@@ -57,15 +57,15 @@ async def kill_marked(prefix: str, seconds: float = 10.0) -> int:
     return len(seen)
 
 
-def reap_adopted(own: set[int]) -> None:
+def reap_adopted(children: set[int]) -> None:
     """Collect the dead that this process has adopted from a supervisor that was killed.
 
-    own: children that this process has started itself and waits for. Children of other parts of
+    children: pids that this process has started itself and waits for. Children of other parts of
     this process share its session, those of pods never do.
     """
     me, session = os.getpid(), os.getsid(0)
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) not in own:
+        if entry.isdigit() and int(entry) not in children:
             try:
                 fields = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
             except (FileNotFoundError, ProcessLookupError):

@@ -45,8 +45,11 @@ class RunReader:
     async def streams(self) -> tuple[list[Stream], bool]:
         """All that was ever written there, older attempts too."""
         state = self._state().status or {}
-        found = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
-        return [stream for stream in found if stream], state.get("state") in ("Succeeded", "Failed")
+        streams = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
+        return [stream for stream in streams if stream], state.get("state") in (
+            "Succeeded",
+            "Failed",
+        )
 
     async def lines(
         self, stream: Stream, *, follow: bool, tail: int | None

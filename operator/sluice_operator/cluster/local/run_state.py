@@ -97,14 +97,14 @@ def key(directory: Path) -> bytes:
             os.fsync(file.fileno())
         temporary.rename(path)
     try:
-        found = bytes.fromhex(path.read_text())
+        secret = bytes.fromhex(path.read_text())
     except ValueError:
-        found = b""
-    if len(found) < KEY_BYTES:
+        secret = b""
+    if len(secret) < KEY_BYTES:
         raise RunDirectoryError(
             f"{path}: expected {KEY_BYTES} bytes in hexadecimal; delete it to get a new one"
         )
-    return found
+    return secret
 
 
 async def lock(directory: Path, wait_seconds: float) -> int:

@@ -10,23 +10,23 @@ from sluice_operator.cluster.local.translate import LOOPBACK
 from sluice_operator.plan.model import KubeObject
 
 
-def has_address(found: KubeObject) -> bool:
+def has_address(manifest: KubeObject) -> bool:
     """A Service with an address of its own; a headless one only gives names in DNS, which a laptop
     has not.
     """
-    return bool(found["kind"] == "Service" and found["spec"].get("clusterIP") != "None")
+    return bool(manifest["kind"] == "Service" and manifest["spec"].get("clusterIP") != "None")
 
 
-def accepted(found: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeObject:
+def accepted(manifest: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeObject:
     """The object as it is stored: a Service gets this machine's address and a free port, which it
     keeps in `ports`.
     """
-    if not has_address(found):
-        return found
-    name = found["metadata"]["name"]
+    if not has_address(manifest):
+        return manifest
+    name = manifest["metadata"]["name"]
     if name not in ports:
         ports[name] = free_port(taken)
-    return with_address(found, ports[name])
+    return with_address(manifest, ports[name])
 
 
 def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken: set[int]) -> None:
@@ -36,8 +36,8 @@ def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken
     for name, port in ports.items():
         if not is_free(port):
             ports[name] = free_port(taken | set(ports.values()))
-    for key, found in objects.items():
-        objects[key] = accepted(found, ports, taken | set(ports.values()))
+    for key, stored in objects.items():
+        objects[key] = accepted(stored, ports, taken | set(ports.values()))
 
 
 def with_address(service: KubeObject, port: int) -> KubeObject:
@@ -53,9 +53,9 @@ def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -
     a free one.
     """
     served = {}
-    for found in objects:
-        if has_address(found) and _selects(found, pod):
-            served[found["spec"]["ports"][0]["targetPort"]] = found["spec"]["ports"][0]["port"]
+    for stored in objects:
+        if has_address(stored) and _selects(stored, pod):
+            served[stored["spec"]["ports"][0]["targetPort"]] = stored["spec"]["ports"][0]["port"]
     result: dict[str, int] = {}
     for container in pod["spec"]["containers"]:
         for name in (

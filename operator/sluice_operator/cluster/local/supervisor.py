@@ -50,7 +50,7 @@ def _prctl(option: int, value: int) -> None:
 
 def parents() -> dict[int, int]:
     """Pid -> parent's pid, of all processes that are not zombies."""
-    found = {}
+    parent_of = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -59,8 +59,8 @@ def parents() -> dict[int, int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # ended meanwhile
             if fields[0] not in (b"Z", b"X"):
-                found[int(entry)] = int(fields[1])
-    return found
+                parent_of[int(entry)] = int(fields[1])
+    return parent_of
 
 
 def descendants(root: int) -> list[int]:
@@ -68,13 +68,13 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
+    pids: list[int] = []
     todo = [root]
     while todo:
         below = [child for pid in todo for child in children.get(pid, [])]
-        found += below
+        pids += below
         todo = below
-    return found
+    return pids
 
 
 def send(pids: list[int], number: int) -> None:

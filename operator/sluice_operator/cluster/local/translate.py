@@ -81,20 +81,20 @@ def _command(
     pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]
 ) -> Command:
     paths = mount_paths(container, place.volumes)
-    own = environment(pod, container, place, paths, inherited)
+    variables = environment(pod, container, place, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
-    argv = [translate(place.addresses.get(word, expand(word, own)), paths) for word in words]
+    argv = [translate(place.addresses.get(word, expand(word, variables)), paths) for word in words]
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
     cwd = container.get("workingDir")
     return Command(
-        container["name"], argv, {**inherited, **own}, translate(cwd, paths) if cwd else None
+        container["name"], argv, {**inherited, **variables}, translate(cwd, paths) if cwd else None
     )
 
 
 def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[str, str]:
     """MountPath -> directory on this machine."""
-    found = {}
+    directories = {}
     for mount in container.get("volumeMounts", []):
         if mount["name"] not in volumes:
             raise PodError(
@@ -102,8 +102,8 @@ def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[
                 "pod"
             )
         directory = volumes[mount["name"]] / mount.get("subPath", "")
-        found[mount["mountPath"].rstrip("/")] = str(directory)
-    return found
+        directories[mount["mountPath"].rstrip("/")] = str(directory)
+    return directories
 
 
 def translate(text: str, paths: Mapping[str, str]) -> str:
@@ -139,10 +139,10 @@ def environment(
     A Secret of the user's is no part of a run; a variable of this machine with the same name stands
     for its key.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for source in container.get("envFrom", []):
         for key, text in _env_from(source, place).items():
-            found[source.get("prefix", "") + key] = text
+            variables[source.get("prefix", "") + key] = text
     overrides = dict(place.overrides) | {
         f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()
     }
@@ -152,10 +152,10 @@ def environment(
             continue
         value: str | None = overrides.get(name)
         if value is None:
-            value = _value(pod, entry, found, place)
+            value = _value(pod, entry, variables, place)
         if value is not None:
-            found[name] = translate(value, paths)
-    return found
+            variables[name] = translate(value, paths)
+    return variables
 
 
 def _is_elsewhere(entry: dict[str, Any], place: Place) -> bool:
@@ -203,21 +203,21 @@ def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _data(place: Place, kind: str, reference: dict[str, Any]) -> dict[str, str]:
-    found = place.objects.get(f"{kind}/{reference['name']}")
-    if found is None and not reference.get("optional"):
+    stored = place.objects.get(f"{kind}/{reference['name']}")
+    if stored is None and not reference.get("optional"):
         raise PodError(
             f"{kind} {reference['name']} does not exist in this run; "
             "set the variable on this machine, or in the template"
         )
-    return object_data(found or {})
+    return object_data(stored or {})
 
 
-def object_data(found: KubeObject) -> dict[str, str]:
+def object_data(stored: KubeObject) -> dict[str, str]:
     """The texts of a config map or a secret."""
-    encoded = found.get("data", {}) if found.get("kind") == "Secret" else {}
-    plain = {} if found.get("kind") == "Secret" else found.get("data", {})
+    encoded = stored.get("data", {}) if stored.get("kind") == "Secret" else {}
+    plain = {} if stored.get("kind") == "Secret" else stored.get("data", {})
     decoded = {key: base64.b64decode(value).decode() for key, value in encoded.items()}
-    return {**plain, **decoded, **found.get("stringData", {})}
+    return {**plain, **decoded, **stored.get("stringData", {})}
 
 
 def _field(pod: KubeObject, path: str) -> str:

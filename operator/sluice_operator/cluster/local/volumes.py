@@ -30,20 +30,20 @@ def prepare(
     Persistent claims are shared by their claim's name. An emptyDir keeps its content between
     attempts, as the whole run directory does.
     """
-    found: dict[str, Path] = {}
+    directories: dict[str, Path] = {}
     files: list[tuple[Path, dict[str, str]]] = []
     for volume in pod["spec"].get("volumes", []):
         name = volume["name"]
         source = _file_source(volume, objects)
         if source is not None:
-            found[name] = pod_dir / name
-            files.append((found[name], _files(volume, source)))
+            directories[name] = pod_dir / name
+            files.append((directories[name], _files(volume, source)))
         else:
-            found[name] = chosen.get(name) or _directory(volume, run_dir)
-    _make_sub_paths(pod, found)
+            directories[name] = chosen.get(name) or _directory(volume, run_dir)
+    _make_sub_paths(pod, directories)
     for directory, texts in files:
-        _write_files(directory, texts, pod, found)
-    return found
+        _write_files(directory, texts, pod, directories)
+    return directories
 
 
 def _directory(volume: dict[str, Any], run_dir: Path) -> Path:
@@ -75,13 +75,13 @@ def _file_source(volume: dict[str, Any], objects: Mapping[str, KubeObject]) -> K
         ("secret", "Secret", "secretName"),
     ):
         if field in volume:
-            found = objects.get(f"{kind}/{volume[field][key]}")
-            if found is None and not volume[field].get("optional"):
+            source = objects.get(f"{kind}/{volume[field][key]}")
+            if source is None and not volume[field].get("optional"):
                 raise PodError(
                     f"volume {volume['name']}: {kind} {volume[field][key]} does not exist in this "
                     "run"
                 )
-            return found or {}
+            return source or {}
     return None
 
 

@@ -24,9 +24,9 @@ def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
     """
     wanted: tuple[Deletion, ...] = ()
     for stage in _ORDER:
-        found = [pod for pod in pods if podstate.role(pod) in stage]
-        wanted += deletions(found, now)
-        if to_drain(found):
+        stage_pods = [pod for pod in pods if podstate.role(pod) in stage]
+        wanted += deletions(stage_pods, now)
+        if to_drain(stage_pods):
             break
     return wanted
 

@@ -185,22 +185,22 @@ def deletions(
     """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps
     one for ever.
     """
-    found = []
+    planned = []
     for pod in pods:
         if not podstate.is_terminating(pod):
             grace = _grace(pod) if at_most is None else min(_grace(pod), at_most)
-            found.append(Deletion("Pod", podstate.name(pod), grace))
+            planned.append(Deletion("Pod", podstate.name(pod), grace))
         elif is_stuck(pod, now):
-            found.append(Deletion("Pod", podstate.name(pod), 0))
-    return tuple(found)
+            planned.append(Deletion("Pod", podstate.name(pod), 0))
+    return tuple(planned)
 
 
 def _grace(pod: KubeObject) -> int:
     """The grace that the pod was created with, which its role's template may say. 0 would be by
     force.
     """
-    found = pod.get("spec", {}).get("terminationGracePeriodSeconds")
-    return max(found if found is not None else GRACE.get(podstate.role(pod), 30), 1)
+    seconds = pod.get("spec", {}).get("terminationGracePeriodSeconds")
+    return max(seconds if seconds is not None else GRACE.get(podstate.role(pod), 30), 1)
 
 
 def is_stuck(pod: KubeObject, now: datetime) -> bool:

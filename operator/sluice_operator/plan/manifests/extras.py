@@ -23,12 +23,12 @@ OPTIONAL = (disruption.KIND, network.KIND)
 
 def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     """Budget and policy, as far as the spec wants them and the cluster knows them."""
-    found = (
+    optional = (
         disruption_budget(job, rollout_replicas(job, observed.status)),
         network_policy(job, observed.operator_namespace),
     )
     return tuple(
-        each for each in found if each is not None and each["kind"] not in observed.absent_kinds
+        each for each in optional if each is not None and each["kind"] not in observed.absent_kinds
     )
 
 
@@ -62,8 +62,10 @@ def unwanted_extras(
     groups: those that go on, whose pods may not be there yet.
     """
     wanted = {(each["kind"], each["metadata"]["name"]) for each in extra_objects(job, observed)}
-    found = [key for key in extra_keys(job) if key in observed.objects and key not in wanted]
-    return tuple(Deletion(kind, name) for kind, name in found) + _old_groups(job, observed, groups)
+    unwanted = [key for key in extra_keys(job) if key in observed.objects and key not in wanted]
+    return tuple(Deletion(kind, name) for kind, name in unwanted) + _old_groups(
+        job, observed, groups
+    )
 
 
 def _old_groups(job: RLJob, observed: Observed, present: Collection[str]) -> tuple[Deletion, ...]:
@@ -85,17 +87,17 @@ def _of_attempt(job: RLJob, pod: KubeObject) -> str:
     return names.attempt_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod))
 
 
-def covers(found: Any, wanted: Any, field: str = "") -> bool:
-    """`found` says all that `wanted` says; an API server adds its defaults. field: look only below
+def covers(actual: Any, wanted: Any, field: str = "") -> bool:
+    """`actual` says all that `wanted` says; an API server adds its defaults. field: look only below
     this one.
     """
     if field:
-        return isinstance(found, dict) and covers(found.get(field), wanted)
+        return isinstance(actual, dict) and covers(actual.get(field), wanted)
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(
-            covers(found.get(key), value) for key, value in wanted.items()
+        return isinstance(actual, dict) and all(
+            covers(actual.get(key), value) for key, value in wanted.items()
         )
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        same = isinstance(found, Sequence) and len(found) == len(wanted)
-        return same and all(covers(left, right) for left, right in zip(found, wanted, strict=True))
-    return bool(found == wanted)
+        same = isinstance(actual, Sequence) and len(actual) == len(wanted)
+        return same and all(covers(left, right) for left, right in zip(actual, wanted, strict=True))
+    return bool(actual == wanted)

@@ -19,19 +19,19 @@ from sluice_operator.plan.model import KubeObject, Observed
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
     full = with_defaults(job, defaults)
-    found = [
+    objects = [
         config_map(job, defaults),
         token_secret(job),
         rendezvous_service(job),
         storage_claim(full),
     ]
     if (storage := full.spec.checkpoint.claim) is not None:
-        found.append(checkpoint_claim(job, storage))
+        objects.append(checkpoint_claim(job, storage))
     if job.spec.tls.enabled:
-        found.append(tls_secret(job))
+        objects.append(tls_secret(job))
     if job.spec.rollout.nodes_per_replica > 1:
-        found.append(engines_service(job))
-    return (*found, *resource_claims.resource_claims(job))
+        objects.append(engines_service(job))
+    return (*objects, *resource_claims.resource_claims(job))
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
@@ -46,8 +46,10 @@ def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
 
 
 def _is_missing(wanted: KubeObject, observed: Observed) -> bool:
-    found = observed.objects.get((wanted["kind"], wanted["metadata"]["name"]))
-    return found is None or (wanted["kind"] == "ConfigMap" and found.get("data") != wanted["data"])
+    stored = observed.objects.get((wanted["kind"], wanted["metadata"]["name"]))
+    return stored is None or (
+        wanted["kind"] == "ConfigMap" and stored.get("data") != wanted["data"]
+    )
 
 
 def rendezvous_address(job: RLJob, observed: Observed) -> str | None:

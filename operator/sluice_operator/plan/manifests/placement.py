@@ -41,10 +41,10 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
     """
     if gang.role not in _GPU_ROLES:
         return {}
-    found: dict[str, Any] = {"affinity": {"podAffinity": _affinity(job, gang)}}
+    fields: dict[str, Any] = {"affinity": {"podAffinity": _affinity(job, gang)}}
     if gang.role == "rollout" and not resource_claims.shared(job):
-        found["topologySpreadConstraints"] = [_spread(job)]
-    return found
+        fields["topologySpreadConstraints"] = [_spread(job)]
+    return fields
 
 
 def _of_kueue(job: RLJob, gang: Gang) -> dict[str, str]:
@@ -64,19 +64,21 @@ def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
     """
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": list(_GPU_ROLES)}
     peers = {"matchLabels": names.selector(job), "matchExpressions": [roles]}
-    own = {"matchLabels": names.selector(job, gang.role) | {names.LABEL_REPLICA: str(gang.replica)}}
+    members = {
+        "matchLabels": names.selector(job, gang.role) | {names.LABEL_REPLICA: str(gang.replica)}
+    }
     wanted: list[tuple[Topology | None, dict[str, Any]]] = [(_BY_DEFAULT, peers)]
     if not _in_kueue(job):
-        wanted = [(job.spec.topology or _BY_DEFAULT, peers), (_of_gang(job, gang), own)]
-    found: dict[str, Any] = {}
+        wanted = [(job.spec.topology or _BY_DEFAULT, peers), (_of_gang(job, gang), members)]
+    affinity: dict[str, Any] = {}
     for topology, selector in wanted:
         if topology is None:
             continue
         kind, level = _level(topology)
         term = {"topologyKey": level, "labelSelector": selector}
         entry = term if kind == "required" else {"weight": 100, "podAffinityTerm": term}
-        found.setdefault(f"{kind}DuringSchedulingIgnoredDuringExecution", []).append(entry)
-    return found
+        affinity.setdefault(f"{kind}DuringSchedulingIgnoredDuringExecution", []).append(entry)
+    return affinity
 
 
 def _of_gang(job: RLJob, gang: Gang) -> Topology | None:

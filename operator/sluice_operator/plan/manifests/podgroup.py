@@ -166,18 +166,18 @@ def ends(pods: Sequence[KubeObject], present: Collection[str] = ()) -> tuple[Del
     """
     return tuple(
         Deletion(WORKLOAD, name)
-        for name, own in sorted(of_groups(pods).items())
-        if name not in present and _is_over(own) and _is_kept(own)
+        for name, members in sorted(of_groups(pods).items())
+        if name not in present and _is_over(members) and _is_kept(members)
     )
 
 
 def of_groups(pods: Sequence[KubeObject]) -> Mapping[str, list[KubeObject]]:
     """The pods that queue, by group."""
-    found: dict[str, list[KubeObject]] = defaultdict(list)
+    groups: dict[str, list[KubeObject]] = defaultdict(list)
     for pod in pods:
         if podstate.group(pod):
-            found[podstate.group(pod)].append(pod)
-    return found
+            groups[podstate.group(pod)].append(pod)
+    return groups
 
 
 def _is_over(pods: Sequence[KubeObject]) -> bool:
@@ -201,12 +201,12 @@ def group_objects(
     job: RLJob, groups: Mapping[Gang, Group | None], pods: Mapping[Gang, Sequence[KubeObject]]
 ) -> list[KubeObject]:
     """The objects of these groups, where the job's queue wants some. pods: those of each gang."""
-    found = []
+    objects = []
     for group in dict.fromkeys(group for group in groups.values() if group is not None):
-        own = sorted(
+        members = sorted(
             (gang for gang in groups if groups[gang] == group),
             key=lambda gang: gang.role != "trainer",
         )
-        wanted = queueing.group_object(job, group, [pod for gang in own for pod in pods[gang]])
-        found += [wanted] if wanted else []
-    return found
+        wanted = queueing.group_object(job, group, [pod for gang in members for pod in pods[gang]])
+        objects += [wanted] if wanted else []
+    return objects

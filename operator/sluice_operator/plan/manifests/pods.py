@@ -113,13 +113,13 @@ def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any
 
 
 def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
-    own = {
+    of_role = {
         "trainer": job.spec.trainer.template,
         "rollout": job.spec.rollout.template,
         "buffer": job.spec.buffer.template,
     }.get(role, {})
     return [
-        own,
+        of_role,
         *(
             override.template
             for override in job.spec.pod_template_overrides

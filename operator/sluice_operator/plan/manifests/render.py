@@ -26,7 +26,7 @@ def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
         f"{names.rendezvous_name(job)}.{job.metadata.namespace}.svc:{names.PORTS['rendezvous']}"
     )
     observed = Observed(status=job.status, operator_namespace=OPERATOR_NAMESPACE)
-    found = [*supporting_objects(job), *extra_objects(job, observed)]
+    objects = [*supporting_objects(job), *extra_objects(job, observed)]
     gangs = desired_gangs(job, job.status)
     shared = shared_group(job, job.status or RLJobStatus(), observed)
     groups = {gang: queueing.group_of(job, gang, 1, shared) for gang in gangs}
@@ -34,7 +34,7 @@ def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
         gang: gang_pods(job, gang, 1, address, images or Images(), groups[gang]) for gang in gangs
     }
     return [
-        *found,
+        *objects,
         *group_objects(job, groups, pods),
         *(pod for gang in gangs for pod in pods[gang]),
     ]

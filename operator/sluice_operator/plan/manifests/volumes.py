@@ -22,14 +22,14 @@ _SERVERS = ("buffer", "rendezvous")
 
 def volumes(job: RLJob, role: str) -> list[dict[str, Any]]:
     sources = _sources(job, role)
-    found = [
+    entries = [
         {"name": name, **_shared(sources, name)}
         for name in sources
         if _holder(sources, name) == name
     ]
     if role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
-        found.append({"name": plugin.name, "emptyDir": {}})
-    return [*found, _tls(job, role)] if job.spec.tls.enabled else found
+        entries.append({"name": plugin.name, "emptyDir": {}})
+    return [*entries, _tls(job, role)] if job.spec.tls.enabled else entries
 
 
 def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
@@ -73,21 +73,21 @@ def _tls(job: RLJob, role: str) -> dict[str, Any]:
 
 def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     """Volume name -> source."""
-    found: dict[str, dict[str, Any]] = {"config": {"configMap": {"name": names.config_name(job)}}}
+    sources: dict[str, dict[str, Any]] = {"config": {"configMap": {"name": names.config_name(job)}}}
     if role == "rendezvous":
-        return found
+        return sources
     held = {"model": job.spec.model.volume, "data": job.spec.data.volume}
-    found |= {name: source for name, source in held.items() if source is not None}
+    sources |= {name: source for name, source in held.items() if source is not None}
     if role == "buffer":
-        found["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
-        return found
+        sources["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
+        return sources
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
-    found["dshm"] = {"emptyDir": {"medium": "Memory"}}
+    sources["dshm"] = {"emptyDir": {"medium": "Memory"}}
     # Where weights travel over the disk the trainer leaves them there, for engines at the same
     # path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
-        found |= _run_sources(job, role)
-    return found
+        sources |= _run_sources(job, role)
+    return sources
 
 
 def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:

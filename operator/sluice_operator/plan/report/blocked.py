@@ -72,16 +72,18 @@ def blocked(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked
     Containers that were refused come before pods whose volumes or networks are missing, and these
     before pods that nobody has a place for. warned: pod -> what its kubelet warns of.
     """
-    refused = next((found for pod in pods if (found := refused_container(pod))), None)
-    refused = refused or next((found for pod in pods if (found := _warned(pod, warned))), None)
-    return refused or next((found for pod in pods if (found := _unscheduled(pod))), None)
+    refused = next((obstacle for pod in pods if (obstacle := refused_container(pod))), None)
+    refused = refused or next(
+        (obstacle for pod in pods if (obstacle := _warned(pod, warned))), None
+    )
+    return refused or next((obstacle for pod in pods if (obstacle := _unscheduled(pod))), None)
 
 
 def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
     """The first pod whose start has failed: its node does not want it as it is."""
     lasting = {pod: warning for pod, warning in warned.items() if warning.times >= TIMES}
-    refused = next((found for pod in pods if (found := refused_container(pod))), None)
-    return refused or next((found for pod in pods if (found := _warned(pod, lasting))), None)
+    refused = next((obstacle for pod in pods if (obstacle := refused_container(pod))), None)
+    return refused or next((obstacle for pod in pods if (obstacle := _warned(pod, lasting))), None)
 
 
 def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:

@@ -60,19 +60,19 @@ def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
 def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ...]:
     """Events of the job as a whole: the end, suspension, scaling."""
     old = before or RLJobStatus()
-    found = []
+    events = []
     for kind, type_ in (("Succeeded", "Normal"), ("Failed", "Warning")):
         condition = after.condition(kind)  # type: ignore[arg-type]
         if condition and condition.status == "True" and not old.is_true(kind):  # type: ignore[arg-type]
-            found.append(Event(type_, condition.reason, condition.message))  # type: ignore[arg-type]
+            events.append(Event(type_, condition.reason, condition.message))  # type: ignore[arg-type]
     if after.is_true("Suspended") and not old.is_true("Suspended"):
-        found.append(Event("Normal", SUSPENDED.name, SUSPENDED.message))
+        events.append(Event("Normal", SUSPENDED.name, SUSPENDED.message))
     if old.is_true("Suspended") and not after.is_true("Suspended"):
-        found.append(Event("Normal", RESUMED.name, RESUMED.message))
+        events.append(Event("Normal", RESUMED.name, RESUMED.message))
     if old.rollout_replicas is not None and old.rollout_replicas != after.rollout_replicas:
         text = SCALED.text(old=old.rollout_replicas, new=after.rollout_replicas)
-        found.append(Event("Normal", SCALED.name, text))
-    return tuple(found)
+        events.append(Event("Normal", SCALED.name, text))
+    return tuple(events)
 
 
 def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:

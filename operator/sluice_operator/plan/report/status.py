@@ -87,8 +87,8 @@ def last_failure(status: RLJobStatus, steps: Sequence[Step]) -> LastFailure | No
     ends = [step.decision.failure for step in steps if isinstance(step.decision, GiveUp)]
     if ends:
         return counted(ends[0], status.last_failure)
-    found = [step.decision.failure for step in steps if isinstance(step.decision, Restart)]
-    failures = [failure for failure in found if failure is not None]
+    of_restarts = [step.decision.failure for step in steps if isinstance(step.decision, Restart)]
+    failures = [failure for failure in of_restarts if failure is not None]
     if not failures:
         return status.last_failure
     return counted(
