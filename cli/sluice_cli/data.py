@@ -134,27 +134,27 @@ def inspect(
             )
         wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
         render, length = answers_of(model, chat) if sft else lengths_of(model, chat)
-        found = look(
+        inspection = look(
             read_source(source),
             wanted,
             length,
             max_prompt_tokens,
             parse_answer if sft else parse_row,
         )
-        if not found.rows:
+        if not inspection.rows:
             raise ConfigurationError(f"{source}: no rows")
-        example = render(found.first) if found.first else None
+        example = render(inspection.first) if inspection.first else None
     facts = {
         "source": source,
         "unit": "tokens" if model else "characters",
-        **found.summary(),
+        **inspection.summary(),
         "example": example,
     }
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        show(facts, found)
-    raise typer.Exit(1 if found.broken else 0)
+        show(facts, inspection)
+    raise typer.Exit(1 if inspection.broken else 0)
 
 
 @app.command()
@@ -290,13 +290,13 @@ def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Ite
         raise ConfigurationError(f"{function} gave no rows")
 
 
-def _arguments(given: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in given:
+def _arguments(texts: list[str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
             raise ConfigurationError(f"--arg {text}: expected name=value")
         with contextlib.suppress(json.JSONDecodeError):
-            found[name] = json.loads(value)
-        found.setdefault(name, value)
-    return found
+            arguments[name] = json.loads(value)
+        arguments.setdefault(name, value)
+    return arguments

@@ -45,14 +45,14 @@ def answers_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], st
 
     def encoded(row: PromptRow) -> Encoded:
         assert isinstance(row, AnsweredRow)
-        found = encode(tokenizer, row, chat_text=chat)
-        if not any(found.mask):
+        encoding = encode(tokenizer, row, chat_text=chat)
+        if not any(encoding.mask):
             raise PromptError("no token of it is trained")
-        return found
+        return encoding
 
     def marked(row: PromptRow) -> str:
-        found = encoded(row)
-        runs = groupby(zip(found.tokens, found.mask, strict=True), key=lambda pair: pair[1])
+        encoding = encoded(row)
+        runs = groupby(zip(encoding.tokens, encoding.mask, strict=True), key=lambda pair: pair[1])
         texts = ((trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs)
         return "".join(f"«{text}»" if trained else text for trained, text in texts)
 
@@ -63,27 +63,34 @@ def _plain(row: PromptRow) -> str:
     return row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, ensure_ascii=False)
 
 
-def show(facts: dict[str, Any], found: Inspection) -> None:
+def show(facts: dict[str, Any], inspection: Inspection) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{escape(facts['source'])}[/]: {found.rows} rows", soft_wrap=True)
+    console.print(f"[bold]{escape(facts['source'])}[/]: {inspection.rows} rows", soft_wrap=True)
     table = Table(show_header=False, box=None, pad_edge=False)
-    usable = max(found.rows - found.broken, 1)
+    usable = max(inspection.rows - inspection.broken, 1)
     for name, value in (
         ("rows like", _counted(facts["shapes"])),
         ("prompts", _counted(facts["prompts"])),
         (
             "keys",
-            ", ".join(k if n == found.rows else f"{k} ({n})" for k, n in facts["keys"].items()),
+            ", ".join(
+                k if n == inspection.rows else f"{k} ({n})" for k, n in facts["keys"].items()
+            ),
         ),
-        ("labels", f"{found.labels} ({found.labels / usable:.0%})"),
-        ("tools", str(found.tools) if found.tools else ""),
+        ("labels", f"{inspection.labels} ({inspection.labels / usable:.0%})"),
+        ("tools", str(inspection.tools) if inspection.tools else ""),
         (
             "loss masks",
-            f"{found.masked} rows; they count with lossFunction: sft" if found.masked else "",
+            f"{inspection.masked} rows; they count with lossFunction: sft"
+            if inspection.masked
+            else "",
         ),
         ("data_source", _counted(facts["sources"])),
         ("reward", _counted(facts["rewards"])),
-        ("duplicates", f"{found.duplicates} prompts came before" if found.duplicates else "none"),
+        (
+            "duplicates",
+            f"{inspection.duplicates} prompts came before" if inspection.duplicates else "none",
+        ),
     ):
         if value:
             table.add_row(name, escape(value))
@@ -95,11 +102,13 @@ def show(facts: dict[str, Any], found: Inspection) -> None:
         console.print(text if len(text) <= _EXAMPLE else f"{text[:_EXAMPLE]}...", markup=False)
     _show_list(
         console,
-        f"{found.longer} prompts are longer than --max-prompt-tokens",
-        found.longer,
-        found.too_long,
+        f"{inspection.longer} prompts are longer than --max-prompt-tokens",
+        inspection.longer,
+        inspection.too_long,
     )
-    _show_list(console, f"{found.broken} rows cannot be used", found.broken, found.problems)
+    _show_list(
+        console, f"{inspection.broken} rows cannot be used", inspection.broken, inspection.problems
+    )
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -49,7 +49,7 @@ def slime(
 
     _import(
         script.name,
-        lambda: import_slime(_read(script), str(script), _given(variables)),
+        lambda: import_slime(_read(script), str(script), _environment(variables)),
         out,
         name,
         force,
@@ -84,12 +84,12 @@ def verl(
         if re.search(r"\.ya?ml$", source) and "=" not in source:
             return import_verl(base | from_yaml(_read(Path(source)), source), source)
         known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
-        entry, found = read_command(
-            _read(Path(source)) if known else source, _shown(source), _given(variables)
+        entry, settings = read_command(
+            _read(Path(source)) if known else source, _shown(source), _environment(variables)
         )
         if config:
-            found = {key: value for key, value in found.items() if not key.startswith("-")}
-        return import_verl(base | found, source if known else "verl", entry)
+            settings = {key: value for key, value in settings.items() if not key.startswith("-")}
+        return import_verl(base | settings, source if known else "verl", entry)
 
     _import(_shown(source), draft, out, name, force, as_json)
 
@@ -110,14 +110,14 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _given(variables: list[str] | None) -> dict[str, str]:
-    found = {}
+def _environment(variables: list[str] | None) -> dict[str, str]:
+    environment = {}
     for text in variables or []:
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise ImportFailedError(f"--var {text}: expected NAME=VALUE")
-        found[name] = value
-    return found
+        environment[name] = value
+    return environment
 
 
 def _import(

@@ -44,5 +44,5 @@ async def reading(
 
 
 def _run_of(name: str | None, namespace: str | None) -> Path | None:
-    found = RUNS / name if name and namespace is None else None
-    return found if found is not None and (found / JOB).exists() else None
+    directory = RUNS / name if name and namespace is None else None
+    return directory if directory is not None and (directory / JOB).exists() else None

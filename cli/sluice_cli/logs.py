@@ -111,10 +111,10 @@ class Printer:
         """Show the logs as they are now. One that cannot be read does not hide the others;
         ReadError: none can be.
         """
-        found, _ = await self._streams()
-        if not found:
+        streams, _ = await self._streams()
+        if not streams:
             raise ReadError(f"there are no logs{self._wanted}: no such pod exists (any more)")
-        results = await asyncio.gather(*(self._read(stream) for stream in found))
+        results = await asyncio.gather(*(self._read(stream) for stream in streams))
         if not any(isinstance(result, list) for result in results):
             raise ReadError("\n".join(str(result) for result in results))
         for result in results:
@@ -122,7 +122,7 @@ class Printer:
                 self._tell(str(result))
         read = [
             (s, result)
-            for s, result in zip(found, results, strict=True)
+            for s, result in zip(streams, results, strict=True)
             if isinstance(result, list)
         ]
         for line in merged(read):
@@ -135,8 +135,8 @@ class Printer:
         printing = asyncio.create_task(self._print_forever(lines))
         try:
             while True:
-                found, ended = await self._streams()
-                for stream in found:
+                streams, ended = await self._streams()
+                for stream in streams:
                     key = _without_silence(stream)
                     if not stream.silent and key not in reading:
                         reading[key] = asyncio.create_task(self._pump(key, lines))
@@ -150,10 +150,10 @@ class Printer:
                 task.cancel()
 
     async def _streams(self) -> tuple[list[Stream], bool]:
-        found, ended = await self._reader.streams()
-        found = [stream for stream in found if self._wanted.takes(stream)]
-        self._width = max([len(stream.name) for stream in found], default=self._width)
-        return found, ended
+        streams, ended = await self._reader.streams()
+        streams = [stream for stream in streams if self._wanted.takes(stream)]
+        self._width = max([len(stream.name) for stream in streams], default=self._width)
+        return streams, ended
 
     async def _read(self, stream: Stream) -> list[Stamped] | ReadError:
         if stream.silent:
@@ -189,11 +189,11 @@ class Printer:
 
 async def _batches(lines: asyncio.Queue[Line]) -> AsyncIterator[list[Line]]:
     while True:
-        found = [await lines.get()]
+        batch = [await lines.get()]
         await asyncio.sleep(GATHER_SECONDS)
         while not lines.empty():
-            found.append(lines.get_nowait())
-        yield found
+            batch.append(lines.get_nowait())
+        yield batch
 
 
 def _without_silence(stream: Stream) -> Stream:

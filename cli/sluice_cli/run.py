@@ -199,11 +199,11 @@ class Warnings:
             yield f"step {finding.step}: {finding.text}"
         if stats:
             counters = stats.counters
-            found = self.harvest.see(
+            warning = self.harvest.see(
                 stats.step, int(counters["groups_failed"]), int(counters["groups_filtered"])
             )
-            if found:
-                yield found.text
+            if warning:
+                yield warning.text
 
 
 def show(

@@ -22,23 +22,25 @@ def upcoming(
     """Moments to come, and what happens then; the next one first."""
     if is_finished(status):
         end = expiry(job.spec, status)
-        found = [(end, "the finished job is deleted (ttlSecondsAfterFinished)")] if end else []
+        moments = [(end, "the finished job is deleted (ttlSecondsAfterFinished)")] if end else []
     else:
-        found = [*_deadlines(job, status), *_hang(job, status, pods, now), *_retries(status)]
-    return sorted(each for each in found if each[0] > now)
+        moments = [*_deadlines(job, status), *_hang(job, status, pods, now), *_retries(status)]
+    return sorted(each for each in moments if each[0] > now)
 
 
 def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
-    start, spec, found = clock.parse_optional(status.start_time), job.spec, list[Moment]()
+    start, spec, moments = clock.parse_optional(status.start_time), job.spec, list[Moment]()
     if due := queue_due(spec, status):
-        found.append((due, "the job fails, if its queue has not admitted it (queueTimeoutSeconds)"))
+        moments.append(
+            (due, "the job fails, if its queue has not admitted it (queueTimeoutSeconds)")
+        )
     if start and spec.active_deadline_seconds is not None:
         text = "the job fails, if it still runs (activeDeadlineSeconds)"
-        found.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
+        moments.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
     if start and spec.startup_deadline_seconds is not None and not status.last_progress_time:
         text = "the job fails, without a first step (startupDeadlineSeconds)"
-        found.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
-    return found
+        moments.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
+    return moments
 
 
 def _hang(
@@ -47,8 +49,8 @@ def _hang(
     gang, known = Gang("trainer", 0, job.spec.trainer.nodes), status.gang("trainer", 0)
     if known is None:
         return []
-    own = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == known.attempt]
-    due = progress_due(job.spec, status, known, gang_facts(gang, own, now), gang.size)
+    members = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == known.attempt]
+    due = progress_due(job.spec, status, known, gang_facts(gang, members, now), gang.size)
     return (
         [(due, "the trainer restarts, without another step (progressDeadlineSeconds)")]
         if due

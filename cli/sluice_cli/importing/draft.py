@@ -100,8 +100,8 @@ class Draft:
 class Settings(dict[str, Setting]):
     """All settings by name; knows which were looked at."""
 
-    def __init__(self, found: Mapping[str, Setting]) -> None:
-        super().__init__(found)
+    def __init__(self, settings: Mapping[str, Setting]) -> None:
+        super().__init__(settings)
         self.seen: set[str] = set()
 
     def take(self, name: str) -> Setting | None:
@@ -110,8 +110,8 @@ class Settings(dict[str, Setting]):
 
     def on(self, name: str) -> bool:
         """True where a flag is given, or a key is true."""
-        found = self.take(name)
-        return found is not None and found.value not in (False, None, "False", "false")
+        setting = self.take(name)
+        return setting is not None and setting.value not in (False, None, "False", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +229,11 @@ def needs(missing: tuple[str, ...]) -> str:
     return "; ".join(parts + ([f"{others} would have to be run"] if others else []))
 
 
-def names(found: tuple[str, ...]) -> str:
+def names(expansions: tuple[str, ...]) -> str:
     """Variables with their dollar, and other expansions as they are, each once."""
-    return ", ".join(dict.fromkeys(f"${name}" if name.isidentifier() else name for name in found))
+    return ", ".join(
+        dict.fromkeys(f"${name}" if name.isidentifier() else name for name in expansions)
+    )
 
 
 def text(value: Any) -> str:
@@ -270,10 +272,10 @@ def flag(value: Any) -> bool:
     raise ValueError(f"expected true or false, found {value!r}")
 
 
-def job_name(given: str) -> str:
+def job_name(title: str) -> str:
     """A name that Kubernetes takes: `run-qwen3-4B.sh` -> qwen3-4b."""
     slug = re.sub(
-        r"[^a-z0-9]+", "-", given.lower().removeprefix("run-").removeprefix("run_")
+        r"[^a-z0-9]+", "-", title.lower().removeprefix("run-").removeprefix("run_")
     ).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[:40].rstrip("-")
     return slug or "imported"

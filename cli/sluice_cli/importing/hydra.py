@@ -94,14 +94,16 @@ def _resolve(setting: Setting, settings: Mapping[str, Setting], depth: int) -> S
     if not isinstance(value, str) or "${" not in value or setting.missing:
         return setting
     if match := _WHOLE.match(value):
-        found = _target(match, setting, settings, depth)
-        return replace(setting, values=found.values, missing=found.missing, doubtful=found.doubtful)
+        target = _target(match, setting, settings, depth)
+        return replace(
+            setting, values=target.values, missing=target.missing, doubtful=target.doubtful
+        )
     missing: list[str] = []
 
     def fill(match: re.Match[str]) -> str:
-        found = _target(match, setting, settings, depth)
-        missing.extend(found.missing)
-        return str(found.value)
+        target = _target(match, setting, settings, depth)
+        missing.extend(target.missing)
+        return str(target.value)
 
     return replace(setting, values=(_INSIDE.sub(fill, value),), missing=tuple(missing))
 

@@ -76,13 +76,13 @@ def to_text(draft: Draft, source: str) -> str:
     whole = document(draft)
     with contextlib.suppress(ValidationError):  # in the order of the reference, if it is valid
         whole["spec"] = manifest(RLJob.model_validate(whole))["spec"]
-    made = CommentedMap(whole)
-    made["spec"] = _commented(draft, whole["spec"], "")
+    commented = CommentedMap(whole)
+    commented["spec"] = _commented(draft, whole["spec"], "")
     yaml = YAML()
     yaml.width = 4096  # a comment must stay behind its value
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
-    yaml.dump(made, text)
+    yaml.dump(commented, text)
     return _header(draft, source) + text.getvalue()
 
 
@@ -93,14 +93,14 @@ def _commented(draft: Draft, node: Any, path: str) -> Any:
         )
     if not isinstance(node, dict):
         return node
-    made = CommentedMap()
+    commented = CommentedMap()
     for key, value in node.items():
         inner = f"{path}.{key}" if path else key
-        made[key] = _commented(draft, value, inner)
+        commented[key] = _commented(draft, value, inner)
         origin = draft.origins.get(inner)
         if origin and not isinstance(value, dict | list):
-            made.yaml_add_eol_comment(" ".join(origin.split()), key, column=0)
-    return made
+            commented.yaml_add_eol_comment(" ".join(origin.split()), key, column=0)
+    return commented
 
 
 def _header(draft: Draft, source: str) -> str:

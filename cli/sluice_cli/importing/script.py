@@ -77,7 +77,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
     unknown_arrays: list[str] = field(default_factory=list)
-    given: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     _depth: int = 0
 
     def read(self, statement: Statement) -> None:
@@ -101,7 +101,7 @@ class Script:
             values = [argument for entry in word.array for argument in self.expand(entry)]
             self.arrays[name] = (self.arrays.get(name, []) if adds else []) + values
             return
-        if name in self.given:  # the user knows better
+        if name in self.environment:  # the user knows better
             return
         value = self._joined(_without(word, match.end()))
         if adds and name in self.variables:
@@ -150,16 +150,16 @@ class Script:
             case Kind.VARIABLE:
                 return self._variable(part, line)
             case Kind.ARRAY:
-                found = self._array(part.text)
-                return Argument(" ".join(value.text for value in found), line)
+                values = self._array(part.text)
+                return Argument(" ".join(value.text for value in values), line)
             case Kind.ARITHMETIC:
                 return self._arithmetic(part.text, line)
             case Kind.UNKNOWN:
                 return Argument(part.text, line, (part.text,))
 
     def _variable(self, part: Part, line: int) -> Argument:
-        if part.text in self.given:
-            return Argument(self.given[part.text], line)
+        if part.text in self.environment:
+            return Argument(self.environment[part.text], line)
         if part.text in self.variables:
             return self.variables[part.text]
         if part.text in self.arrays:
@@ -203,9 +203,9 @@ def _without(word: Word, width: int) -> Word:
     return Word(word.line, parts)
 
 
-def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
-    """given: variables of the environment; they go before the script's own. Raises ScriptError."""
-    script = Script(given=given or {})
+def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
+    """environment: its variables go before the script's own. Raises ScriptError."""
+    script = Script(environment=environment or {})
     for statement in parse(text):
         script.read(statement)
     return script

@@ -55,12 +55,12 @@ class Word:
     @property
     def literal(self) -> str:
         """The text before the first expansion."""
-        found = ""
+        text = ""
         for part in self.parts:
             if part.kind is not Kind.TEXT:
                 break
-            found += part.text
-        return found
+            text += part.text
+        return text
 
 
 Statement = list[Word]
@@ -86,21 +86,21 @@ class _Parser:
         return taken
 
     def statements(self) -> list[Statement]:
-        found: list[Statement] = [[]]
+        statements: list[Statement] = [[]]
         while self.at < len(self.text):
             self._space()
             if self.peek() == "\n":
                 self.take()
                 self._skip_heredocs()
-                found.append([])
+                statements.append([])
             elif self.peek() and self.peek() in _JOINS:
                 self.take()
-                found.append([])
+                statements.append([])
             elif self.peek() and self.peek() in "<>":
-                self._redirection(found[-1])
+                self._redirection(statements[-1])
             elif self.peek():
-                found[-1].append(self.word())
-        return [statement for statement in found if statement]
+                statements[-1].append(self.word())
+        return [statement for statement in statements if statement]
 
     def _space(self) -> None:
         """Skip blanks, continued lines and a comment."""

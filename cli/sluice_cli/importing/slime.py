@@ -50,21 +50,21 @@ _LATER = (
 """Arguments that are translated after the table, because they need what it writes."""
 
 
-def import_slime(script: str, source: str, given: Mapping[str, str]) -> Draft:
-    """The job of a launch script. source: its name. given: variables of the environment.
+def import_slime(script: str, source: str, environment: Mapping[str, str]) -> Draft:
+    """The job of a launch script. source: its name. environment: variables over the script's own.
 
     Raises ScriptError where it is no script, ImportFailedError where it starts no training.
     """
-    parsed = read_script(script, given)
-    found = [
+    parsed = read_script(script, environment)
+    launches = [
         (command, at)
         for command in parsed.commands
         for at, word in enumerate(command.words)
         if _is_entry(word)
     ]
-    if not found:
+    if not launches:
         raise ImportFailedError(f"{source}: no command that runs {' or '.join(ENTRIES)}")
-    command, at = found[-1]
+    command, at = launches[-1]
     draft = Draft(job_name(PurePosixPath(source).stem))
     for name in dict.fromkeys(parsed.unknown_arrays):
         why = (
@@ -101,17 +101,17 @@ def _is_entry(word: Argument) -> bool:
 
 def _flags(command: Command, start: int, draft: Draft) -> dict[str, Setting]:
     """The arguments behind train.py, as argparse reads them: the last of a name counts."""
-    found: dict[str, Setting] = {}
+    flags: dict[str, Setting] = {}
     name = ""
     for word in command.words[start:]:
         if word.text.startswith("--"):
             name, separator, value = word.text.partition("=")
-            found[name] = Setting(
+            flags[name] = Setting(
                 name, (value,) if separator else (), word.line, word.missing, word.doubtful
             )
         elif name:
-            old = found[name]
-            found[name] = Setting(
+            old = flags[name]
+            flags[name] = Setting(
                 name,
                 (*old.values, word.text),
                 old.line,
@@ -120,7 +120,7 @@ def _flags(command: Command, start: int, draft: Draft) -> dict[str, Setting]:
             )
         else:
             draft.note("not translated", word.text, "a word that belongs to no argument", word.line)
-    return found
+    return flags
 
 
 def _data(draft: Draft, settings: Settings) -> None:
@@ -281,7 +281,9 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
         ("labelKey", "--eval-label-key"),
         ("toolsKey", "--eval-tool-key"),
     )
-    own = {field: str(setting.value) for field, name in keys if (setting := settings.take(name))}
+    columns = {
+        field: str(setting.value) for field, name in keys if (setting := settings.take(name))
+    }
     if interval is None or data is None:  # then they mean nothing
         settings.seen |= {
             name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))
@@ -304,7 +306,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
     like = {
         key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"
-    } | own
+    } | columns
     datasets = [{"path": path} | ({"name": name} if name else {}) | like for name, path in pairs]
     put(draft, "evaluation.datasets", data, lambda _: datasets, literal=True)
     if skips:

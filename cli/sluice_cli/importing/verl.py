@@ -36,23 +36,23 @@ _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 
 
 def read_command(
-    script: str, source: str, given: Mapping[str, str]
+    script: str, source: str, environment: Mapping[str, str]
 ) -> tuple[str, dict[str, Setting]]:
     """(the entry point, its overrides) of a script or a command line. Raises ScriptError and
     ImportFailedError.
     """
-    parsed = read_script(script, given)
-    found = [
+    parsed = read_script(script, environment)
+    launches = [
         (c, at)
         for c in parsed.commands
         for at, word in enumerate(c.words)
         if _ENTRY.search(word.text) or ENTRY.search(word.text)
     ]
-    if not found:
+    if not launches:
         raise ImportFailedError(
             f"{source}: no command that runs verl.trainer.main_ppo, and no such file"
         )
-    command, at = found[-1]
+    command, at = launches[-1]
     entry, words = command.words[at].text, command.words[at + 1 :]
     started = launched(command.words[:at]) if ENTRY.search(entry) else {}
     return entry, {setting.name: setting for setting in overrides(words)} | _options(
@@ -64,19 +64,19 @@ def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
     """Hydra's own options; a configuration of verl's is known by its defaults, another one is not
     read.
     """
-    found = {}
+    options = {}
     for word in words:
         name, _, value = word.text.partition("=")
         if name in ("--config-name", "--config-path", "-cn", "-cp"):
-            found[name] = Setting(name, (value,), word.line)
-    return found
+            options[name] = Setting(name, (value,), word.line)
+    return options
 
 
-def import_verl(given: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
+def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
     """The job of a configuration: the settings of a file, of a command, or both. Raises
     ImportFailedError.
     """
-    settings = Settings(resolved(given))
+    settings = Settings(resolved(unresolved))
     draft = Draft(job_name(_name(settings, source)))
     if is_sft(settings, entry):
         settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
@@ -173,7 +173,7 @@ def _train_files(draft: Draft, settings: Settings) -> list[str]:
 
 def _columns(settings: Settings) -> dict[str, Any]:
     key = settings.take("data.prompt_key")
-    found: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
+    columns: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
     prefix = "data.apply_chat_template_kwargs."
     arguments = {
         name.removeprefix(prefix): s.value
@@ -183,7 +183,7 @@ def _columns(settings: Settings) -> dict[str, Any]:
     whole = settings.take(prefix.rstrip("."))
     if whole and isinstance(whole.value, dict):
         arguments |= whole.value
-    return found | ({"chatTemplateArgs": arguments} if arguments else {})
+    return columns | ({"chatTemplateArgs": arguments} if arguments else {})
 
 
 def _listed(value: Any) -> list[str]:
@@ -363,17 +363,21 @@ def _placement(
     """Engines. verl's share the trainer's GPUs, but where they are given their own."""
     engine = _number(later[f"{_ROLLOUT}.tensor_model_parallel_size"], 2)
     trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
-    own = _number(later["rollout.nnodes"], 1) * _number(later["rollout.n_gpus_per_node"], 0)
+    engine_gpus = _number(later["rollout.nnodes"], 1) * _number(later["rollout.n_gpus_per_node"], 0)
     draft.set("rollout.gpusPerReplica", engine, f"{_ROLLOUT}.tensor_model_parallel_size")
-    if not own and "fully_async" not in entry and draft.get("trainer.gpusPerNode", 8) % engine == 0:
+    if (
+        not engine_gpus
+        and "fully_async" not in entry
+        and draft.get("trainer.gpusPerNode", 8) % engine == 0
+    ):
         draft.set("trainer.colocate", True, "no rollout.n_gpus_per_node")
         if _offloads(later, "optimizer_offload") and not _offloads(later, "param_offload"):
             draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
         return
     draft.set(
         "rollout.replicas",
-        max(1, (own or trainer) // engine),
-        "rollout.n_gpus_per_node" if own else "trainer.nnodes",
+        max(1, (engine_gpus or trainer) // engine),
+        "rollout.n_gpus_per_node" if engine_gpus else "trainer.nnodes",
     )
     if "fully_async" in entry:
         threshold = later["async_training.staleness_threshold"]
@@ -382,7 +386,7 @@ def _placement(
         draft.set(
             "rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold"
         )
-    if not own:
+    if not engine_gpus:
         why = (
             f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and "
             "have their own"
@@ -391,8 +395,8 @@ def _placement(
 
 
 def _offloads(later: Mapping[str, Setting | None], what: str) -> bool:
-    found = [later[f"{_ACTOR}.{group}"] for group in OFFLOADS if group.endswith(what)]
-    return any(setting and setting.value is True for setting in found)
+    switches = [later[f"{_ACTOR}.{group}"] for group in OFFLOADS if group.endswith(what)]
+    return any(setting and setting.value is True for setting in switches)
 
 
 def _number(setting: Setting | None, default: int) -> int:

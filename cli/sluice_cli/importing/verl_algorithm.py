@@ -59,27 +59,27 @@ _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "seq
 
 
 def policy(draft: Draft, settings: Settings) -> None:
-    given = settings.take("algorithm.adv_estimator")
-    if given is None:
+    adv_estimator = settings.take("algorithm.adv_estimator")
+    if adv_estimator is None:
         draft.note(
             "other default", "algorithm.estimator", "ppo (verl: gae, algorithm.adv_estimator)"
         )
-    estimator = _ESTIMATORS.get(str(given.value) if given else "gae")
+    estimator = _ESTIMATORS.get(str(adv_estimator.value) if adv_estimator else "gae")
     mode = settings.take(f"{_ACTOR}.policy_loss.loss_mode")
     loss = str(mode.value) if mode else "vanilla"
-    if given and estimator is None:
+    if adv_estimator and estimator is None:
         why = (
             f"algorithm.estimator has {', '.join(sorted(set(_ESTIMATORS.values())))}; another one "
             "is a function"
         )
-        draft.note("not translated", given.shown, why, given.line)
+        draft.note("not translated", adv_estimator.shown, why, adv_estimator.line)
     elif loss in ("gspo", "cispo") and estimator == "grpo":
         draft.set("algorithm.estimator", loss, f"{_ACTOR}.policy_loss.loss_mode")
     else:
         draft.set(
             "algorithm.estimator",
             estimator,
-            given.name if given else "default of algorithm.adv_estimator",
+            adv_estimator.name if adv_estimator else "default of algorithm.adv_estimator",
         )
         _loss(draft, mode, loss)
     for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
@@ -193,13 +193,13 @@ def _rejection(draft: Draft, settings: Settings) -> None:
     """`rollout_rs`: newer verl's names, separated by commas, or the older token, sequence,
     geometric.
     """
-    given = settings.take(f"{_CORRECTION}.rollout_rs")
+    rollout_rs = settings.take(f"{_CORRECTION}.rollout_rs")
     most, least = (
         settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower")
     )
-    if given is None or given.value is None:
+    if rollout_rs is None or rollout_rs.value is None:
         return
-    names = [name.strip() for name in text(given.value).split(",")]
+    names = [name.strip() for name in text(rollout_rs.value).split(",")]
     shared = settings.get(f"{_CORRECTION}.rollout_is_threshold")
     known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
     limits = [part.strip() for part in str(known).split(",")]
@@ -208,11 +208,11 @@ def _rejection(draft: Draft, settings: Settings) -> None:
             _rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)
         ]
     except ValueError as error:
-        draft.note("not translated", given.shown, str(error), given.line)
+        draft.note("not translated", rollout_rs.shown, str(error), rollout_rs.line)
         return
     if least and least.value is not None:
         rules[0]["low"] = real(least.value)
-    draft.set("algorithm.offPolicy.reject", rules, given.name)
+    draft.set("algorithm.offPolicy.reject", rules, rollout_rs.name)
 
 
 def _rule(name: str, limit: str) -> dict[str, Any]:

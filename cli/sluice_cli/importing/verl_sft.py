@@ -113,13 +113,13 @@ _DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 
 def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
     """How many processes torchrun was told to start, of the words before the entry point."""
-    found = {}
+    settings = {}
     for word, after in zip(words, (*words[1:], None), strict=True):
         if match := _PROCESSES.match(word.text):
             name = "trainer.nnodes" if match[1] == "nnodes" else "trainer.n_gpus_per_node"
             value = match[2] if match[2] is not None else after.text if after else ""
-            found[name] = Setting(word.text, (value,), word.line, word.missing, word.doubtful)
-    return found
+            settings[name] = Setting(word.text, (value,), word.line, word.missing, word.doubtful)
+    return settings
 
 
 def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
@@ -178,14 +178,14 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
     if not single:
         old = settings.take("data.multiturn.messages_key")
         names = {"promptKey": ("data.messages_key", str(old.value) if old else "messages")}
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for field, (key, usual) in names.items():
-        given = settings.take(key)
-        found[field] = str(given.value) if given and given.value else usual
+        setting = settings.take(key)
+        columns[field] = str(setting.value) if setting and setting.value else usual
     tools = settings.take("data.tools_key")
-    found |= {"toolsKey": str(tools.value)} if tools and tools.value else {}
-    found |= {"applyChatTemplate": True} if single else {}
-    return [{"path": path, **found} for path in prompts]
+    columns |= {"toolsKey": str(tools.value)} if tools and tools.value else {}
+    columns |= {"applyChatTemplate": True} if single else {}
+    return [{"path": path, **columns} for path in prompts]
 
 
 def _fallback(name: str) -> Entry:
