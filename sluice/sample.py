@@ -172,10 +172,10 @@ class Sample:
 
     def sampled_by(self, version: int) -> UInt8:
         """[response] 1 where the weights of this version sampled the token."""
-        found = np.zeros(self.response_length, np.uint8)
+        mask = np.zeros(self.response_length, np.uint8)
         for span in self.weight_versions:
-            found[span.start : span.end] = span.version == version
-        return found
+            mask[span.start : span.end] = span.version == version
+        return mask
 
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""

@@ -93,12 +93,12 @@ def _verl(function: Callable[..., Any], parameters: Any) -> Callable[[Any], Any]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def call(sample: Any) -> Any:
-        given = {
+        arguments = {
             "data_source": sample.metadata.get("data_source", ""),
             "solution_str": sample.response,
             "ground_truth": sample.label,
             "extra_info": sample.metadata,
         }
-        return function(**{k: v for k, v in given.items() if takes_all or k in parameters})
+        return function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
 
     return call

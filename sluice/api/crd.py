@@ -120,7 +120,7 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _models(base: type[Model]) -> list[type[Model]]:
-    return [found for direct in base.__subclasses__() for found in (direct, *_models(direct))]
+    return [model for direct in base.__subclasses__() for model in (direct, *_models(direct))]
 
 
 def _structural(
@@ -203,20 +203,20 @@ def _fill(schema: dict[str, Any], model: type[Model]) -> None:
 
 def _default(value: Model) -> dict[str, Any]:
     """Complete: an API server applies the rules of an object to its default as it stands here."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, field in type(value).model_fields.items():
         each = getattr(value, name)
         if isinstance(each, Model):
-            found[field.alias or name] = _default(each)
+            fields[field.alias or name] = _default(each)
         elif each not in (None, "", [], {}):
-            found[field.alias or name] = each
-    return found
+            fields[field.alias or name] = each
+    return fields
 
 
 def _validation(rule: Rule) -> dict[str, str]:
-    found = {"rule": rule.cel, "message": rule.message.replace("{} ", "")}
+    validation = {"rule": rule.cel, "message": rule.message.replace("{} ", "")}
     if rule.field:
-        found["fieldPath"] = f".{rule.field}"
+        validation["fieldPath"] = f".{rule.field}"
     if rule.reason != "FieldValueInvalid":
-        found["reason"] = rule.reason
-    return found
+        validation["reason"] = rule.reason
+    return validation

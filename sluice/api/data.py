@@ -163,9 +163,9 @@ class PromptSource(Model):
             self.source.function_name if self.source else parse_path(self.path or "")[0].stem
         )
 
-    def file(self, made: Path) -> str:
-        """Where its rows lie. made: the directory of those that `source` made."""
-        return str(made / self.source.file_name) if self.source else str(self.path)
+    def file(self, directory: Path) -> str:
+        """Where its rows lie. directory: of those that `source` made."""
+        return str(directory / self.source.file_name) if self.source else str(self.path)
 
 
 class Data(Model):

@@ -61,10 +61,10 @@ def kubernetes_fields() -> dict[str, dict[str, str]]:
     """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
     a map.
     """
-    found: dict[str, dict[str, str]] = json.loads(
+    fields: dict[str, dict[str, str]] = json.loads(
         (Path(__file__).parent / "kubernetes_fields.json").read_text()
     )
-    return found
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
     for override in overrides or []:
         apply_override(document, override)
     if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
-        found = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
+        header = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
         raise ManifestError(
-            f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {found}"
+            f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {header}"
         )
     plain = _plain(document)
     try:

@@ -62,15 +62,19 @@ _UNION = ("str", "int", "float", "bool")
 
 def describe(error: ValidationError, document: Any, source: str) -> str:
     """All problems of a manifest, one line each: file:line: field.path: what is wrong."""
-    found: dict[str, list[str]] = {}
+    explanations: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         location = list(problem["loc"])
         extra = (problem.get("ctx") or {}).get("field", "")
         location += str(extra).split(".") if extra else []
         if location and (location[-1] in _UNION or str(location[-1]).startswith("function-")):
             location.pop()
-        found.setdefault(_place(location, document, source), []).append(_explain(problem, location))
-    return "\n".join(where + " or ".join(dict.fromkeys(texts)) for where, texts in found.items())
+        explanations.setdefault(_place(location, document, source), []).append(
+            _explain(problem, location)
+        )
+    return "\n".join(
+        where + " or ".join(dict.fromkeys(texts)) for where, texts in explanations.items()
+    )
 
 
 def describe_faults(faults: Iterable[Fault], document: Any, source: str) -> str:
@@ -128,9 +132,9 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        found = _model_of(argument)
-        if found:
-            return found
+        model = _model_of(argument)
+        if model:
+            return model
     return None
 
 

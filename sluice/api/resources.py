@@ -23,8 +23,10 @@ def memory_field(role: str, container: str) -> str:
     """Path of the field with which a user gives a container more memory; for containers of his own,
     the template.
     """
-    own = f"resources.limits.memory of {container or 'its container'} in the template of {role}"
-    return _MEMORY_FIELDS.get(container, own)
+    in_template = (
+        f"resources.limits.memory of {container or 'its container'} in the template of {role}"
+    )
+    return _MEMORY_FIELDS.get(container, in_template)
 
 
 class Resources(Model):

@@ -196,13 +196,16 @@ def _marked(
     from jinja2 import TemplateError
 
     try:
-        found = tokenizer.apply_chat_template(
+        encoding = tokenizer.apply_chat_template(
             chat.without_masks(messages), tools=tools, tokenize=True, return_dict=True,
             return_assistant_tokens_mask=True, **(arguments or {}),
         )  # fmt: skip
     except (TemplateError, TypeError, ValueError) as error:
         raise PromptError(f"the chat template refuses the conversation: {error}") from error
-    tokens, mask = [int(i) for i in found["input_ids"]], [int(i) for i in found["assistant_masks"]]
+    tokens, mask = (
+        [int(i) for i in encoding["input_ids"]],
+        [int(i) for i in encoding["assistant_masks"]],
+    )
     answers = [message for message in messages if _is_answer(message)]
     if not all(map(_trained, answers)):
         runs = _runs(mask)

@@ -44,10 +44,10 @@ class Located:
 def files_of(path: Path) -> list[Path]:
     """The file itself, or the prompt files of a directory by name."""
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.is_file())
-        if not found:
+        files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.is_file())
+        if not files:
             raise ConfigurationError(f"{path}: no {', '.join(ENDINGS)} file in this directory")
-        return found
+        return files
     if not path.is_file():
         before, separator, after = str(path).rpartition("@")
         if separator and Path(before).exists():
@@ -73,7 +73,7 @@ def read_source(text: str) -> Iterator[Located]:
     """The rows of a `path@[a:b]`, each numbered in its own file."""
     path, part = parse_path(text)
     files = files_of(path)
-    rows = (found for file in files for found in read_file(file))
+    rows = (located for file in files for located in read_file(file))
     if all(number is None or number >= 0 for number in (part.start, part.stop)):
         return islice(rows, part.start, part.stop)
     window = range(sum(count_rows(file) for file in files))[

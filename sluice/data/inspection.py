@@ -69,42 +69,42 @@ def inspect(
     """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its
     length.
     """
-    found = Inspection()
+    inspection = Inspection()
     seen: set[bytes] = set()
     for located in rows:
-        found.rows += 1
-        found.keys.update(map(str, located.row))
+        inspection.rows += 1
+        inspection.keys.update(map(str, located.row))
         try:
             parsed = read(located.row, source)
             size = length(parsed)
         except (RowError, PromptError) as error:
-            found.broken += 1
-            if len(found.problems) < SHOWN:
-                found.problems.append(f"{located.where}: {error}")
+            inspection.broken += 1
+            if len(inspection.problems) < SHOWN:
+                inspection.problems.append(f"{located.where}: {error}")
             continue
-        _count(found, located, parsed)
+        _count(inspection, located, parsed)
         key = digest([parsed.prompt, getattr(parsed, "tokens", None)])
-        found.duplicates += key in seen
+        inspection.duplicates += key in seen
         seen.add(key)
-        found.lengths.append(size)
+        inspection.lengths.append(size)
         if limit is not None and size > limit:
-            found.longer += 1
-            if len(found.too_long) < SHOWN:
-                found.too_long.append(f"{located.where}: {size}")
-    return found
+            inspection.longer += 1
+            if len(inspection.too_long) < SHOWN:
+                inspection.too_long.append(f"{located.where}: {size}")
+    return inspection
 
 
-def _count(found: Inspection, located: Located, row: PromptRow) -> None:
-    found.first = found.first or row
-    found.shapes["verl" if is_verl(located.row) else "slime"] += 1
-    found.prompts["text" if isinstance(row.prompt, str) else "messages"] += 1
-    found.labels += row.label is not None
-    found.tools += row.tools is not None
+def _count(inspection: Inspection, located: Located, row: PromptRow) -> None:
+    inspection.first = inspection.first or row
+    inspection.shapes["verl" if is_verl(located.row) else "slime"] += 1
+    inspection.prompts["text" if isinstance(row.prompt, str) else "messages"] += 1
+    inspection.labels += row.label is not None
+    inspection.tools += row.tools is not None
     if not isinstance(row.prompt, str):
-        found.masked += any("step_loss_mask" in m or "loss_mask" in m for m in row.prompt)
-    found.rewards[reward_of(row)] += 1
+        inspection.masked += any("step_loss_mask" in m or "loss_mask" in m for m in row.prompt)
+    inspection.rewards[reward_of(row)] += 1
     if data_source := row.metadata.get("data_source"):
-        found.sources[str(data_source)] += 1
+        inspection.sources[str(data_source)] += 1
 
 
 def reward_of(row: PromptRow) -> str:

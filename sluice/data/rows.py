@@ -146,8 +146,8 @@ def missing(row: Row, keys: Iterable[str], field: str) -> str:
         ),
         None,
     )
-    found = ", ".join(map(repr, names[:20])) or "none"
-    return f"no column {wanted}; the row has {found}" + (
+    columns = ", ".join(map(repr, names[:20])) or "none"
+    return f"no column {wanted}; the row has {columns}" + (
         f"; did you mean {field}: {meant}?" if meant else ""
     )
 
@@ -164,12 +164,12 @@ def _label(row: Row, source: PromptSource) -> Any:
 
 
 def _metadata(row: Row, source: PromptSource) -> dict[str, Any]:
-    given = _json_column(row.get(source.metadata_key), dict, source.metadata_key) or {}
+    metadata = _json_column(row.get(source.metadata_key), dict, source.metadata_key) or {}
     if not is_verl(row):
-        return dict(given)
+        return dict(metadata)
     extra = _json_column(row.get("extra_info"), dict, "extra_info") or {}
-    own = {key: row[key] for key in ("data_source", "ability") if row.get(key) is not None}
-    return {**own, **extra, **given}
+    columns = {key: row[key] for key in ("data_source", "ability") if row.get(key) is not None}
+    return {**columns, **extra, **metadata}
 
 
 def _tools(row: Row, source: PromptSource) -> list[dict[str, Any]] | None:

@@ -38,19 +38,21 @@ def to_verl(row: Row, source: PromptSource, number: int, data_source: str) -> Ro
     parsed = parse_row(row, source)
     metadata = dict(parsed.metadata)
     prompt = parsed.prompt
-    made: Row = {
+    verl_row: Row = {
         "data_source": metadata.pop("data_source", data_source),
         "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
         "ability": metadata.pop("ability", ""),
         "reward_model": _reward_model(row, parsed.label),
         "extra_info": {"index": number} | metadata,
     }
-    return made | ({source.tools_key: parsed.tools} if parsed.tools else {}) | _others(row, source)
+    return (
+        verl_row | ({source.tools_key: parsed.tools} if parsed.tools else {}) | _others(row, source)
+    )
 
 
 def _reward_model(row: Row, label: Any) -> Row:
-    given = row["reward_model"] if is_verl(row) else {"style": "rule"}
-    return {**given, "ground_truth": label}
+    reward_model = row["reward_model"] if is_verl(row) else {"style": "rule"}
+    return {**reward_model, "ground_truth": label}
 
 
 def _others(row: Row, source: PromptSource) -> Row:

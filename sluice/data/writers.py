@@ -65,12 +65,12 @@ class Writer:
         self._file.flush()
         os.fsync(self._file.fileno())
         if self._path.suffix == ".parquet":
-            made = temporary.with_name(temporary.name + ".parquet")
+            parquet = temporary.with_name(temporary.name + ".parquet")
             try:
-                write_parquet(temporary, made, self._path)
-                made.replace(temporary)
+                write_parquet(temporary, parquet, self._path)
+                parquet.replace(temporary)
             finally:
-                made.unlink(missing_ok=True)
+                parquet.unlink(missing_ok=True)
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # a temporary file is its owner's alone
@@ -111,9 +111,9 @@ def _types(lines: Path, name: Path) -> dict[str, Any]:
         for key in dict.fromkeys(key for row in batch for key in row):
             values = [row.get(key) for row in batch]
             try:
-                found = pa.array(values).type
-                if types.get(key, found) is not None:
-                    types[key] = _common(types.get(key, found), found)
+                kind = pa.array(values).type
+                if types.get(key, kind) is not None:
+                    types[key] = _common(types.get(key, kind), kind)
             except (pa.ArrowException, OverflowError) as error:
                 if key in _READ_BY_NAME or not all(
                     value is None or isinstance(value, dict | list) for value in values

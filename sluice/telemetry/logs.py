@@ -61,10 +61,12 @@ def _of_libraries(last: list[Any]) -> logging.Handler:
 
 def _name_object(_logger: Any, _method: str, event: Any) -> Any:
     """Kopf says in `k8s_ref` which object a line is about: `job` or `pod`, as namespace/name."""
-    found = getattr(event["_record"], "k8s_ref", None) or {}
-    if found.get("name"):
-        kind = {"RLJob": "job"}.get(found.get("kind", ""), str(found.get("kind", "object")).lower())
-        event[kind] = f"{found.get('namespace')}/{found['name']}"
+    reference = getattr(event["_record"], "k8s_ref", None) or {}
+    if reference.get("name"):
+        kind = {"RLJob": "job"}.get(
+            reference.get("kind", ""), str(reference.get("kind", "object")).lower()
+        )
+        event[kind] = f"{reference.get('namespace')}/{reference['name']}"
     return event
 
 

@@ -18,7 +18,7 @@ def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str
     """`pass@k` -> its mean over the groups that have k samples. groups: the rewards of each; 1 is
     correct.
     """
-    found = {}
+    rates = {}
     for k in ks:
         scores = [
             pass_at_k(len(group), sum(r == 1 for r in group), k)
@@ -26,8 +26,8 @@ def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str
             if len(group) >= k
         ]
         if scores:
-            found[f"pass@{k}"] = fmean(scores)
-    return found
+            rates[f"pass@{k}"] = fmean(scores)
+    return rates
 
 
 def powers_of_two(n: int) -> list[int]:

@@ -119,16 +119,16 @@ def _headline(axes: Any, steps: Records, evaluations: list[tuple[int, float]]) -
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     lines = axes.get_lines()
     if evaluations:
-        own = axes if judged else axes.twinx()
-        lines += own.plot(
+        evaluation_axes = axes if judged else axes.twinx()
+        lines += evaluation_axes.plot(
             *zip(*evaluations, strict=True),
             color="#2e7d32",
             marker="o",
             label="evaluation (held out)",
         )
-        own.set_ylim(bottom=min(0.0, own.get_ylim()[0]))
+        evaluation_axes.set_ylim(bottom=min(0.0, evaluation_axes.get_ylim()[0]))
         if not judged:
-            own.set_ylabel("reward")
+            evaluation_axes.set_ylabel("reward")
     axes.legend(handles=lines, frameon=False, loc="best" if judged else "center right")
 
 
@@ -185,16 +185,16 @@ def _timeline(axes: Any, directory: Path) -> None:
 
 def spans(samples: list[dict[str, Any]], name: str) -> list[tuple[str, float, float]]:
     """(state, begin, end) of one member, from samples of all members' states."""
-    found: list[tuple[str, float, float]] = []
+    stretches: list[tuple[str, float, float]] = []
     for earlier, later in itertools.pairwise(samples):
         state = earlier["states"].get(name)
         if state is None:
             continue
-        if found and found[-1][0] == state and found[-1][2] == earlier["time"]:
-            found[-1] = (state, found[-1][1], later["time"])
+        if stretches and stretches[-1][0] == state and stretches[-1][2] == earlier["time"]:
+            stretches[-1] = (state, stretches[-1][1], later["time"])
         else:
-            found.append((state, earlier["time"], later["time"]))
-    return found
+            stretches.append((state, earlier["time"], later["time"]))
+    return stretches
 
 
 def _figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Any:
@@ -233,10 +233,10 @@ def _summary(directory: Path) -> str:
 
 def _warnings(steps: Records) -> str:
     """Signs of sickness, each kind once."""
-    found = [
+    entries = [
         f"<li>step {each.step}: {html.escape(each.text)}</li>" for each in findings(steps.values())
     ]
-    return f"<h2>Warnings</h2><ul>{''.join(found)}</ul>" if found else ""
+    return f"<h2>Warnings</h2><ul>{''.join(entries)}</ul>" if entries else ""
 
 
 def _shown(value: Any) -> str:

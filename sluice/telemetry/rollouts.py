@@ -35,8 +35,8 @@ def path_of(directory: Path, step: int) -> Path:
 
 def steps(directory: Path) -> dict[int, Path]:
     """The dumped steps of a directory, in their order."""
-    found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step_*.parquet"))
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step_*.parquet"))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def write(directory: Path, step: int, groups: Sequence[SampleGroup]) -> Path:

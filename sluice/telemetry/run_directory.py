@@ -64,8 +64,8 @@ def parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def by_step(path: Path, key: str = "step") -> dict[int, dict[str, Any]]:
     """The last record of each step, in order of steps."""
-    found = {int(record[key]): record for record in records(path) if key in record}
-    return dict(sorted(found.items()))
+    latest = {int(record[key]): record for record in records(path) if key in record}
+    return dict(sorted(latest.items()))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -65,8 +65,8 @@ PLAIN = Tls()
 
 def from_environment(variables: Mapping[str, str] | None = None) -> Tls:
     """The TLS material of this process's pod; PLAIN where it has none."""
-    found = os.environ if variables is None else variables
-    directory, name = found.get(DIRECTORY_ENV, ""), found.get(NAME_ENV, "")
+    environment = os.environ if variables is None else variables
+    directory, name = environment.get(DIRECTORY_ENV, ""), environment.get(NAME_ENV, "")
     if not directory:
         return PLAIN
     if not name:

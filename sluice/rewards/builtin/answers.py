@@ -19,7 +19,7 @@ def boxed(text: str) -> str | None:
     Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts
     as the outer one. One pass, whatever the text: a model may well write ten thousand boxes.
     """
-    found: str | None = None
+    content: str | None = None
     open_: list[int] = []  # where the content of a box starts; -1 for other braces
     for match in _BRACE.finditer(text):
         if match[1]:
@@ -27,5 +27,5 @@ def boxed(text: str) -> str | None:
         elif match[0] == "{":
             open_.append(-1)
         elif match[0] == "}" and open_ and (start := open_.pop()) >= 0:
-            found = text[start : match.start()]
-    return found
+            content = text[start : match.start()]
+    return content

@@ -61,7 +61,7 @@ def _from_object(label: dict[str, Any]) -> list[Case]:
             or len(inputs) != len(outputs)
         ):
             raise RewardError("label: inputs and outputs of code must be lists of the same length")
-        return [_test(given, wanted, name) for given, wanted in zip(inputs, outputs, strict=True)]
+        return [_test(input_, wanted, name) for input_, wanted in zip(inputs, outputs, strict=True)]
     if "test" in label and "entry_point" in label:
         return [Case({"check": f"{label['test']}\ncheck({label['entry_point']})\n"})]
     setup = str(label.get("test_setup_code") or "")
@@ -88,22 +88,22 @@ def _from_list(label: list[Any], sample: RewardInput) -> list[Case]:
     return tests
 
 
-def _test(given: Any, wanted: Any, function: str | None) -> Case:
+def _test(input_: Any, wanted: Any, function: str | None) -> Case:
     if function is None:
-        return Case({"input": _text(given)}, _text(wanted))
+        return Case({"input": _text(input_)}, _text(wanted))
     try:
         arguments = (
-            [json.loads(line) for line in given.split("\n") if line.strip()]
-            if isinstance(given, str)
-            else given
+            [json.loads(line) for line in input_.split("\n") if line.strip()]
+            if isinstance(input_, str)
+            else input_
         )
     except ValueError:
         raise RewardError(
-            f"label: inputs of {function} must be JSON, one argument a line, got {shown(given)}"
+            f"label: inputs of {function} must be JSON, one argument a line, got {shown(input_)}"
         ) from None
     if not isinstance(arguments, list):
         raise RewardError(
-            f"label: inputs of {function} must be a list of arguments, got {shown(given)}"
+            f"label: inputs of {function} must be a list of arguments, got {shown(input_)}"
         )
     return Case({"call": function, "arguments": json.dumps(arguments)}, _value(wanted))
 

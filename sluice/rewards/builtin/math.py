@@ -48,5 +48,7 @@ def _verified(answer: str, label: str) -> bool:
     )  # it logs a stack for all that is no mathematics
     how = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     right = parse(f"\\boxed{{{label}}}", how, parsing_timeout=PARSE_SECONDS)
-    given = parse(f"\\boxed{{{answer}}}", how, parsing_timeout=PARSE_SECONDS)
-    return bool(right and given and verify(right, given, timeout_seconds=PARSE_SECONDS))
+    parsed_answer = parse(f"\\boxed{{{answer}}}", how, parsing_timeout=PARSE_SECONDS)
+    return bool(
+        right and parsed_answer and verify(right, parsed_answer, timeout_seconds=PARSE_SECONDS)
+    )

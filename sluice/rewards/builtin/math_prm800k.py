@@ -98,13 +98,13 @@ def hendrycks(answer: str) -> str:
 
 
 def _prm800k(answer: str, label: str) -> bool:
-    given, right = _normal(answer), _normal(label)
-    if given == right:
+    answer, right = _normal(answer), _normal(label)
+    if answer == right:
         return True
-    if not given or not right:
+    if not answer or not right:
         return False
-    ours, theirs = _entries(given), _entries(right)
-    brackets_differ = (given[0], given[-1]) != (right[0], right[-1])
+    ours, theirs = _entries(answer), _entries(right)
+    brackets_differ = (answer[0], answer[-1]) != (right[0], right[-1])
     if len(ours) != len(theirs) or (len(theirs) > 1 and brackets_differ):
         return False
     return all(_entry_agrees(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -169,18 +169,18 @@ def _entries(text: str) -> list[str]:
     return [text]
 
 
-def _entry_agrees(given: str, right: str) -> bool:
-    if given == right:
+def _entry_agrees(answer: str, right: str) -> bool:
+    if answer == right:
         return True
-    if _FRACTION.match(given) and _FRACTION.match(right):
+    if _FRACTION.match(answer) and _FRACTION.match(right):
         return False  # not reduced
-    if (_as_whole(given) is None) != (_as_whole(right) is None):
+    if (_as_whole(answer) is None) != (_as_whole(right) is None):
         return False
-    return _sympy_agrees(given, right)
+    return _sympy_agrees(answer, right)
 
 
-def _sympy_agrees(given: str, right: str) -> bool:
-    difference = f"({right})-({given})"
+def _sympy_agrees(answer: str, right: str) -> bool:
+    difference = f"({right})-({answer})"
     letters = set(filter(str.isalpha, difference.replace("sqrt", "").replace("frac", "")))
     if len(letters) > _MOST_LETTERS or _TOO_HARD.search(difference):
         return False

@@ -77,8 +77,8 @@ def read_question(sample: RewardInput, reward: str) -> Question:
     """The right answer of a row. Raises RewardError where it gives none."""
     choices = sample.metadata.get("choices") or []
     choices = [str(c) for c in (choices.values() if isinstance(choices, dict) else choices)]
-    given = sample.metadata.get("valid_letters") or string.ascii_uppercase[: len(choices) or 10]
-    letters = "".join(str(letter).strip().upper() for letter in given)
+    valid = sample.metadata.get("valid_letters") or string.ascii_uppercase[: len(choices) or 10]
+    letters = "".join(str(letter).strip().upper() for letter in valid)
     label = sample.label
     letter = str(sample.metadata.get("correct_letter") or "").strip().upper()
     if not letter and isinstance(label, int) and 0 <= label < len(letters):
@@ -105,9 +105,9 @@ def read_question(sample: RewardInput, reward: str) -> Question:
 
 def said(text: str, question: Question) -> str | None:
     """The letter that comes last after a word such as "answer"."""
-    found = [(m.start(), m[1].upper()) for pattern in _SAID for m in pattern.finditer(text)]
+    matches = [(m.start(), m[1].upper()) for pattern in _SAID for m in pattern.finditer(text)]
     return max(
-        ((at, letter) for at, letter in found if letter in question.letters), default=(0, None)
+        ((at, letter) for at, letter in matches if letter in question.letters), default=(0, None)
     )[1]
 
 

@@ -116,15 +116,15 @@ def _run(
     directory = tempfile.mkdtemp(prefix="test-", dir=place)
     try:
         with contextlib.ExitStack() as stack:
-            given = stack.enter_context(tempfile.TemporaryFile())
-            given.write(request.get("input", "").encode("utf-8", "replace"))
-            given.seek(0)
+            stdin = stack.enter_context(tempfile.TemporaryFile())
+            stdin.write(request.get("input", "").encode("utf-8", "replace"))
+            stdin.seek(0)
             channels = {name: _pipe(stack) for name in (1, 2, _RESULT, _UNCONFINED)}
             token, zygote = secrets.token_hex(16), os.getpid()
             child = os.fork()
             if child == 0:
                 descriptors = {
-                    0: given.fileno(),
+                    0: stdin.fileno(),
                     **{name: end.fileno() for name, (_, end) in channels.items()},
                 }
                 _be_the_test(request, prelude, layers, directory, descriptors, token, zygote)

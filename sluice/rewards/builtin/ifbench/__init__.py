@@ -22,7 +22,8 @@ CHECKS = ifeval.CHECKS | counts.CHECKS | words.CHECKS | formats.CHECKS | custom.
 def ifbench(sample: RewardInput) -> dict[str, float]:
     names, arguments = _instructions(sample.metadata)
     followed = [
-        _follows(sample.response, name, given) for name, given in zip(names, arguments, strict=True)
+        _follows(sample.response, name, keywords)
+        for name, keywords in zip(names, arguments, strict=True)
     ]
     return {"score": float(all(followed)), "followed": sum(followed) / len(followed)}
 
@@ -42,26 +43,26 @@ def _follows(response: str, name: str, arguments: dict[str, Any]) -> bool:
 
 def _instructions(metadata: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Names, and for each its arguments without those that are null."""
-    names, given = metadata.get("instruction_id_list"), metadata.get("kwargs")
+    names, arguments = metadata.get("instruction_id_list"), metadata.get("kwargs")
     if not isinstance(names, list) or not names:
         raise RewardError(
             "metadata.instruction_id_list: ifbench needs a list of instructions, got "
             f"{shown(names)}"
         )
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            given = json.loads(given)
+            arguments = json.loads(arguments)
         except ValueError:
             raise RewardError(
-                f"metadata.kwargs: expected a list of objects or its JSON, got {shown(given)}"
+                f"metadata.kwargs: expected a list of objects or its JSON, got {shown(arguments)}"
             ) from None
-    if given is None or isinstance(given, dict):
-        given = [given or {}] * len(names)
-    if not isinstance(given, list) or len(given) != len(names):
+    if arguments is None or isinstance(arguments, dict):
+        arguments = [arguments or {}] * len(names)
+    if not isinstance(arguments, list) or len(arguments) != len(names):
         raise RewardError(
             f"metadata.kwargs: expected one object for each of {len(names)} instructions, got "
-            f"{shown(given)}"
+            f"{shown(arguments)}"
         )
     return [str(n).strip() for n in names], [
-        {k: v for k, v in (g or {}).items() if v is not None} for g in given
+        {k: v for k, v in (g or {}).items() if v is not None} for g in arguments
     ]

@@ -340,9 +340,9 @@ def _same_length(text: str) -> bool:
 
 
 def _stop_words(text: str, *, percentage: float) -> bool:
-    found = t.words(text.lower())
+    words = t.words(text.lower())
     return (
-        bool(found) and 100 * sum(word in _STOP_WORDS for word in found) / len(found) <= percentage
+        bool(words) and 100 * sum(word in _STOP_WORDS for word in words) / len(words) <= percentage
     )
 
 
@@ -350,8 +350,8 @@ def _overlap(text: str, *, reference_text: str, percentage: float) -> bool:
     """The share of the text's trigrams of words and marks that the reference has, within 2 per
     cent.
     """
-    made, known = (_trigrams(one) for one in (text, reference_text))
-    return bool(made) and abs(100 * len(made & known) / len(made) - percentage) <= 2
+    trigrams, known = (_trigrams(one) for one in (text, reference_text))
+    return bool(trigrams) and abs(100 * len(trigrams & known) / len(trigrams) - percentage) <= 2
 
 
 def _trigrams(text: str) -> set[tuple[str, ...]]:

@@ -96,16 +96,16 @@ def _capitals(text: str) -> bool:
 
 def _table(text: str, columns: str, rows: int, delimiter: str = ",") -> list[list[str]] | None:
     """Header and rows, quotes kept; None where it is not such a table."""
-    found = [_cells(line, delimiter) for line in text.strip().split("\n")]
+    lines = [_cells(line, delimiter) for line in text.strip().split("\n")]
     names = columns.split()
-    sound = [cell.strip('"') for cell in found[0]] == names and len(found) == rows + 1
-    return found if sound and all(len(row) == len(names) for row in found) else None
+    sound = [cell.strip('"') for cell in lines[0]] == names and len(lines) == rows + 1
+    return lines if sound and all(len(row) == len(names) for row in lines) else None
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
     """Cells of a line; a delimiter between double quotes separates nothing."""
-    found = re.findall(rf'((?:"[^"]*"|[^{delimiter}"])*)(?:{delimiter}|$)', line)
-    return [cell.strip() for cell in found[:-1]]  # the last is what stands behind the line's end
+    cells = re.findall(rf'((?:"[^"]*"|[^{delimiter}"])*)(?:{delimiter}|$)', line)
+    return [cell.strip() for cell in cells[:-1]]  # the last is what stands behind the line's end
 
 
 def _cities(text: str) -> bool:

@@ -85,10 +85,10 @@ def _bullets_after_sentences(text: str) -> bool:
 
 
 def _title_case(text: str) -> bool:
-    found = [word for word in t.tokens(text) if word[0].isalpha()]
+    words = [word for word in t.tokens(text) if word[0].isalpha()]
     return not any(
         word[0].islower() and (len(word) == 1 or word[1:].islower() or word[1:].isupper())
-        for word in found
+        for word in words
     )
 
 

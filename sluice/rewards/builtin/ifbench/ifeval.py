@@ -79,8 +79,8 @@ def _constrained(text: str) -> bool:
 
 
 def _highlights(text: str, *, num_highlights: int) -> bool:
-    found = re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]*\*", text)
-    return sum(bool(h.strip("*").strip()) for h in found) >= num_highlights
+    highlights = re.findall(r"\*\*[^\n*]*\*\*|\*[^\n*]*\*", text)
+    return sum(bool(h.strip("*").strip()) for h in highlights) >= num_highlights
 
 
 def _sections(text: str, *, section_spliter: str, num_sections: int) -> bool:

@@ -41,7 +41,7 @@ def sentences(text: str) -> list[str]:
     """Ended by . ! ? (and closing quotes), or by an empty line; not by the dot of an abbreviation
     or an initial.
     """
-    found, start = [], 0
+    pieces, start = [], 0
     for match in _END.finditer(text):
         piece = text[start : match.end()]
         more = text[match.end() :].lstrip()
@@ -52,10 +52,10 @@ def sentences(text: str) -> list[str]:
             and (more[0].islower() or (match[0] == "." and _ABBREVIATION.search(piece[-12:])))
         ):
             continue
-        found.append(piece.strip())
+        pieces.append(piece.strip())
         start = match.end()
-    found.append(text[start:].strip())
-    return [sentence for sentence in found if sentence]
+    pieces.append(text[start:].strip())
+    return [sentence for sentence in pieces if sentence]
 
 
 def lines(text: str) -> list[str]:

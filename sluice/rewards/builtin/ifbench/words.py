@@ -59,13 +59,13 @@ def _paragraph_last_first(text: str) -> bool:
 
 def _keyword_position(text: str, *, keyword: str, n: int, m: int) -> bool:
     sentences = t.sentences(text)
-    found = t.tokens(sentences[n - 1]) if n <= len(sentences) else []
-    return m <= len(found) and found[m - 1].lower() == keyword.strip().lower()
+    words = t.tokens(sentences[n - 1]) if n <= len(sentences) else []
+    return m <= len(words) and words[m - 1].lower() == keyword.strip().lower()
 
 
 def _words_position(text: str, *, keyword: str) -> bool:
-    found = [word.lower() for word in t.tokens(text)]
-    return len(found) > 1 and found[1] == found[-2] == keyword.strip().lower()
+    words = [word.lower() for word in t.tokens(text)]
+    return len(words) > 1 and words[1] == words[-2] == keyword.strip().lower()
 
 
 def _alliteration(text: str) -> bool:
