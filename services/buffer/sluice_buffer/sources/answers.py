@@ -77,9 +77,9 @@ class Answers:
             )
             raise ConfigurationError(f"spec.model.path: {error}{hint}") from error
         context = chat.context_length(directory)
-        made = cls(prompts, tokenizer, min(spec.data.max_prompt_tokens or context, context))
-        made.check()
-        return made
+        answers = cls(prompts, tokenizer, min(spec.data.max_prompt_tokens or context, context))
+        answers.check()
+        return answers
 
     def check(self) -> None:
         """Raise ConfigurationError where none of a source's first rows can be encoded: what is

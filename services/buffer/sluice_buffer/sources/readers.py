@@ -93,22 +93,22 @@ def open_table(text: str, check: Check, spool: Path) -> Table:
 def _open(path: Path, check: Check, digest: xxhash.xxh3_128, spool: Path) -> _Place:
     if path.suffix == ".jsonl":
         place = _Place(path.open("rb"))
-        for found in read_file(path, digest.update):
-            _check(found, check)
-            place.offsets.append(found.offset)
+        for located in read_file(path, digest.update):
+            _check(located, check)
+            place.offsets.append(located.offset)
         return place
     with path.open("rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
     place = _Place(tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
-    for found in read_file(path):
-        _check(found, check)
+    for located in read_file(path):
+        _check(located, check)
         place.offsets.append(place.file.tell())
-        place.file.write(json.dumps(found.row, ensure_ascii=False, default=str).encode() + b"\n")
+        place.file.write(json.dumps(located.row, ensure_ascii=False, default=str).encode() + b"\n")
     place.file.flush()
     return place
 
 
-def _check(found: Located, check: Check) -> None:
-    if wrong := check(found.row):
-        raise ConfigurationError(f"{found.where}: {wrong}")
+def _check(located: Located, check: Check) -> None:
+    if wrong := check(located.row):
+        raise ConfigurationError(f"{located.where}: {wrong}")

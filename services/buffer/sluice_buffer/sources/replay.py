@@ -34,14 +34,14 @@ class Replay:
 
     @classmethod
     def of(cls, directory: Path) -> Replay:
-        found = rollouts.steps(directory)
-        if not found:
+        dumps = rollouts.steps(directory)
+        if not dumps:
             raise ConfigurationError(
                 f"spec.debug.replay: {directory} has no step_<n>.parquet; expected the directory "
                 "`rollouts` of a run "
                 "with debug.dumpRollouts"
             )
-        return cls(tuple(found.items()))
+        return cls(tuple(dumps.items()))
 
     def limit(self, policy: Policy) -> Policy:
         """The policy of a job whose prompts end with the dump, and whose samples are as old as they
@@ -96,7 +96,7 @@ class Replay:
             groups = rollouts.read(path)
         except rollouts.DumpError as error:
             raise PreconditionError(str(error)) from error
-        for what, found, wanted in (
+        for what, counts, wanted in (
             ("groups, rollout.batchSize", {len(groups)}, policy.batch_size),
             (
                 "samples a group, rollout.samplesPerPrompt",
@@ -104,9 +104,9 @@ class Replay:
                 policy.samples_per_prompt,
             ),
         ):
-            if found != {wanted}:
+            if counts != {wanted}:
                 raise PreconditionError(
-                    f"{path} has {', '.join(map(str, sorted(found)))} {what} is {wanted}"
+                    f"{path} has {', '.join(map(str, sorted(counts)))} {what} is {wanted}"
                 )
         return groups
 

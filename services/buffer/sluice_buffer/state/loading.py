@@ -82,9 +82,9 @@ def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
     for raw, data in storage.scan("round_groups"):
         version, group_id = numbers(raw)
         group = Group.unpack(data)
-        found = memory.rounds[version]
-        found.groups[group_id] = group
-        found.unfinished -= not group.state.in_work
+        round_ = memory.rounds[version]
+        round_.groups[group_id] = group
+        round_.unfinished -= not group.state.in_work
         _account(memory, Key(version, group_id), group, deadline)
     for _, data in storage.scan("results"):
         result = Result(**json.loads(data))

@@ -123,8 +123,8 @@ class Memory:
         """The record of a group that is not over."""
         if key.round == TRAINING:
             return self.groups.get(key.group_id)
-        found = self.rounds.get(key.round)
-        return found.groups.get(key.group_id) if found else None
+        round_ = self.rounds.get(key.round)
+        return round_.groups.get(key.group_id) if round_ else None
 
     def over_state(self, group_id: int) -> GroupState | None:
         state = self.over[group_id] if group_id < len(self.over) else 0

@@ -242,8 +242,8 @@ class Storage:
 
     def value(self, table: str, prefix: bytes) -> bytes | None:
         """A value that was stored in pieces."""
-        found = [data for _, data in self.scan(table, prefix)]
-        return b"".join(found) if found else None
+        pieces = [data for _, data in self.scan(table, prefix)]
+        return b"".join(pieces) if pieces else None
 
     def bounded_by_size(self) -> bool:
         """True where the database's own size is the limit, and not what else lies on the disk."""

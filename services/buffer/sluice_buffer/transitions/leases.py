@@ -107,7 +107,7 @@ class Leases:
     def available(self, worker_version: int) -> int:
         """How many groups there are for workers that serve `worker_version`."""
         memory = self.memory
-        rounds = (found for version, found in memory.rounds.items() if version <= worker_version)
+        rounds = (round_ for version, round_ in memory.rounds.items() if version <= worker_version)
         count = sum(
             len(r.waiting) + len(r.suspects) + self.round_size - r.next_group for r in rounds
         )
@@ -142,11 +142,11 @@ class Leases:
 
     def _evaluation(self, worker: Worker, worker_version: int) -> Iterator[Key]:
         for version in sorted(v for v in self.memory.rounds if v <= worker_version):
-            found = self.memory.rounds[version]
-            for group_id in self._returned(worker, found, found.groups):
+            round_ = self.memory.rounds[version]
+            for group_id in self._returned(worker, round_, round_.groups):
                 yield Key(version, group_id)
-            while found.next_group < self.round_size:
-                yield Key(version, found.next_group)
+            while round_.next_group < self.round_size:
+                yield Key(version, round_.next_group)
 
     def _training(self, worker: Worker, worker_version: int) -> Iterator[Key]:
         memory = self.memory

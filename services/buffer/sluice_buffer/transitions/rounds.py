@@ -91,14 +91,14 @@ class Rounds:
 
     def waiting_for(self, version: int) -> str | None:
         """Words for what the evaluation of the present version still lacks."""
-        found = self.memory.rounds.get(version)
-        if found is None:
+        round_ = self.memory.rounds.get(version)
+        if round_ is None:
             return None
-        holders = sorted({g.worker for g in found.groups.values() if g.state is GroupState.LEASED})
+        holders = sorted({g.worker for g in round_.groups.values() if g.state is GroupState.LEASED})
         leased = (
             f", leased by {', '.join(holders)}" if holders else ", no worker has asked for them"
         )
-        finished = self.plan.size - found.unfinished
+        finished = self.plan.size - round_.unfinished
         return (
             f"evaluation of version {version}: {finished} of {self.plan.size} groups "
             f"finished{leased}"
@@ -118,42 +118,42 @@ class Rounds:
 
     def finish(self, key: Key) -> None:
         """One more group of a round is finished; with the last one the round is."""
-        found = self.memory.rounds[key.round]
-        found.unfinished -= 1
-        if found.unfinished:
+        round_ = self.memory.rounds[key.round]
+        round_.unfinished -= 1
+        if round_.unfinished:
             return
         by_set: list[list[Group]] = [[] for _ in self.plan.sets]
         examples: list[list[list[int]]] = [[] for _ in self.plan.sets]
-        for group_id in sorted(found.groups):
+        for group_id in sorted(round_.groups):
             position, _ = self.plan.locate(group_id)
-            by_set[position].append(found.groups[group_id])
-            if found.groups[group_id].size:
-                examples[position].append([group_id, found.groups[group_id].size])
+            by_set[position].append(round_.groups[group_id])
+            if round_.groups[group_id].size:
+                examples[position].append([group_id, round_.groups[group_id].size])
         results = []
         for position, one in enumerate(self.plan.sets):
             values = metrics([unpack_facts(g.summary) for g in by_set[position]], self.plan.ks)
             result = Result(
-                found.version,
+                round_.version,
                 one.name,
                 values,
-                max(0.0, self.clock() - found.opened),
+                max(0.0, self.clock() - round_.opened),
                 examples[position],
             )
             self.memory.batch.put(
-                "results", number(found.version, position), json.dumps(asdict(result)).encode()
+                "results", number(round_.version, position), json.dumps(asdict(result)).encode()
             )
             results.append(result)
-        self._close(found)
-        self.memory.results[found.version] = results
+        self._close(round_)
+        self.memory.results[round_.version] = results
         self._forget_examples()
 
-    def _close(self, found: Round) -> None:
+    def _close(self, round_: Round) -> None:
         """Remove a round's working state; the samples of examples stay."""
-        self.memory.batch.delete("rounds", number(found.version))
-        for group_id in found.groups:
-            self.memory.batch.delete("round_groups", number(found.version, group_id))
-            self.memory.unlease(Key(found.version, group_id), found.groups[group_id])
-        del self.memory.rounds[found.version]
+        self.memory.batch.delete("rounds", number(round_.version))
+        for group_id in round_.groups:
+            self.memory.batch.delete("round_groups", number(round_.version, group_id))
+            self.memory.unlease(Key(round_.version, group_id), round_.groups[group_id])
+        del self.memory.rounds[round_.version]
         self.memory.changed = True
 
     def _forget_examples(self) -> None:
@@ -177,12 +177,12 @@ class Rounds:
         there.
         """
         for version in [v for v in self.memory.rounds if v > step]:
-            found = self.memory.rounds[version]
-            for group_id, group in found.groups.items():
+            round_ = self.memory.rounds[version]
+            for group_id, group in round_.groups.items():
                 self.memory.discard(
                     "partials" if group.state.in_work else "examples", Key(version, group_id), group
                 )
-            self._close(found)
+            self._close(round_)
         for version in [v for v in self.memory.results if v > step]:
             self._delete_examples(version)
             for position in range(len(self.memory.results.pop(version))):
