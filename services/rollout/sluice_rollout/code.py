@@ -35,7 +35,7 @@ class Code:
         `check`.)
         """
         keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec)
-        own = hooks.load_all(spec.rollout.hooks)
+        job_hooks = hooks.load_all(spec.rollout.hooks)
         datasets = spec.evaluation.datasets if spec.evaluation else []
         judges = {one.source_name: Judge(one.reward) for one in datasets if one.reward}
         judge = Judge(spec.reward) if spec.reward else None
@@ -45,7 +45,7 @@ class Code:
                 fields[_field(f"spec.evaluation.datasets[{position}].reward", one.reward)] = judges[
                     one.source_name
                 ]
-        return cls(judge, judges, keep, plays, own, fields)
+        return cls(judge, judges, keep, plays, job_hooks, fields)
 
     async def check(self) -> None:
         """Try the rewards. Raises ConfigurationError."""

@@ -72,8 +72,8 @@ def _response(spec: RLJobSpec, prompt: Prompt) -> int:
     dataset = next(
         (one for one in spec.evaluation.datasets if one.source_name == prompt.dataset), None
     )
-    own = dataset.sampling.max_response_tokens if dataset and dataset.sampling else None
-    return own or spec.evaluation.sampling.max_response_tokens or usual
+    of_dataset = dataset.sampling.max_response_tokens if dataset and dataset.sampling else None
+    return of_dataset or spec.evaluation.sampling.max_response_tokens or usual
 
 
 def _plain(name: str) -> str:

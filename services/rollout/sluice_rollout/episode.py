@@ -209,17 +209,17 @@ class Episode:
         before = sample.response_length - record["length"]
         try:
             with self.clock.at_engine():
-                made = await self.generator.turn(sample, sampling, room)
+                answer = await self.generator.turn(sample, sampling, room)
         except (PromptRefusedError, EngineError) as error:
             self._stop(error)
             raise
         finally:
             record["length"] = sample.response_length - before
-        if made is None:
+        if answer is None:
             self._end(InterruptedEpisodeError("the pod ends"))
-        record["finish"] = made.finish
-        if made.matched_stop:
-            record["stop"] = made.matched_stop
+        record["finish"] = answer.finish
+        if answer.matched_stop:
+            record["stop"] = answer.matched_stop
 
     def branch(self) -> Episode:
         """Another way on from here: an episode of the same tokens, of which nothing is kept unless
@@ -249,14 +249,14 @@ class Episode:
         """A copy of the sample as far as it has been played; an earlier play may have gone
         further.
         """
-        made = replace(
+        copy_ = replace(
             self.sample,
             reward_parts=dict(self.sample.reward_parts),
             weight_versions=list(self.sample.weight_versions),
             metadata=copy.deepcopy(self.sample.metadata | {TURNS: self._turns[: self._next]}),
         )
-        made.cut(self._at)
-        return made
+        copy_.cut(self._at)
+        return copy_
 
     @property
     def _turns(self) -> list[dict[str, Any]]:

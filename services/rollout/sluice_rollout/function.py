@@ -48,7 +48,7 @@ class Plays:
 def load_all(spec: RLJobSpec) -> Plays:
     """Load what the job names. ConfigurationError: one cannot be loaded, or is not async."""
     held_out = spec.evaluation.datasets if spec.evaluation else []
-    given: list[tuple[str, Purpose, PromptSource]] = [
+    sources: list[tuple[str, Purpose, PromptSource]] = [
         *(
             (f"spec.data.prompts[{i}]", Purpose.TRAIN, one)
             for i, one in enumerate(spec.data.prompts)
@@ -60,7 +60,7 @@ def load_all(spec: RLJobSpec) -> Plays:
     ]
     of = {
         (purpose, one.source_name): load(one.function, f"{where}.function")
-        for where, purpose, one in given
+        for where, purpose, one in sources
         if one.function
     }
     return Plays(load(spec.rollout.function), of)

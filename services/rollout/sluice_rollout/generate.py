@@ -105,12 +105,12 @@ class Generator:
         """
         before = sample.response_length
         while (left := room - (sample.response_length - before)) > 0:
-            made = await self._request(sample, sampling | {"max_new_tokens": left})
-            if made is None:
+            answer = await self._request(sample, sampling | {"max_new_tokens": left})
+            if answer is None:
                 return None
-            if made.finish in ("stop", "length"):
-                return self._whole(sample, before, made.finish, made.matched_stop)
-            if not made.tokens:
+            if answer.finish in ("stop", "length"):
+                return self._whole(sample, before, answer.finish, answer.matched_stop)
+            if not answer.tokens:
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
         return self._whole(sample, before, "length", None)
 
@@ -132,12 +132,12 @@ class Generator:
             if self.draining.is_set():
                 return None
             with REQUESTS.get().asking():
-                made = await self._answered(sample, sampling)
+                answer = await self._answered(sample, sampling)
         finally:
             self.slots.release()
-        if made is not None:
-            sample.append(made.tokens, made.log_probs, made.spans)
-        return made
+        if answer is not None:
+            sample.append(answer.tokens, answer.log_probs, answer.spans)
+        return answer
 
     async def _answered(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
         """The engine's answer, if need be at the third attempt: an error may be a hiccup.
@@ -147,7 +147,7 @@ class Generator:
         """
         for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
-                made = await self._asked(sample, sampling)
+                answer = await self._asked(sample, sampling)
             except PromptRefusedError:
                 self._engine_answered()
                 raise
@@ -163,7 +163,7 @@ class Generator:
                 await asyncio.sleep(pause)
             else:
                 self._engine_answered()
-                return made
+                return answer
         raise AssertionError("the last attempt returns or raises")
 
     async def _asked(self, sample: Sample, sampling: dict[str, Any]) -> Generation:

@@ -158,9 +158,11 @@ class GroupMaker:
         """The group's samples: those returned by an earlier lease go on where they stopped, if the
         weights allow it.
         """
-        given = {sample.index: sample for sample in partial}
+        returned = {sample.index: sample for sample in partial}
         return [
-            given[i] if i in given and self._may_continue(given[i], prompt) else Sample(index=i)
+            returned[i]
+            if i in returned and self._may_continue(returned[i], prompt)
+            else Sample(index=i)
             for i in range(count)
         ]
 
@@ -247,10 +249,10 @@ def group_maker(
 ) -> GroupMaker:
     """The maker of a job's groups, with the user's code in its places."""
 
-    def player(found: tuple[str, Play] | None) -> Player | None:
-        if found is None:
+    def player(named: tuple[str, Play] | None) -> Player | None:
+        if named is None:
             return None
-        name, play = found
+        name, play = named
         key = spec.reward.key if spec.reward else None
         return Player(play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key)
 
@@ -263,7 +265,7 @@ def group_maker(
         player(code.plays.default),
         hooks=code.hooks,
         judges=code.judges,
-        players={key: player(found) for key, found in code.plays.of.items()},
+        players={key: player(named) for key, named in code.plays.of.items()},
         teacher=teacher,
     )
 

@@ -89,15 +89,15 @@ class Teacher:
     async def __call__(self, sample: Sample) -> None:
         """Set the sample's teacher_log_probs, or fail it with the reason."""
         trained = np.flatnonzero(sample.loss_mask)
-        found = np.zeros(sample.response_length, dtype=np.float32)
+        log_probs = np.zeros(sample.response_length, dtype=np.float32)
         started = time.monotonic()
         try:
             if len(trained):
                 first, end = int(trained[0]), int(trained[-1]) + 1
                 tokens = sample.tokens[: sample.prompt_length + end].tolist()
-                found[first:end] = await self.log_probs(tokens, end - first)
-                found = np.where(sample.loss_mask > 0, found, np.float32(0))
-                if not np.isfinite(found).all():
+                log_probs[first:end] = await self.log_probs(tokens, end - first)
+                log_probs = np.where(sample.loss_mask > 0, log_probs, np.float32(0))
+                if not np.isfinite(log_probs).all():
                     raise RewardError("a trained token has no finite log-prob", "invalid")
         except RewardError as error:
             metrics.TEACHER.labels(outcome=error.reason).inc()
@@ -106,7 +106,7 @@ class Teacher:
             return
         metrics.TEACHER.labels(outcome="ok").inc()
         metrics.TEACHER_SECONDS.observe(time.monotonic() - started)
-        sample.teacher_log_probs = found
+        sample.teacher_log_probs = log_probs
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
         """Of the last `count` of these tokens. Raises RewardError."""

@@ -58,7 +58,7 @@ def hermes_calls(text: str) -> list[ToolCall]:
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, as Hermes and
     Qwen write them.
     """
-    return [_call(found) for found in _HERMES.findall(text)]
+    return [_call(text) for text in _HERMES.findall(text)]
 
 
 def json_calls(text: str) -> list[ToolCall]:
