@@ -25,7 +25,7 @@ from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
 
 app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_is_help=True)
-Source = Annotated[
+InputFile = Annotated[
     str,
     typer.Argument(
         metavar="IN",
@@ -33,7 +33,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-Target = Annotated[
+OutputFile = Annotated[
     Path,
     typer.Argument(
         metavar="OUT", help="File to write: .jsonl, .json or .parquet.", show_default=False
@@ -100,7 +100,7 @@ def _say(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
 
 @app.command()
 def inspect(
-    source: Source,
+    source: InputFile,
     model: Annotated[
         Path | None, typer.Option(help="Model directory: count its tokens, use its chat template.")
     ] = None,
@@ -159,8 +159,8 @@ def inspect(
 
 @app.command()
 def convert(
-    source: Source,
-    target: Target,
+    source: InputFile,
+    target: OutputFile,
     to: Annotated[
         Shape | None, typer.Option(help="Rows of slime or verl. Default: as they are.")
     ] = None,
@@ -187,8 +187,8 @@ def convert(
 
 @app.command()
 def add_uid(
-    source: Source,
-    target: Target,
+    source: InputFile,
+    target: OutputFile,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     metadata_key: MetadataKey = "metadata",
@@ -206,7 +206,7 @@ def add_uid(
 
 @app.command()
 def split(
-    source: Source,
+    source: InputFile,
     train: Annotated[Path, typer.Option(help="File for the larger part.", show_default=False)],
     test: Annotated[Path, typer.Option(help="File for the held-out part.", show_default=False)],
     test_rows: Annotated[
@@ -246,7 +246,7 @@ def materialise(
             help="package.module.name, or path/file.py:name: gives rows when it is called."
         ),
     ],
-    target: Target,
+    target: OutputFile,
     arguments: Annotated[
         list[str] | None,
         typer.Option(

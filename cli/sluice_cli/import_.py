@@ -22,7 +22,7 @@ app = typer.Typer(help="RLJob manifests of other projects' launch scripts.", no_
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the job. Default: from the script.")]
+DraftName = Annotated[str | None, typer.Option(help="Name of the job. Default: from the script.")]
 Variables = Annotated[
     list[str] | None,
     typer.Option(
@@ -39,7 +39,7 @@ def slime(
         Path, typer.Argument(help="Launch script, such as run-qwen3-4B.sh.", show_default=False)
     ],
     out: Out = None,
-    name: Name = None,
+    name: DraftName = None,
     variables: Variables = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -69,7 +69,7 @@ def verl(
         Path | None, typer.Option(help="YAML that the command's --config-name names.")
     ] = None,
     out: Out = None,
-    name: Name = None,
+    name: DraftName = None,
     variables: Variables = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -52,13 +52,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     stream: Stream
     time: datetime
     text: str
 
 
-def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[Line]:
+def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[LogLine]:
     """All lines in the order of time; those of one log stay in theirs, whatever times
     they carry.
     """
@@ -67,14 +67,14 @@ def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[Line]:
     )
 
 
-def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[Line]:
+def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[LogLine]:
     latest: datetime | None = None
     for time, text in lines:
         latest = max(time, latest) if latest else time
-        yield Line(stream, latest, text)
+        yield LogLine(stream, latest, text)
 
 
-def rendered(line: Line, width: int) -> Text:
+def rendered(line: LogLine, width: int) -> Text:
     """The log's name in its role's colour, then the line. width: of the longest name."""
     return Text.assemble(
         (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")), line.text
@@ -130,7 +130,7 @@ class Printer:
 
     async def follow(self) -> None:
         """From the beginning, with what appears later, until the job has ended."""
-        lines: asyncio.Queue[Line] = asyncio.Queue()
+        lines: asyncio.Queue[LogLine] = asyncio.Queue()
         reading: dict[Stream, asyncio.Task[None]] = {}
         printing = asyncio.create_task(self._print_forever(lines))
         try:
@@ -166,14 +166,14 @@ class Printer:
         except ReadError as error:
             return error
 
-    async def _pump(self, stream: Stream, lines: asyncio.Queue[Line]) -> None:
+    async def _pump(self, stream: Stream, lines: asyncio.Queue[LogLine]) -> None:
         try:
             async for time, text in self._reader.lines(stream, follow=True, tail=self._wanted.tail):
-                lines.put_nowait(Line(stream, time, text))
+                lines.put_nowait(LogLine(stream, time, text))
         except ReadError as error:
             self._tell(str(error))
 
-    async def _print_forever(self, lines: asyncio.Queue[Line]) -> None:
+    async def _print_forever(self, lines: asyncio.Queue[LogLine]) -> None:
         async for batch in _batches(lines):
             logs: dict[Stream, list[Stamped]] = {}
             for line in batch:
@@ -187,7 +187,7 @@ class Printer:
             self._errors.print(Text(text, style="yellow"))
 
 
-async def _batches(lines: asyncio.Queue[Line]) -> AsyncIterator[list[Line]]:
+async def _batches(lines: asyncio.Queue[LogLine]) -> AsyncIterator[list[LogLine]]:
     while True:
         batch = [await lines.get()]
         await asyncio.sleep(GATHER_SECONDS)

@@ -124,7 +124,7 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
         raise _refuse(error) from error
 
 
-Job = Annotated[
+JobName = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)
 ]
 Namespace = Annotated[
@@ -140,7 +140,7 @@ RunDir = Annotated[
 
 @app.command()
 def status(
-    name: Job = None,
+    name: JobName = None,
     namespace: Namespace = None,
     run_dir: RunDir = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the job has ended.")] = False,
@@ -154,7 +154,7 @@ def status(
 
 @app.command()
 def logs(
-    name: Job = None,
+    name: JobName = None,
     role: Annotated[
         str | None, typer.Argument(help="trainer, rollout, buffer or rendezvous. Default: all.")
     ] = None,

@@ -133,7 +133,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
         Monitor(directory / run_directory.TIMELINE),
         Metrics(directory / run_directory.METRICS),
     )
-    watch = Warnings(
+    watch = HealthWarnings(
         health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size)
     )  # earlier is not news
     status: RLJobStatus | None = None
@@ -188,7 +188,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Warnings:
+class HealthWarnings:
     """Signs that a run is sick, each told once."""
 
     steps: health.Watch
@@ -207,7 +207,11 @@ class Warnings:
 
 
 def show(
-    view: View, status: RLJobStatus | None, snapshot: Snapshot, metrics: Metrics, warnings: Warnings
+    view: View,
+    status: RLJobStatus | None,
+    snapshot: Snapshot,
+    metrics: Metrics,
+    warnings: HealthWarnings,
 ) -> None:
     """The present picture; and a warning where a new step looks sick in a way that was not told
     before.

@@ -27,7 +27,7 @@ from sluice_operator.cluster.kube.territory import ALWAYS, Territory
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.progress import Prober
-from sluice_operator.settings import Settings
+from sluice_operator.settings import OperatorSettings
 
 AGAIN_SECONDS = 2.0
 T = TypeVar("T")
@@ -125,7 +125,7 @@ async def _run(
     return 0 if stopping in ended else 1
 
 
-async def _open(api: Api, config: Settings) -> KubeCluster:
+async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
     """The cluster with our key and with all that there is. Waits for an API server that serves
     RLJobs.
     """

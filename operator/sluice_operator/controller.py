@@ -20,7 +20,7 @@ from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
 from sluice_operator import admit
 from sluice_operator.admit import accept, parse
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.store import Key, uid
+from sluice_operator.cluster.kube.store import JobKey, uid
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
 from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
@@ -28,7 +28,7 @@ from sluice_operator.plan.decide.drain import drain
 from sluice_operator.progress import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
-from sluice_operator.settings import Settings
+from sluice_operator.settings import OperatorSettings
 from sluice_operator.telling import Teller, Told
 
 STUCK_SECONDS = 300.0
@@ -58,12 +58,12 @@ log = structlog.get_logger(__name__)
 class Jobs(Cluster, Protocol):
     """A cluster with many jobs, as they are stored."""
 
-    def stored(self, key: Key) -> KubeObject | None: ...
-    def all_keys(self) -> list[Key]: ...
+    def stored(self, key: JobKey) -> KubeObject | None: ...
+    def all_keys(self) -> list[JobKey]: ...
     def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...
     def forget(self, stored: KubeObject) -> None: ...
-    async def release(self, key: Key) -> None: ...
+    async def release(self, key: JobKey) -> None: ...
     async def config(self, stored: KubeObject) -> KubeObject | None: ...
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None: ...
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None: ...
@@ -74,7 +74,7 @@ class Controller:
     def __init__(
         self,
         cluster: Jobs,
-        settings: Settings,
+        settings: OperatorSettings,
         metrics: OperatorMetrics,
         prober: Prober,
         is_ours: IsOurs | None = None,
@@ -82,9 +82,9 @@ class Controller:
         """is_ours: whether we may work in a namespace; None: in all."""
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
         self._is_ours = is_ours
-        self.queue: WorkQueue[Key] = WorkQueue(metrics.queue)
+        self.queue: WorkQueue[JobKey] = WorkQueue(metrics.queue)
         self.leading = False
-        self._working: dict[Key, float] = {}
+        self._working: dict[JobKey, float] = {}
         metrics.workers.set(settings.workers)
         metrics.active_workers.set_function(lambda: len(self._working))
         self.teller = Teller(cluster)
@@ -94,7 +94,7 @@ class Controller:
     # -- life
     # ----------------------------------------------------------------------------------------------
 
-    def changed(self, key: Key) -> None:
+    def changed(self, key: JobKey) -> None:
         """Something about the job may have changed. A follower only keeps its memory up to date."""
         if self.leading:
             self.queue.add(key)
@@ -200,7 +200,7 @@ class Controller:
             self.metrics.reconciles.labels(CONTROLLER, result).inc()
             self.metrics.reconcile_seconds.labels(CONTROLLER).observe(time.monotonic() - start)
 
-    async def _attempt(self, key: Key) -> str:
+    async def _attempt(self, key: JobKey) -> str:
         """One pass, whatever comes of it: how it ended, in controller-runtime's words."""
         try:
             after = await self.reconcile(key)
@@ -226,7 +226,7 @@ class Controller:
         self.queue.add_after(key, after)
         return "requeue_after"
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def reconcile(self, key: JobKey) -> float | None:
         """Bring the job one step further; seconds after which to look again, None: when something
         changes.
         """
@@ -252,7 +252,7 @@ class Controller:
         await self.teller.refused(stored, accepted.refused)
         return await self._apply(key, stored, accepted.job, self.teller.told(stored))
 
-    async def _apply(self, key: Key, stored: KubeObject, job: RLJob, told: Told) -> float | None:
+    async def _apply(self, key: JobKey, stored: KubeObject, job: RLJob, told: Told) -> float | None:
         progress = await self.prober.latest(self.cluster, stored)
         decision = await reconcile(
             self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note
@@ -272,7 +272,7 @@ class Controller:
             decision.requeue_after or DRAIN_SECONDS,
         )
 
-    def _measure(self, key: Key, job: RLJob, decision: Plan, told: Told) -> None:
+    def _measure(self, key: JobKey, job: RLJob, decision: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, decision.status)
         if (
@@ -304,7 +304,7 @@ class Controller:
         left = self.cluster.pods_of(stored)
         return DRAIN_SECONDS if left else None
 
-    async def _failed(self, key: Key, error: errors.ApiError | errors.ForeignObjectError) -> str:
+    async def _failed(self, key: JobKey, error: errors.ApiError | errors.ForeignObjectError) -> str:
         """The API server did not do what the plan wanted. What people can cure, they are told."""
         self.metrics.reconcile_errors.labels(CONTROLLER).inc()
         curable = isinstance(error, CURABLE)

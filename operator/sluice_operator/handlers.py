@@ -21,7 +21,7 @@ from sluice.api import GROUP, PLURAL, VERSION
 from sluice_operator.cluster.kube.api import PAGE
 from sluice_operator.cluster.kube.cluster import POD_SELECTOR, KubeCluster, job_key, pod_key
 from sluice_operator.cluster.kube.stateless import NoDiffs, NoProgress
-from sluice_operator.cluster.kube.store import Key
+from sluice_operator.cluster.kube.store import JobKey
 from sluice_operator.controller import Controller
 
 WATCH_SECONDS = 270
@@ -44,7 +44,7 @@ class Watches:
         if key is not None:
             self._seen(key, kind, pods.bury({**body}) if kind == "DELETED" else pods.put({**body}))
 
-    def _seen(self, key: Key, kind: str | None, news: bool) -> None:
+    def _seen(self, key: JobKey, kind: str | None, news: bool) -> None:
         """kind: None in a list, the first one or one after a watch was away. An echo of our own
         write is no news.
         """

@@ -20,12 +20,12 @@ from prometheus_client import (
 )
 
 from sluice.api import RLJobStatus
+from sluice_operator.cluster.kube.store import JobKey
 
 CONTROLLER = "rljob"
 _FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SLOW = (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _VALUES = ("True", "False", "Unknown")
-Key = tuple[str, str]
 
 
 class QueueMetrics:
@@ -131,12 +131,12 @@ class OperatorMetrics:
             registry=registry,
             buckets=_SLOW,
         )
-        self._shown: dict[Key, _Shown] = {}
+        self._shown: dict[JobKey, _Shown] = {}
 
     def request(self, method: str, code: int) -> None:
         self.requests.labels(method, str(code or "error")).inc()
 
-    def show(self, key: Key, info: tuple[str, ...], status: RLJobStatus) -> None:
+    def show(self, key: JobKey, info: tuple[str, ...], status: RLJobStatus) -> None:
         """info: uid, engine, transport."""
         shown = self._shown.setdefault(key, _Shown())
         if shown.info != info:
@@ -155,7 +155,7 @@ class OperatorMetrics:
             shown.restarts[role.name] = role.restarts
         self.step.labels(*key).set(status.step or 0)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         shown = self._shown.pop(key, None)
         if shown is None:
             return

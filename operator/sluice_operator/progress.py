@@ -18,7 +18,7 @@ from sluice.wire import protocol, rpc, tls
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube.store import Key, uid
+from sluice_operator.cluster.kube.store import JobKey, uid
 from sluice_operator.plan import KubeObject, Progress, names, podstate
 
 DEADLINE = 5.0
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProbeTarget:
     """rendezvous: host:port of the job's Service; token, tls: the job's."""
 
     rendezvous: str
@@ -37,7 +37,7 @@ class Target:
     tls: Tls = PLAIN
 
 
-async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
+async def ask(target: ProbeTarget, deadline: float = DEADLINE) -> Progress | None:
     """The job's progress; None: nobody answers in time, which may be because the buffer is
     starting, or gone.
     """
@@ -49,7 +49,7 @@ async def ask(target: Target, deadline: float = DEADLINE) -> Progress | None:
         return None
 
 
-def _tell(target: Target, error: TimeoutError | grpc.aio.AioRpcError) -> None:
+def _tell(target: ProbeTarget, error: TimeoutError | grpc.aio.AioRpcError) -> None:
     """Silence is normal, and shown in the job's status. A peer that does not take the job's token,
     or our protocol, is not.
     """
@@ -72,7 +72,7 @@ def _tell(target: Target, error: TimeoutError | grpc.aio.AioRpcError) -> None:
         log.debug("probe failed", rendezvous=target.rendezvous, cause=error.code().name)
 
 
-async def _ask(target: Target) -> Progress | None:
+async def _ask(target: ProbeTarget) -> Progress | None:
     """A channel for each question: a job is asked every few seconds, and a thousand open channels
     cost more.
     """
@@ -106,7 +106,7 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
     )
 
 
-Ask = Callable[[Target, float], Awaitable[Progress | None]]
+Ask = Callable[[ProbeTarget, float], Awaitable[Progress | None]]
 
 
 class Seen(Protocol):
@@ -142,7 +142,7 @@ class Prober:
             return await self._ask(target, LAST_WORD_SECONDS) or self._answers.get(key)
         return self._answers.get(key)
 
-    async def ask_all(self, seen: Seen, jobs: Sequence[KubeObject]) -> list[Key]:
+    async def ask_all(self, seen: Seen, jobs: Sequence[KubeObject]) -> list[JobKey]:
         """Ask every job that can answer; those whose answer is a new one."""
         keys = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
         return [key for key in keys if key is not None]
@@ -150,7 +150,7 @@ class Prober:
     def forget(self, job: str) -> None:
         self._answers.pop(job, None)
 
-    async def _ask_one(self, seen: Seen, stored: KubeObject) -> Key | None:
+    async def _ask_one(self, seen: Seen, stored: KubeObject) -> JobKey | None:
         target = target_of(seen, stored, self._keys)
         if target is None:
             return None
@@ -161,7 +161,7 @@ class Prober:
         return key_of(stored) if answer != before else None
 
 
-def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
+def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> ProbeTarget | None:
     """The address to ask; None: the job does not run, or what can be asked does not."""
     status = stored.get("status") or {}
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
@@ -176,7 +176,7 @@ def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> Target | None:
         return None
     address, port = service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
     host = f"[{address}]" if ":" in address else address
-    return Target(f"{host}:{port}", keys.token(uid(stored)), _tls(stored, config, keys))
+    return ProbeTarget(f"{host}:{port}", keys.token(uid(stored)), _tls(stored, config, keys))
 
 
 def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
@@ -191,5 +191,5 @@ def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
     return Tls(keys.authority(uid(stored)).encode(), name)
 
 
-def key_of(stored: KubeObject) -> Key:
+def key_of(stored: KubeObject) -> JobKey:
     return stored["metadata"]["namespace"], stored["metadata"]["name"]

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.5
 PROBE_SECONDS = 1.0
 PROBE_DEADLINE = 5.0
 
-Probe = Callable[[], Awaitable[Progress | None]]
+AskProgress = Callable[[], Awaitable[Progress | None]]
 OnPlan = Callable[[Plan], None]
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ async def run_job(
     cluster: Host,
     job: RLJob,
     *,
-    probe: Probe | None = None,
+    probe: AskProgress | None = None,
     on_plan: OnPlan | None = None,
     retry_failed: bool = False,
     images: Images = DEFAULT_IMAGES,
@@ -165,12 +165,12 @@ def cancelled_by_signals() -> Iterator[None]:
 
 @dataclass
 class _Latest:
-    probe: Probe | None
+    probe: AskProgress | None
     progress: Progress | None = None
 
 
 @contextlib.asynccontextmanager
-async def _probing(probe: Probe | None) -> AsyncIterator[_Latest]:
+async def _probing(probe: AskProgress | None) -> AsyncIterator[_Latest]:
     """Ask in the background, so that a probe that hangs delays no restart."""
     latest = _Latest(probe)
     if probe is None:
@@ -185,13 +185,13 @@ async def _probing(probe: Probe | None) -> AsyncIterator[_Latest]:
             await task
 
 
-async def _probe_forever(probe: Probe, latest: _Latest) -> None:
+async def _probe_forever(probe: AskProgress, latest: _Latest) -> None:
     while True:
         latest.progress = await _asked(probe)
         await asyncio.sleep(PROBE_SECONDS)
 
 
-async def _asked(probe: Probe) -> Progress | None:
+async def _asked(probe: AskProgress) -> Progress | None:
     """None where the probe fails: the buffer may be starting, restarting or gone, and the pods will
     tell which.
     """

@@ -17,7 +17,7 @@ from sluice_operator import settings
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.settings import Settings
+from sluice_operator.settings import OperatorSettings
 
 LOOK_SECONDS = 1.0
 PATIENCE = 4
@@ -43,7 +43,7 @@ async def main() -> int:
     return 0
 
 
-async def _served(api: Api, config: Settings) -> str:
+async def _served(api: Api, config: OperatorSettings) -> str:
     """The CRD is there, and the operator's rights are."""
     for namespace in config.namespaces or (None,):
         try:
@@ -60,7 +60,7 @@ async def _served(api: Api, config: Settings) -> str:
     )
 
 
-async def _led(api: Api, config: Settings) -> str:
+async def _led(api: Api, config: OperatorSettings) -> str:
     """Somebody works: the lease is renewed while we look."""
     first, waited = "", 0.0
     while waited < PATIENCE * config.lease_seconds:

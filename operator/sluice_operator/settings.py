@@ -33,7 +33,7 @@ ARGUMENTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OperatorSettings:
     """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are
     kept.
 
@@ -55,7 +55,9 @@ class Settings:
     job_defaults: JobDefaults = NO_DEFAULTS
 
 
-def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Settings:
+def read(
+    variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> OperatorSettings:
     """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for
     SLUICE_PROBE_SECONDS.
     """
@@ -66,7 +68,7 @@ def read(variables: Mapping[str, str] | None = None, arguments: Sequence[str] = 
         if name.strip()
     ]
     defaults = Images()
-    settings = Settings(
+    settings = OperatorSettings(
         namespaces=tuple(dict.fromkeys(watched)),
         namespace=values.get("SLUICE_NAMESPACE") or _own_namespace(),
         identity=values.get("SLUICE_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",

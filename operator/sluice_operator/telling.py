@@ -25,7 +25,7 @@ from sluice_operator.plan.report import cures
 log = structlog.get_logger(__name__)
 
 
-class Storage(Protocol):
+class StatusWriter(Protocol):
     """Of a cluster what is needed here."""
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None: ...
@@ -56,7 +56,7 @@ class Told:
 
 
 class Teller:
-    def __init__(self, cluster: Storage) -> None:
+    def __init__(self, cluster: StatusWriter) -> None:
         self.cluster = cluster
         self._told: dict[str, Told] = {}
 

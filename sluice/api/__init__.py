@@ -11,7 +11,7 @@ from sluice.api.data import (
     PromptSource,
     Reward,
 )
-from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, Metadata, RLJob, RLJobSpec
+from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
 from sluice.api.load import ManifestError, load_job, parse_documents, parse_job, read_documents
 from sluice.api.status import (
     ROLES,
@@ -54,9 +54,9 @@ __all__ = [
     "GangStatus",
     "LastFailure",
     "ManifestError",
-    "Metadata",
     "Model",
     "ModelSource",
+    "ObjectMeta",
     "Optimizer",
     "Parallelism",
     "PodGroupStatus",

@@ -16,9 +16,16 @@ from sluice.api.base import (
 )
 from sluice.api.cel import differs, listed
 from sluice.api.distillation import Distillation
-from sluice.api.estimators import ESTIMATORS, Aggregation, Estimator, EstimatorKind, estimators
-from sluice.api.losses import BY_COVARIANCE, DUAL_CLIPPED, Clip, ClipCov, Gate, KLCov
-from sluice.api.losses import PolicyLoss as PolicyLoss
+from sluice.api.estimators import ESTIMATORS, Aggregation, EstimatorKind, EstimatorName, estimators
+from sluice.api.losses import (
+    BY_COVARIANCE,
+    DUAL_CLIPPED,
+    Clip,
+    ClipCov,
+    Gate,
+    KLCov,
+    PolicyLossName,
+)
 from sluice.api.off_policy import OffPolicy
 from sluice.api.paths import LossFunction, ModelPath, UserFunction
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
@@ -82,7 +89,7 @@ class Algorithm(Model):
     and verl do.
     """
 
-    estimator: Estimator = Field("grpo", description="How rewards become advantages.")
+    estimator: EstimatorName = Field("grpo", description="How rewards become advantages.")
     function: UserFunction | None = Field(
         None, description="Own estimator; with `estimator: custom`."
     )
@@ -111,7 +118,7 @@ class Algorithm(Model):
         "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo; "
         "token_mean for sft.",
     )
-    loss: PolicyLoss | None = Field(
+    loss: PolicyLossName | None = Field(
         None,
         description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; "
         "reinforce: "
@@ -222,7 +229,7 @@ class Algorithm(Model):
         return self.aggregation or self.kind.aggregation
 
     @property
-    def policy_loss(self) -> PolicyLoss:
+    def policy_loss(self) -> PolicyLossName:
         return self.loss or self.kind.loss
 
     @property

@@ -28,7 +28,7 @@ VERSION = "v1alpha1"
 API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
 
 
-Reason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
+ErrorReason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
 """What an API server calls the error: a value that does not fit, one that lacks, one that must not
 be there."""
 
@@ -48,7 +48,7 @@ class Rule:
     message: str
     field: str = ""
     shows: Callable[[Any], str] | None = None
-    reason: Reason = "FieldValueInvalid"
+    reason: ErrorReason = "FieldValueInvalid"
 
 
 class Model(BaseModel):

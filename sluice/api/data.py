@@ -190,7 +190,7 @@ class Data(Model):
     )
 
 
-class Sandbox(Model):
+class SandboxLimits(Model):
     """Limits of the processes that judge: those of functions and of mathematics, and the sandbox of
     type `code`.
     """
@@ -211,7 +211,7 @@ class Sandbox(Model):
     )
 
 
-class RewardModel(Model):
+class RewardModelSpec(Model):
     """A reward model behind SGLang (`--is-embedding`): a request to /classify scores all samples
     that are ready.
     """
@@ -269,7 +269,7 @@ class Reward(Model):
         description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer "
         "is the reward.",
     )
-    model: RewardModel | None = Field(None, description="A reward model.")
+    model: RewardModelSpec | None = Field(None, description="A reward model.")
     key: str | None = Field(
         None,
         description="Which entry is the reward, where a reward is a dictionary. Default: `score`.",
@@ -282,7 +282,7 @@ class Reward(Model):
         description="A reward that takes longer fails its sample. `url`, `model`: of one request; "
         "failed requests are repeated with back-off, for at most 4 times as long in all.",
     )
-    sandbox: Sandbox = Field(default_factory=Sandbox)
+    sandbox: SandboxLimits = Field(default_factory=SandboxLimits)
 
     rules = (
         Rule(

@@ -17,7 +17,7 @@ WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
 Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 
 
-class Teacher(Model):
+class TeacherSpec(Model):
     """The model that is learned from. Its tokenizer must be the student's. Exactly one of `path`
     and `url`.
     """
@@ -82,7 +82,7 @@ class Distillation(Model):
         None,
         description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5.",
     )
-    teacher: Teacher
+    teacher: TeacherSpec
     teachers: Annotated[list[SourceTeacher], Field(max_length=16), Once("dataSource")] = Field(
         default_factory=list,
         description="Teachers for rows of some data sources, each in place of `teacher`, which has "

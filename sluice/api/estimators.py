@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice.api.losses import PolicyLoss
+from sluice.api.losses import PolicyLossName
 
-Estimator = Literal[
+EstimatorName = Literal[
     "grpo",
     "dr_grpo",
     "gspo",
@@ -51,11 +51,11 @@ class EstimatorKind:
     critic: bool = False
     greedy: bool = False
     token_kl: bool = False
-    loss: PolicyLoss = "clip"
+    loss: PolicyLossName = "clip"
     aggregation: Aggregation = "sequence_mean"
 
 
-ESTIMATORS: Mapping[Estimator, EstimatorKind] = {
+ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
     "grpo": EstimatorKind(),
     "dr_grpo": EstimatorKind(aggregation="token_sum_norm"),
     "gspo": EstimatorKind(loss="gspo"),
@@ -74,6 +74,6 @@ ESTIMATORS: Mapping[Estimator, EstimatorKind] = {
 }
 
 
-def estimators(those: Callable[[EstimatorKind], bool]) -> tuple[Estimator, ...]:
+def estimators(those: Callable[[EstimatorKind], bool]) -> tuple[EstimatorName, ...]:
     """The names of those estimators, for rules that an API server reads."""
     return tuple(name for name, kind in ESTIMATORS.items() if those(kind))

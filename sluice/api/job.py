@@ -19,14 +19,14 @@ from sluice.api.lifecycle import (
     PodGroupPolicy,
     PodTemplateOverride,
     Secrets,
-    Tls,
+    TlsSpec,
     Topology,
 )
 from sluice.api.room import room_rules
 from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.status import RLJobStatus
 from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS
-from sluice.api.training import Buffer, Checkpoint, Rollout, Trainer, WeightSync
+from sluice.api.training import BufferSpec, Checkpoint, Rollout, Trainer, WeightSync
 
 KIND = "RLJob"
 PLURAL = "rljobs"
@@ -62,7 +62,7 @@ class RLJobSpec(Model):
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
     weight_sync: WeightSync = Field(default_factory=WeightSync)
-    buffer: Buffer = Field(default_factory=Buffer)
+    buffer: BufferSpec = Field(default_factory=BufferSpec)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     evaluation: Evaluation | None = None
     debug: Debug = Field(default_factory=Debug)
@@ -104,7 +104,7 @@ class RLJobSpec(Model):
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
     pod_disruption_budget: PodDisruptionBudget = Field(default_factory=PodDisruptionBudget)
     secrets: Secrets = Field(default_factory=Secrets)
-    tls: Tls = Field(default_factory=Tls)
+    tls: TlsSpec = Field(default_factory=TlsSpec)
     pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(
         default_factory=list,
         description="Pod templates that are merged over everything else, in order.",
@@ -257,7 +257,7 @@ class RLJobSpec(Model):
         return self.trainer.gpus_per_node > 0
 
 
-class Metadata(Model):
+class ObjectMeta(Model):
     """The part of Kubernetes' object metadata that sluice reads; the rest passes through."""
 
     model_config = Model.model_config | {"extra": "allow"}
@@ -275,7 +275,7 @@ class RLJob(Model):
 
     api_version: Literal["sluice.dev/v1alpha1"] = API_VERSION
     kind: Literal["RLJob"] = "RLJob"
-    metadata: Metadata
+    metadata: ObjectMeta
     spec: RLJobSpec
     status: RLJobStatus | None = None
 

@@ -144,7 +144,7 @@ class Secrets(Model):
     wandb: SecretKey | None = Field(None, description="WANDB_API_KEY for the trainer.")
 
 
-class Tls(Model):
+class TlsSpec(Model):
     """Encryption between the job's pods."""
 
     enabled: bool = Field(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sluice.api.base import Model, NonNegativeFloat, PositiveFloat, Rule
 
-PolicyLoss = Literal[
+PolicyLossName = Literal[
     "clip",
     "gspo",
     "cispo",

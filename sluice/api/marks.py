@@ -22,7 +22,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MarkedField:
     """Where a document sets a marked field, in `holder[key]`. holder: an object or a list."""
 
     holder: Any
@@ -46,14 +46,14 @@ def fields(model: type[Model], kind: type[M]) -> tuple[tuple[tuple[str, ...], M]
     return tuple(_marks(model, (), kind))
 
 
-def places(document: Any, parts: Sequence[str], at: Location = ("spec",)) -> Iterator[Place]:
+def places(document: Any, parts: Sequence[str], at: Location = ("spec",)) -> Iterator[MarkedField]:
     """Where a document sets the field at the end of these parts."""
     head, rest = parts[0], parts[1:]
     for key in _keys(document, head):
         if rest:
             yield from places(document[key], rest, (*at, key))
         else:
-            yield Place(document, key, (*at, key))
+            yield MarkedField(document, key, (*at, key))
 
 
 def _marks(

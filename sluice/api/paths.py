@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sluice.api import marks
 from sluice.api.base import Model
-from sluice.api.marks import Place, field_path, places
+from sluice.api.marks import MarkedField, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
 """What a path leads to: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
@@ -90,9 +90,9 @@ def volume_of(path: MarkedPath, spec: Mapping[str, Any]) -> dict[str, Any] | Non
     return (spec.get(name) or {}).get("volume") if name else None
 
 
-def _texts(spec: Mapping[str, Any], parts: tuple[str, ...]) -> list[Place]:
+def _texts(spec: Mapping[str, Any], parts: tuple[str, ...]) -> list[MarkedField]:
     return [place for place in places(spec, parts) if isinstance(place.holder[place.key], str)]
 
 
-def _read(place: Place, kind: PathKind) -> MarkedPath:
+def _read(place: MarkedField, kind: PathKind) -> MarkedPath:
     return MarkedPath(field_path(place.location), kind, place.holder[place.key])

@@ -15,7 +15,7 @@ from pydantic import Field
 from sluice.api.base import Model, Once, Quantity, Rule
 
 
-class Storage(Model):
+class BufferStorage(Model):
     """The volume claim of the buffer."""
 
     size: Quantity = Field("20Gi", description="Size of the claim.")

@@ -19,7 +19,7 @@ from sluice.api.foreign import PodTemplate, VolumeSource
 from sluice.api.lifecycle import Topology
 from sluice.api.paths import GroupFilter, UserFunction
 from sluice.api.resources import Resources
-from sluice.api.storage import PLACES, CheckpointStorage, Storage
+from sluice.api.storage import PLACES, BufferStorage, CheckpointStorage
 
 
 class Sampling(Model):
@@ -50,7 +50,7 @@ class Partial(Model):
     )
 
 
-class Hooks(Model):
+class HooksSpec(Model):
     """Own functions (prompt, sample) that may change each finished sample, sync or async."""
 
     before_reward: UserFunction | None = Field(None, description="Before the sample is judged.")
@@ -125,7 +125,7 @@ class Rollout(Model):
         description="`function` may take this long between two turns of the model (its tools); "
         "then its sample fails.",
     )
-    hooks: Hooks = Field(default_factory=Hooks)
+    hooks: HooksSpec = Field(default_factory=HooksSpec)
     resources: Resources = Field(
         default_factory=Resources,
         description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU; "
@@ -382,10 +382,10 @@ class WeightSync(Model):
         return max(LONGEST_PAUSE_SECONDS, 2 * self.timeout_seconds)
 
 
-class Buffer(Model):
+class BufferSpec(Model):
     """The service that hands out prompts and keeps samples until they are trained."""
 
-    storage: Storage = Field(default_factory=Storage)
+    storage: BufferStorage = Field(default_factory=BufferStorage)
     memory: Quantity = Field(
         "2Gi", description="Memory request and limit of the buffer's container."
     )

@@ -39,7 +39,7 @@ KEYS = (*TOKEN_KEYS, "messages", *PROMPT_KEYS)
 TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
-Span = tuple[int, int]
+Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def _marked(
     return Encoded(tokens, [0, *mask[1:]], text)
 
 
-def _runs(mask: list[int]) -> list[Span]:
+def _runs(mask: list[int]) -> list[Interval]:
     """[start, end) of each run of ones."""
     edges = [
         i
@@ -233,7 +233,7 @@ def _runs(mask: list[int]) -> list[Span]:
 
 def _span(
     render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
-) -> Span:
+) -> Interval:
     """Where the message at `position` stands in the text of all messages: [start, end) in
     characters.
     """
@@ -303,7 +303,7 @@ def _left_out(message: dict[str, Any], span: str) -> bool:
     return not all(part in written for part in said)
 
 
-def _by_spans(tokenizer: Any, text: str, spans: Sequence[Span]) -> Encoded:
+def _by_spans(tokenizer: Any, text: str, spans: Sequence[Interval]) -> Encoded:
     """The text with these parts trained. Each part is encoded by itself, as it is when the model
     writes it.
     """

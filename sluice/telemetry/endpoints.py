@@ -28,7 +28,7 @@ from sluice.environment import Environment
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-Check = Callable[[], str]
+HealthCheck = Callable[[], str]
 """Why not, in words; empty: all is well. Called from any thread."""
 Page = Callable[[], bytes]
 """A page of plain text. Raises OSError. Called from any thread."""
@@ -57,7 +57,7 @@ class Pulse:
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Beats for as long as the loop turns."""
+        """Beats for as long as the loop runs."""
         task = asyncio.create_task(self._beat(), name="pulse")
         try:
             yield
@@ -79,8 +79,8 @@ class Pulse:
 def serve(
     env: Environment,
     *,
-    ready: Check,
-    alive: Check = well,
+    ready: HealthCheck,
+    alive: HealthCheck = well,
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> Callable[[], None]:
@@ -99,8 +99,8 @@ def listen(
     port: int,
     bind: str,
     *,
-    ready: Check,
-    alive: Check = well,
+    ready: HealthCheck,
+    alive: HealthCheck = well,
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> tuple[int, Callable[[], None]]:
@@ -119,7 +119,7 @@ def listen(
 
 
 def _app(
-    metrics: WSGIApplication, checks: Mapping[str, Check], pages: Mapping[str, Page]
+    metrics: WSGIApplication, checks: Mapping[str, HealthCheck], pages: Mapping[str, Page]
 ) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")

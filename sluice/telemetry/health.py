@@ -29,7 +29,7 @@ _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """kind: one for each sort of trouble. text: what is seen, and what to try."""
 
     kind: str
@@ -47,7 +47,7 @@ class Watch:
         for record in earlier:
             self.see(record)
 
-    def see(self, record: Record) -> list[Finding]:
+    def see(self, record: Record) -> list[HealthFinding]:
         """Faults that this step shows and that were not told before."""
         self._history.append(record)
         fresh = [finding for finding in look(self._history) if finding.kind not in self._told]
@@ -67,7 +67,7 @@ class Harvest:
         self._step, self._failed, self._filtered = -1, 0, 0
         self._told = False
 
-    def see(self, step: int, failed: int, filtered: int) -> Finding | None:
+    def see(self, step: int, failed: int, filtered: int) -> HealthFinding | None:
         """step: the last that was made; failed, filtered: groups so far."""
         if step != self._step:
             self._step, self._failed, self._filtered = step, failed, filtered
@@ -88,23 +88,23 @@ class Harvest:
                 "rollout.dynamicFilter keeps too few: easier or harder prompts, more "
                 "samplesPerPrompt"
             )
-        return Finding(
+        return HealthFinding(
             "fruitless", step, f"{' and '.join(parts)} without a step: {'; '.join(advice)}"
         )
 
 
-def findings(records: Iterable[Record]) -> list[Finding]:
+def findings(records: Iterable[Record]) -> list[HealthFinding]:
     """Faults of a run, each kind where it was first seen. records: of its steps, in their order."""
     watch = Watch()
     return [finding for record in records for finding in watch.see(record)]
 
 
-def look(history: Sequence[Record]) -> Iterator[Finding]:
+def look(history: Sequence[Record]) -> Iterator[HealthFinding]:
     """Faults at the newest of the last WINDOW steps."""
     for kind, rule in _RULES.items():
         text = rule(history)
         if text:
-            yield Finding(kind, int(history[-1].get("step", 0)), text)
+            yield HealthFinding(kind, int(history[-1].get("step", 0)), text)
 
 
 def _values(history: Sequence[Record], name: str) -> list[float]:

@@ -189,7 +189,7 @@ def _signal(processes: Sequence[psutil.Process], number: int) -> None:
 
 async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
     """What the buffer of a run says, asked without a proxy; None: it does not answer now."""
-    state = run_state.Store(directory).load()
+    state = run_state.StateFile(directory).load()
     port = next(iter(state.ports.values()), 0)
     tokens = [
         each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")

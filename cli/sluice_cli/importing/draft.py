@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Kind = Literal["not translated", "check", "other default"]
+NoteKind = Literal["not translated", "check", "other default"]
 _SHOWN = 12
 _SECRET = re.compile(r"(wandb|api)[-_]?key|secret|password|token$", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    kind: Kind
+    kind: NoteKind
     subject: str
     text: str
     line: int = 0
@@ -91,7 +91,7 @@ class Draft:
             self.drop(".".join(parents))
         return value
 
-    def note(self, kind: Kind, subject: str, text: str, line: int = 0) -> None:
+    def note(self, kind: NoteKind, subject: str, text: str, line: int = 0) -> None:
         note = Note(kind, subject, text, line)
         if note not in self.notes:
             self.notes.append(note)
@@ -141,11 +141,14 @@ class Lost:
     unless: tuple[Any, ...] = ()
 
 
-Entry = To | Same | Lost
+Translation = To | Same | Lost
 
 
 def translate(
-    draft: Draft, settings: Settings, table: Mapping[str, Entry], fallback: Callable[[str], Entry]
+    draft: Draft,
+    settings: Settings,
+    table: Mapping[str, Translation],
+    fallback: Callable[[str], Translation],
 ) -> None:
     """Every setting that nobody took: by its entry, or by the fallback."""
     others: list[str] = []

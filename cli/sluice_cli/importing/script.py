@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice_cli.importing.shell import Kind, Part, Statement, Word, parse
+from sluice_cli.importing.shell import Part, PartKind, Statement, Word, parse
 
 _ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(\+?)=")
 _OPENING = {"if", "for", "while", "until", "case"}
@@ -58,7 +58,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ScriptCommand:
     words: tuple[Argument, ...]
 
     @property
@@ -74,7 +74,7 @@ class Script:
 
     variables: dict[str, Argument] = field(default_factory=dict)
     arrays: dict[str, list[Argument]] = field(default_factory=dict)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ScriptCommand] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
     unknown_arrays: list[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Script:
         if arguments[0].text in ("source", ".") and len(arguments) > 1:
             self.sourced.append(arguments[1].text)
         else:
-            self.commands.append(Command(tuple(arguments)))
+            self.commands.append(ScriptCommand(tuple(arguments)))
 
     def _assign(self, match: re.Match[str], word: Word) -> None:
         name, adds = match[1], bool(match[2])
@@ -115,13 +115,13 @@ class Script:
         blanks.
         """
         if len(word.parts) == 1 or all(
-            p.kind is Kind.ARRAY or (p.quoted and not p.text) for p in word.parts
+            p.kind is PartKind.ARRAY or (p.quoted and not p.text) for p in word.parts
         ):
-            arrays = [part for part in word.parts if part.kind is Kind.ARRAY]
+            arrays = [part for part in word.parts if part.kind is PartKind.ARRAY]
             if arrays:
                 return [argument for part in arrays for argument in self._array(part.text)]
         value = self._joined(word)
-        if all(part.quoted or part.kind is Kind.TEXT for part in word.parts) or value.missing:
+        if all(part.quoted or part.kind is PartKind.TEXT for part in word.parts) or value.missing:
             return [value]
         return [replace(value, text=text) for text in value.text.split()]
 
@@ -145,16 +145,16 @@ class Script:
 
     def _value(self, part: Part, line: int) -> Argument:
         match part.kind:
-            case Kind.TEXT:
+            case PartKind.TEXT:
                 return Argument(part.text, line)
-            case Kind.VARIABLE:
+            case PartKind.VARIABLE:
                 return self._variable(part, line)
-            case Kind.ARRAY:
+            case PartKind.ARRAY:
                 values = self._array(part.text)
                 return Argument(" ".join(value.text for value in values), line)
-            case Kind.ARITHMETIC:
+            case PartKind.ARITHMETIC:
                 return self._arithmetic(part.text, line)
-            case Kind.UNKNOWN:
+            case PartKind.UNKNOWN:
                 return Argument(part.text, line, (part.text,))
 
     def _variable(self, part: Part, line: int) -> Argument:
@@ -172,7 +172,7 @@ class Script:
         missing: list[str] = []
 
         def value_of(match: re.Match[str]) -> str:
-            value = self._variable(Part(Kind.VARIABLE, match[1] or match[2]), line)
+            value = self._variable(Part(PartKind.VARIABLE, match[1] or match[2]), line)
             missing.extend(value.missing)
             return f"({value.text})"
 
@@ -197,7 +197,7 @@ def _without(word: Word, width: int) -> Word:
     """The word without its first characters, all literal."""
     parts: list[Part] = []
     for part in word.parts:
-        cut = min(width, len(part.text)) if part.kind is Kind.TEXT else 0
+        cut = min(width, len(part.text)) if part.kind is PartKind.TEXT else 0
         width -= cut
         parts.append(replace(part, text=part.text[cut:]))
     return Word(word.line, parts)

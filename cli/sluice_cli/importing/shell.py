@@ -25,7 +25,7 @@ class ScriptError(ValueError):
     """Text that no shell would take either. The message has the line."""
 
 
-class Kind(enum.Enum):
+class PartKind(enum.Enum):
     TEXT = "text"
     VARIABLE = "variable"
     ARRAY = "array"
@@ -39,7 +39,7 @@ class Part:
     known.
     """
 
-    kind: Kind
+    kind: PartKind
     text: str
     quoted: bool = False
     default: Word | None = None
@@ -57,7 +57,7 @@ class Word:
         """The text before the first expansion."""
         text = ""
         for part in self.parts:
-            if part.kind is not Kind.TEXT:
+            if part.kind is not PartKind.TEXT:
                 break
             text += part.text
         return text
@@ -151,23 +151,23 @@ class _Parser:
             else:
                 self._piece(word)
         if not word.parts:  # an empty quotation, or a character that means nothing here
-            word.parts.append(Part(Kind.TEXT, "", quoted=True))
+            word.parts.append(Part(PartKind.TEXT, "", quoted=True))
         return word
 
     def _piece(self, word: Word) -> None:
         character = self.take()
         if character == "'":
-            word.parts.append(Part(Kind.TEXT, self._until("'"), quoted=True))
+            word.parts.append(Part(PartKind.TEXT, self._until("'"), quoted=True))
         elif character == '"':
             self._double(word)
         elif character == "\\":
-            word.parts.append(Part(Kind.TEXT, self.take(), quoted=True))
+            word.parts.append(Part(PartKind.TEXT, self.take(), quoted=True))
         elif character == "$":
             word.parts.append(self._expansion(quoted=False))
         elif character == "`":
-            word.parts.append(Part(Kind.UNKNOWN, f"`{self._until('`')}`"))
+            word.parts.append(Part(PartKind.UNKNOWN, f"`{self._until('`')}`"))
         else:
-            word.parts.append(Part(Kind.TEXT, character))
+            word.parts.append(Part(PartKind.TEXT, character))
 
     def _until(self, end: str) -> str:
         start, line = self.at, self.line
@@ -180,7 +180,7 @@ class _Parser:
 
     def _double(self, word: Word) -> None:
         line, text = self.line, ""
-        word.parts.append(Part(Kind.TEXT, "", quoted=True))  # "" is a word
+        word.parts.append(Part(PartKind.TEXT, "", quoted=True))  # "" is a word
         while (character := self.take()) != '"':
             if not character:
                 raise ScriptError(f'line {line}: " opens here and is never closed')
@@ -188,33 +188,33 @@ class _Parser:
                 escaped = self.take()
                 text += "" if escaped == "\n" else escaped
             elif character in "$`":
-                word.parts.append(Part(Kind.TEXT, text, quoted=True))
+                word.parts.append(Part(PartKind.TEXT, text, quoted=True))
                 text = ""
                 word.parts.append(
                     self._expansion(quoted=True)
                     if character == "$"
-                    else Part(Kind.UNKNOWN, f"`{self._until('`')}`")
+                    else Part(PartKind.UNKNOWN, f"`{self._until('`')}`")
                 )
             else:
                 text += character
-        word.parts.append(Part(Kind.TEXT, text, quoted=True))
+        word.parts.append(Part(PartKind.TEXT, text, quoted=True))
 
     def _expansion(self, *, quoted: bool) -> Part:
         """The word that follows a `$`."""
         if self.peek(2) == "((":
             inner = self._balanced("(")
-            return Part(Kind.ARITHMETIC, inner[1:-1], quoted)
+            return Part(PartKind.ARITHMETIC, inner[1:-1], quoted)
         if self.peek() == "(":
-            return Part(Kind.UNKNOWN, f"$({self._balanced('(')})", quoted)
+            return Part(PartKind.UNKNOWN, f"$({self._balanced('(')})", quoted)
         if self.peek() == "{":
             return self._braced(self._balanced("{"), quoted)
         name = _NAME.match(self.text, self.at)
         if name:
             self.take(len(name.group()))
-            return Part(Kind.VARIABLE, name.group(), quoted)
+            return Part(PartKind.VARIABLE, name.group(), quoted)
         if self.peek() and self.peek() in "@*#?!0123456789":
-            return Part(Kind.ARRAY, self.take(), quoted)  # arguments of the script: it has none
-        return Part(Kind.TEXT, "$", quoted)
+            return Part(PartKind.ARRAY, self.take(), quoted)  # arguments of the script: it has none
+        return Part(PartKind.TEXT, "$", quoted)
 
     def _balanced(self, opening: str) -> str:
         """The text between a bracket and its own closing one."""
@@ -232,11 +232,11 @@ class _Parser:
     def _braced(self, inner: str, quoted: bool) -> Part:
         match = _BRACED.match(inner)
         if not match:
-            return Part(Kind.UNKNOWN, f"${{{inner}}}", quoted)
+            return Part(PartKind.UNKNOWN, f"${{{inner}}}", quoted)
         if match["array"]:
-            return Part(Kind.ARRAY, match["name"], quoted)
+            return Part(PartKind.ARRAY, match["name"], quoted)
         default = None if match["default"] is None else _quoted(match["default"], self.line)
-        return Part(Kind.VARIABLE, match["name"], quoted, default)
+        return Part(PartKind.VARIABLE, match["name"], quoted, default)
 
     def _array(self) -> list[Word]:
         line = self.line
@@ -262,7 +262,7 @@ def _quoted(text: str, line: int) -> Word:
     parser, word = _Parser(text, line), Word(line)
     while parser.peek():
         if parser.peek() in " \t\n":
-            word.parts.append(Part(Kind.TEXT, parser.take(), quoted=True))
+            word.parts.append(Part(PartKind.TEXT, parser.take(), quoted=True))
         else:
             parser._piece(word)
     return word

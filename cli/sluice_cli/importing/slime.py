@@ -22,7 +22,7 @@ from sluice_cli.importing.draft import (
     text,
     translate,
 )
-from sluice_cli.importing.script import Argument, Command, read_script
+from sluice_cli.importing.script import Argument, ScriptCommand, read_script
 from sluice_cli.importing.slime_sft import supervised, without_engines
 from sluice_cli.importing.slime_table import DEFAULTS, TABLE, fallback
 
@@ -99,7 +99,7 @@ def _is_entry(word: Argument) -> bool:
     return PurePosixPath(word.text).name in ENTRIES
 
 
-def _flags(command: Command, start: int, draft: Draft) -> dict[str, Setting]:
+def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Setting]:
     """The arguments behind train.py, as argparse reads them: the last of a name counts."""
     flags: dict[str, Setting] = {}
     name = ""

@@ -4,7 +4,7 @@ its main branch.
 
 from __future__ import annotations
 
-from sluice_cli.importing.draft import Entry, Lost, Same
+from sluice_cli.importing.draft import Lost, Same, Translation
 
 _LOGS = Lost(
     "metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: "
@@ -37,11 +37,11 @@ _CENTERING = Lost(
 )
 
 
-def _all(entry: Entry, names: str) -> dict[str, Entry]:
+def _all(entry: Translation, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"--{name}" for name in names.split()), entry)
 
 
-REST: dict[str, Entry] = {
+REST: dict[str, Translation] = {
     **_all(
         _LOGS,
         "use-wandb wandb-project wandb-group wandb-key wandb-team wandb-mode wandb-dir wandb-host "

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_cli.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice_cli.importing.draft import (
+    Lost,
+    Same,
+    To,
+    Translation,
+    flag,
+    integer,
+    location,
+    real,
+    text,
+)
 from sluice_cli.importing.slime_rest import REST
 
 
@@ -37,7 +47,7 @@ _VOLUME = Lost(
 )
 _HOOK = Lost("sluice has no hook of this kind")
 
-TABLE: dict[str, Entry] = REST | {
+TABLE: dict[str, Translation] = REST | {
     # model and checkpoints
     "--hf-checkpoint": To("model.path", location),
     "--load": _VOLUME,
@@ -267,7 +277,7 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 """(field, slime's default, its flag) where sluice's default is another."""
 
 
-def fallback(name: str) -> Entry:
+def fallback(name: str) -> Translation:
     """The entry of an argument that is not in the table."""
     if name.startswith("--sglang-"):
         return To(f"rollout.engineArgs.{name.removeprefix('--sglang-')}", _engine_value, many=True)

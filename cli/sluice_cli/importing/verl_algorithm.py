@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sluice.api.algorithm import PolicyLoss
+from sluice.api.losses import PolicyLossName
 from sluice_cli.importing.draft import Draft, Setting, Settings, integer, location, put, real, text
 from sluice_cli.importing.verl_table import kl_type
 
@@ -110,7 +110,8 @@ def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
     if loss in _LOSSES:
         draft.set("algorithm.loss", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
     else:
-        why = f"algorithm.loss is {', '.join(get_args(PolicyLoss))}; another one is a lossFunction"
+        losses = ", ".join(get_args(PolicyLossName))
+        why = f"algorithm.loss is {losses}; another one is a lossFunction"
         draft.note("not translated", mode.shown, why, mode.line)
 
 

@@ -4,7 +4,7 @@ branch.
 
 from __future__ import annotations
 
-from sluice_cli.importing.draft import Entry, Lost, Same
+from sluice_cli.importing.draft import Lost, Same, Translation
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ALWAYS = Same("sluice does it always")
@@ -28,11 +28,11 @@ def _off(why: str) -> Lost:
     return Lost(why, unless=_SWITCHED)
 
 
-def _all(entry: Entry, parent: str, names: str) -> dict[str, Entry]:
+def _all(entry: Translation, parent: str, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"{parent}.{name}" for name in names.split()), entry)
 
 
-REST: dict[str, Entry] = {
+REST: dict[str, Translation] = {
     # policy
     **_all(Same("as rollout.samplesPerPrompt"), _ACTOR, "rollout_n"),
     **_all(_KERNELS, _ACTOR, "use_fused_kernels use_prefix_grouper"),
@@ -149,7 +149,7 @@ REST: dict[str, Entry] = {
     "rollout.total_rollout_steps": Same("trainer.steps or trainer.epochs is the length of the run"),
 }
 
-PREFIXES: tuple[tuple[str, Entry], ...] = (
+PREFIXES: tuple[tuple[str, Translation], ...] = (
     (
         f"{_ACTOR}.router_replay.",
         _off("the engine's routing of experts is not replayed in the trainer"),

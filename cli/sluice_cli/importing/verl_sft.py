@@ -10,12 +10,12 @@ from typing import Any
 
 from sluice_cli.importing.draft import (
     Draft,
-    Entry,
     Lost,
     Same,
     Setting,
     Settings,
     To,
+    Translation,
     flag,
     integer,
     location,
@@ -43,7 +43,7 @@ def _schedule(value: Any) -> str:
     return str(value)
 
 
-_TABLE: dict[str, Entry] = {
+_TABLE: dict[str, Translation] = {
     **{
         name: entry
         for name, entry in TABLE.items()
@@ -188,7 +188,7 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
     return [{"path": path, **columns} for path in prompts]
 
 
-def _fallback(name: str) -> Entry:
+def _fallback(name: str) -> Translation:
     if name.startswith(("model.fsdp_config.", "engine.", "checkpoint.", "profiler.")):
         return _PLACES
     return Lost("sluice knows no such key")

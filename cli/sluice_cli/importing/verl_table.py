@@ -6,7 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_cli.importing.draft import Entry, Lost, Same, To, flag, integer, location, real, text
+from sluice_cli.importing.draft import (
+    Lost,
+    Same,
+    To,
+    Translation,
+    flag,
+    integer,
+    location,
+    real,
+    text,
+)
 from sluice_cli.importing.verl_rest import PREFIXES, REST
 
 _ALWAYS = Same("sluice does it always")
@@ -65,7 +75,7 @@ def _every(value: Any) -> int:
     return integer(value)
 
 
-TABLE: dict[str, Entry] = REST | {
+TABLE: dict[str, Translation] = REST | {
     # model
     "actor_rollout_ref.model.path": To("model.path", location),
     "actor_rollout_ref.model.trust_remote_code": To("model.trustRemoteCode", flag),
@@ -280,7 +290,7 @@ _QUIET = (
 """Keys that mean nothing here: the reference and the critic are laid out as the policy."""
 
 
-def fallback(name: str) -> Entry:
+def fallback(name: str) -> Translation:
     """The entry of a key that is not in the table."""
     if name.startswith(f"{_ROLLOUT}.engine_kwargs.sglang."):
         return To(

@@ -109,7 +109,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PodGroup:
     """Pods that a queue admits as one. size: their number. alone: it is one attempt of one gang,
     and ends with it.
     """

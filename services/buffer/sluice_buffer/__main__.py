@@ -32,7 +32,7 @@ _GRACE_SECONDS = 2.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-class Snapshot:
+class LatestStats:
     """The newest statistics, for threads that must not look into the buffer's memory."""
 
     def __init__(self, service: Service) -> None:
@@ -65,7 +65,7 @@ async def serve(env: Environment, buffer: Buffer) -> None:
     committer, server = Committer(buffer), rpc.server()
     budget = Budget(budget_bytes(int(quantity_value(str(buffer.job.spec.buffer.memory)))))
     service = Service(committer, budget)
-    snapshot = Snapshot(service)
+    snapshot = LatestStats(service)
     buffer_pb2_grpc.add_BufferServicer_to_server(service, server)
     port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
     await server.start()
@@ -89,7 +89,7 @@ async def serve(env: Environment, buffer: Buffer) -> None:
 
 
 def _joined(
-    env: Environment, address: str, snapshot: Snapshot
+    env: Environment, address: str, snapshot: LatestStats
 ) -> contextlib.AbstractAsyncContextManager[Membership | None]:
     """Registered at the rendezvous, where there is one."""
     if not env.rendezvous:
@@ -119,7 +119,7 @@ async def _shut_down(
     logs.get().info("stopped")
 
 
-async def _expire(service: Service, snapshot: Snapshot) -> None:
+async def _expire(service: Service, snapshot: LatestStats) -> None:
     """Take back leases that ran out, soon after they did; and see whether there is room again for
     who waits.
     """
@@ -130,7 +130,7 @@ async def _expire(service: Service, snapshot: Snapshot) -> None:
         expired = await committer.run(committer.buffer.expire)
         if expired:
             logs.get().warning("leases ran out", groups=expired)
-        service.line.call_up()
+        service.waiting.call_up()
         snapshot.refresh()
 
 

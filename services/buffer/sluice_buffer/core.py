@@ -19,8 +19,8 @@ from sluice.environment import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
-from sluice_buffer.group import GroupState, Key, LeaseName, unpack_facts
-from sluice_buffer.rules.admission import Policy, admitted, total_steps
+from sluice_buffer.group import GroupKey, GroupState, LeaseName, unpack_facts
+from sluice_buffer.rules.admission import AdmissionPolicy, admitted, total_steps
 from sluice_buffer.rules.balance import assign
 from sluice_buffer.rules.filters import NONZERO_STD
 from sluice_buffer.sources.filling import filler_of
@@ -37,17 +37,17 @@ from sluice_buffer.state.storage import (
 )
 from sluice_buffer.transitions.batches import Batches
 from sluice_buffer.transitions.failures import Failures
-from sluice_buffer.transitions.leases import Call, Leases, Worker
+from sluice_buffer.transitions.leases import LeaseCall, Leases, WorkerAttempt
 from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
-from sluice_buffer.transitions.submits import Answer, Submits
+from sluice_buffer.transitions.submits import SubmitAnswer, Submits
 
 _CAPACITY_AGE = 0.5
 _CHOKED_SECONDS = 5.0
 
 
-def policy_of(job: RLJob, epoch_size: int) -> Policy:
+def policy_of(job: RLJob, epoch_size: int) -> AdmissionPolicy:
     rollout, trainer = job.spec.rollout, job.spec.trainer
-    return Policy(
+    return AdmissionPolicy(
         batch_size=rollout.batch_size,
         samples_per_prompt=job.spec.samples_per_prompt,
         max_staleness=rollout.max_staleness,
@@ -163,7 +163,7 @@ class Buffer:
         self.batches.settle()
         return self.memory.flush()
 
-    def lease(self, call: Call, limit: int, worker_version: int) -> list[Key]:
+    def lease(self, call: LeaseCall, limit: int, worker_version: int) -> list[GroupKey]:
         room = 0 if self.memory.verdict else self.lease_room()
         return self.leases.lease(call, min(limit, room), worker_version, self._clock())
 
@@ -175,13 +175,15 @@ class Buffer:
             else min(self.lease_room(), self.leases.available(worker_version))
         )
 
-    def heartbeat(self, worker: Worker, names: list[tuple[str, LeaseName | None]]) -> list[str]:
+    def heartbeat(
+        self, worker: WorkerAttempt, names: list[tuple[str, LeaseName | None]]
+    ) -> list[str]:
         return self.leases.heartbeat(worker, names, self._clock())
 
     def expire(self) -> int:
         return self.leases.expire(self._clock())
 
-    def submit(self, data: bytes | bytearray) -> Answer:
+    def submit(self, data: bytes | bytearray) -> SubmitAnswer:
         try:
             return self.submits.submit(data, self.room())
         except StorageFullError:

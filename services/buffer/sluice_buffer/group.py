@@ -16,7 +16,7 @@ TRAINING = -1
 """The `round` of a training group's key; evaluation groups carry the version that they evaluate."""
 
 
-class Key(NamedTuple):
+class GroupKey(NamedTuple):
     """Names a group: (TRAINING, position in the prompt stream) or (evaluated version, position in
     the round).
     """
@@ -141,7 +141,7 @@ def unpack_facts(data: bytes) -> list[SampleFacts]:
     return [SampleFacts(*one) for one in _FACTS.iter_unpack(data)]
 
 
-def lease_id(key: Key, serial: int, attempt: int) -> str:
+def lease_id(key: GroupKey, serial: int, attempt: int) -> str:
     """Unique over the job's life: an evaluation round that is opened again gets a new serial
     number.
     """
@@ -151,7 +151,7 @@ def lease_id(key: Key, serial: int, attempt: int) -> str:
 
 
 class LeaseName(NamedTuple):
-    key: Key
+    key: GroupKey
     serial: int
     attempt: int
 
@@ -164,7 +164,7 @@ def parse_lease_id(text: str) -> LeaseName | None:
         return None
     match kind, [int(n) for n in numbers]:
         case "t", [group_id, attempt]:
-            return LeaseName(Key(TRAINING, group_id), 0, attempt)
+            return LeaseName(GroupKey(TRAINING, group_id), 0, attempt)
         case "e", [version, serial, group_id, attempt]:
-            return LeaseName(Key(version, group_id), serial, attempt)
+            return LeaseName(GroupKey(version, group_id), serial, attempt)
     return None

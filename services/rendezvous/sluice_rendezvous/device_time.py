@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sluice_rendezvous.registry import Entry
+from sluice_rendezvous.registry import MemberEntry
 
 STARTING, RESTARTING, SYNCHRONISING = "starting", "restarting", "synchronising"
 DRAINING = "draining"
@@ -36,7 +36,7 @@ class DeviceTime:
     _running: dict[str, _Clock] = field(default_factory=dict)
     _gone: dict[str, _Clock] = field(default_factory=dict)
 
-    def join(self, entry: Entry, now: float) -> None:
+    def join(self, entry: MemberEntry, now: float) -> None:
         """Count the member's devices from now on."""
         if entry.index or not entry.devices:
             return
@@ -52,7 +52,7 @@ class DeviceTime:
         clock = _Clock(entry.role, entry.attempt, state, entry.devices, now)
         self._running[entry.name] = clock
 
-    def state(self, entry: Entry, now: float) -> None:
+    def state(self, entry: MemberEntry, now: float) -> None:
         """Count up to now; `entry.state` holds from here on."""
         clock = self._running.get(entry.name)
         if clock is None or entry.index:
@@ -61,7 +61,7 @@ class DeviceTime:
         state = SYNCHRONISING if entry.synchronising else entry.state or clock.state
         clock.state = RESTARTING if state == STARTING and entry.attempt > 1 else state
 
-    def leave(self, entry: Entry, now: float) -> None:
+    def leave(self, entry: MemberEntry, now: float) -> None:
         """Count up to now, when the member's stream ended."""
         if entry.index == 0 and (clock := self._running.pop(entry.name, None)):
             self._count(clock, now)

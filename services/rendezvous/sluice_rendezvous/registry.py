@@ -23,7 +23,7 @@ class StaleAttemptError(Exception):
 
 
 @dataclass(slots=True)
-class Entry:
+class MemberEntry:
     """One member, for as long as it keeps the stream that it joined with."""
 
     role: str
@@ -66,7 +66,7 @@ class Registry:
     def __init__(self) -> None:
         self.epoch = 0
         self.version = -1
-        self.entries: dict[tuple[str, int], Entry] = {}
+        self.entries: dict[tuple[str, int], MemberEntry] = {}
         self.sources: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
         # No number of an earlier process may come again, whatever the clock says: the names of
@@ -88,7 +88,9 @@ class Registry:
             raise StaleAttemptError(f"{name}: attempt {attempt} was replaced by attempt {newest}")
         self._attempts[name] = attempt
 
-    def join(self, entry: Entry, now: float, sources: Mapping[str, int] | None = None) -> Entry:
+    def join(
+        self, entry: MemberEntry, now: float, sources: Mapping[str, int] | None = None
+    ) -> MemberEntry:
         """Add a member that comes, or comes again.
 
         An engine that holds our weights keeps working: the ledger is soft state. sources: those
@@ -108,7 +110,7 @@ class Registry:
         self.epoch += 1
         return entry
 
-    def leave(self, entry: Entry) -> bool:
+    def leave(self, entry: MemberEntry) -> bool:
         """Remove a member whose stream has ended. False where it has joined with another since."""
         if self.entries.get(entry.key) is not entry:
             return False
@@ -116,7 +118,7 @@ class Registry:
         self.epoch += 1
         return True
 
-    def expire(self, now: float, timeout: float) -> list[Entry]:
+    def expire(self, now: float, timeout: float) -> list[MemberEntry]:
         """Drop the members that are silent. Returns them.
 
         timeout: seconds of silence that are too many for a member that sends a heartbeat every
@@ -132,7 +134,7 @@ class Registry:
             del self.entries[entry.key]
         return silent
 
-    def members(self, role: str = "", attempt: int = 0) -> list[Entry]:
+    def members(self, role: str = "", attempt: int = 0) -> list[MemberEntry]:
         chosen = [
             entry
             for entry in self.entries.values()
@@ -140,24 +142,24 @@ class Registry:
         ]
         return sorted(chosen, key=lambda e: e.key)
 
-    def engines(self) -> list[Entry]:
+    def engines(self) -> list[MemberEntry]:
         """One entry for each rollout engine: its first pod, which serves HTTP."""
         return [e for e in self.members("rollout") if e.index == 0]
 
-    def joiners(self, version: int) -> list[Entry]:
+    def joiners(self, version: int) -> list[MemberEntry]:
         """Engines that do not serve `version`."""
         return [e for e in self.engines() if e.lacks(version)]
 
     def begin_update(
         self, source: str, attempt: int, version: int, *, joiners_only: bool
-    ) -> list[Entry]:
+    ) -> list[MemberEntry]:
         """Fix who takes part in the update to `version`."""
         self.fence(source, attempt)
         self.sources[source] = attempt
         self.version = version
         return self.joiners(version) if joiners_only else self.engines()
 
-    def report(self, name: str, attempt: int, generation: int, error: str) -> Entry | None:
+    def report(self, name: str, attempt: int, generation: int, error: str) -> MemberEntry | None:
         """Drop an engine that failed in a phase. Returns one that passed; None: it is out."""
         entry = self.entries.get((name, 0))
         if entry is None or entry.attempt != attempt or entry.generation != generation:
@@ -167,11 +169,11 @@ class Registry:
             return None
         return entry
 
-    def serve(self, entry: Entry, version: int) -> None:
+    def serve(self, entry: MemberEntry, version: int) -> None:
         """Note that the engine passed the last phase: it serves `version`."""
         entry.version, entry.admitted, entry.dropped = version, True, ""
 
-    def _drop(self, entry: Entry, reason: str) -> None:
+    def _drop(self, entry: MemberEntry, reason: str) -> None:
         """Take a member out of the epoch.
 
         What the engine holds is unknown from here on, and its communicator is gone.

@@ -20,7 +20,7 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_rendezvous import metrics
 from sluice_rendezvous.device_time import DeviceTime
-from sluice_rendezvous.registry import Entry, Registry, StaleAttemptError
+from sluice_rendezvous.registry import MemberEntry, Registry, StaleAttemptError
 
 MEMBER_TIMEOUT_SECONDS = 5 * HEARTBEAT_SECONDS
 MAX_WAIT_SECONDS = 60.0
@@ -81,7 +81,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 )
 
     async def _read(
-        self, requests: AsyncIterator[pb.MemberMessage], entry: Entry, news: asyncio.Event
+        self, requests: AsyncIterator[pb.MemberMessage], entry: MemberEntry, news: asyncio.Event
     ) -> None:
         try:
             async for message in requests:
@@ -97,7 +97,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
             news.set()
 
     async def _messages(
-        self, entry: Entry, news: asyncio.Event, reader: asyncio.Task[None]
+        self, entry: MemberEntry, news: asyncio.Event, reader: asyncio.Task[None]
     ) -> AsyncIterator[pb.ServerMessage]:
         """Messages to this member, whenever there is news, until it goes or is replaced."""
         sent: pb.ServerMessage | None = None
@@ -251,8 +251,8 @@ def phase_name(phase: pb.UpdatePhase) -> str:
     return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
 
 
-def entry_from(member: pb.Member) -> Entry:
-    return Entry(
+def entry_from(member: pb.Member) -> MemberEntry:
+    return MemberEntry(
         role=member.role,
         name=member.name,
         attempt=member.attempt,
@@ -267,7 +267,7 @@ def entry_from(member: pb.Member) -> Entry:
     )
 
 
-def member_of(entry: Entry) -> pb.Member:
+def member_of(entry: MemberEntry) -> pb.Member:
     return pb.Member(
         role=entry.role,
         name=entry.name,

@@ -39,7 +39,7 @@ class Hooks:
     after_reward: Hook = _nothing
 
 
-def load_all(hooks: api.Hooks) -> Hooks:
+def load_all(hooks: api.HooksSpec) -> Hooks:
     """The hooks of spec.rollout.hooks. ConfigurationError: one cannot be loaded."""
     return Hooks(load("beforeReward", hooks.before_reward), load("afterReward", hooks.after_reward))
 

@@ -38,13 +38,13 @@ from sluice.rewards.types import RewardError, late, read_value
 DROP = None
 """Instead of jobs: forget those that have not been started."""
 
-Job = tuple[int, str, Any]
+JudgeTask = tuple[int, str, Any]
 """(number, name of a built-in reward or "", a RewardInput or a list of them)."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def pack(message: list[Job] | None) -> bytes:
+def pack(message: list[JudgeTask] | None) -> bytes:
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return struct.pack("<I", len(body)) + body
 
@@ -58,7 +58,7 @@ class _Inbox:
     def waiting(self) -> bool:
         return bool(select.select([self.file], [], [], 0)[0])
 
-    def read(self) -> list[Job] | None:
+    def read(self) -> list[JudgeTask] | None:
         """The next message. Raises EOFError when the pool is gone."""
         (size,) = struct.unpack("<I", self._exactly(4))
         return pickle.loads(self._exactly(size))  # type: ignore[no-any-return]  # noqa: S301  (our own worker's)
@@ -153,7 +153,7 @@ async def _waited(value: Any) -> Any:
 
 
 def _one_by_one(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> None:
-    jobs: deque[Job] = deque()
+    jobs: deque[JudgeTask] = deque()
     while True:
         while not jobs or inbox.waiting():
             message = inbox.read()

@@ -19,7 +19,7 @@ from sluice.rewards import registry
 from sluice.rewards.judging import metrics, remote
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.judging.model import RewardModel
-from sluice.rewards.judging.pool import Outcome, Pool
+from sluice.rewards.judging.pool import JudgeOutcome, Pool
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Judge:
         if self._model:
             await asyncio.to_thread(self._model.load)
 
-    async def __call__(self, samples: list[RewardInput]) -> list[Outcome]:
+    async def __call__(self, samples: list[RewardInput]) -> list[JudgeOutcome]:
         started = time.monotonic()
         if self._reward.group:
             outcomes = await self._function("", samples)
@@ -80,13 +80,13 @@ class Judge:
             if part:
                 await part.close()
 
-    async def _judge(self, sample: RewardInput) -> Outcome:
+    async def _judge(self, sample: RewardInput) -> JudgeOutcome:
         try:
             return await self._outcome(sample)
         except RewardError as error:
             return error
 
-    async def _outcome(self, sample: RewardInput) -> Outcome:
+    async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
         name, sample = registry.choose(sample, self._reward.type)
         if name in registry.here:
             return read_value(_run_here(name, sample), self._reward.key)

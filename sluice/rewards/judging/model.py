@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import Any
 
-from sluice.api.data import RewardModel as Settings
+from sluice.api.data import RewardModelSpec as Settings
 from sluice.rewards.judging.remote import Endpoint
 from sluice.rewards.types import RewardError, RewardInput, shown
 

@@ -29,7 +29,7 @@ _AT_ONCE = 64
 _GRACE_SECONDS = 5.0
 _TRIES = 2
 
-Outcome = Judgement | RewardError
+JudgeOutcome = Judgement | RewardError
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,7 @@ class _Job:
     number: int
     reward: str
     argument: Any
-    done: asyncio.Future[list[Outcome]]
+    done: asyncio.Future[list[JudgeOutcome]]
     started: float = 0.0
     tries: int = 0
 
@@ -45,7 +45,7 @@ class _Job:
     def samples(self) -> int:
         return len(self.argument) if isinstance(self.argument, list) else 1
 
-    def finish(self, outcomes: list[Outcome]) -> None:
+    def finish(self, outcomes: list[JudgeOutcome]) -> None:
         if not self.done.done():
             self.done.set_result(outcomes)
 
@@ -74,7 +74,7 @@ class Pool:
     _closed: bool = False
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def __call__(self, reward: str, argument: Any) -> list[Outcome]:
+    async def __call__(self, reward: str, argument: Any) -> list[JudgeOutcome]:
         job = _Job(
             next(self._numbers), reward, argument, asyncio.get_running_loop().create_future()
         )
@@ -300,7 +300,7 @@ def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
     job.finish(outcomes)
 
 
-def _outcome(value: Any) -> Outcome:
+def _outcome(value: Any) -> JudgeOutcome:
     if isinstance(value, dict):
         return RewardError(str(value["error"]), str(value["reason"]), str(value.get("details", "")))
     reward, parts = value

@@ -77,7 +77,7 @@ class Process:
     def alive(self) -> bool:
         return self._process.returncode is None
 
-    def send(self, jobs: list[child.Job]) -> None:
+    def send(self, jobs: list[child.JudgeTask]) -> None:
         self._write(child.pack(jobs))
 
     def drop(self) -> None:

@@ -75,7 +75,7 @@ class Endpoint:
             )
         timeout = aiohttp.ClientTimeout(
             total=None
-        )  # ours below also counts the wait for a connection's turn
+        )  # ours below also counts the wait for a free connection
         async with (
             asyncio.timeout(self._timeout),
             self._session.post(self.url, json=body, timeout=timeout) as response,

@@ -16,7 +16,7 @@ import platform
 import struct
 from collections.abc import Iterable
 
-from sluice.rewards.sandbox.syscalls import ABSENT, CHECKED, DENIED, FIRST_UNKNOWN, Check
+from sluice.rewards.sandbox.syscalls import ABSENT, CHECKED, DENIED, FIRST_UNKNOWN, ArgumentCheck
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
@@ -99,7 +99,7 @@ def _without(
     return code
 
 
-def _checked(number: int, check: Check) -> list[Instruction]:
+def _checked(number: int, check: ArgumentCheck) -> list[Instruction]:
     """Go on behind this block where the call is another one, or its argument is as it should be;
     else refuse.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-Call = tuple[int | None, int | None]
+SyscallNumbers = tuple[int | None, int | None]
 
 FIRST_UNKNOWN = 450
 """Calls from this number on (Linux 5.17) do not exist for a program: nobody has thought here about
@@ -18,13 +18,13 @@ what they may do.
 Among them are other ways to change modes and attributes (fchmodat2, setxattrat, file_setattr).
 """
 
-ABSENT: dict[str, Call] = {
+ABSENT: dict[str, SyscallNumbers] = {
     "clone3": (435, 435),  # flags where no filter sees them; libraries fall back to clone
     "openat2": (437, 437),
 }
 """Calls that do not exist for a program either."""
 
-DENIED: dict[str, Call] = {
+DENIED: dict[str, SyscallNumbers] = {
     # network; sockets come in pairs only, see CHECKED
     "socket": (41, 198),
     "connect": (42, 203),
@@ -152,7 +152,7 @@ DENIED: dict[str, Call] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ArgumentCheck:
     """A call that depends on the low half of an argument.
 
     values: (mask, value): the argument matches where its masked bits are the value. only: the call
@@ -160,7 +160,7 @@ class Check:
     matches.
     """
 
-    call: Call
+    call: SyscallNumbers
     argument: int
     values: tuple[tuple[int, int], ...]
     only: bool
@@ -186,20 +186,20 @@ def _exactly(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((_ALL, value) for value in values)
 
 
-CHECKED: tuple[Check, ...] = (
-    Check((56, 220), 0, ((_CLONE_THREAD, _CLONE_THREAD),), only=True),  # clone: threads
-    Check((302, 261), 0, _exactly((0,)), only=True),  # prlimit64: one's own
-    Check((72, 25), 1, _exactly(_FCNTL), only=True),
-    Check((16, 29), 1, _exactly(_IOCTL), only=True),
+CHECKED: tuple[ArgumentCheck, ...] = (
+    ArgumentCheck((56, 220), 0, ((_CLONE_THREAD, _CLONE_THREAD),), only=True),  # clone: threads
+    ArgumentCheck((302, 261), 0, _exactly((0,)), only=True),  # prlimit64: one's own
+    ArgumentCheck((72, 25), 1, _exactly(_FCNTL), only=True),
+    ArgumentCheck((16, 29), 1, _exactly(_IOCTL), only=True),
     # socketpair: connected streams of AF_UNIX. A datagram's address can be anybody's.
-    Check((53, 199), 0, _exactly((1,)), only=True),
-    Check((53, 199), 1, ((0xF, 1),), only=True),
-    Check((2, None), 1, _SIDE_DOORS, only=False),  # open
-    Check((257, 56), 2, _SIDE_DOORS, only=False),  # openat
+    ArgumentCheck((53, 199), 0, _exactly((1,)), only=True),
+    ArgumentCheck((53, 199), 1, ((0xF, 1),), only=True),
+    ArgumentCheck((2, None), 1, _SIDE_DOORS, only=False),  # open
+    ArgumentCheck((257, 56), 2, _SIDE_DOORS, only=False),  # openat
     # set-user-id bits of new files: open, openat, creat, mknod, mknodat
-    Check((2, None), 2, _SET_ID, only=False),
-    Check((257, 56), 3, _SET_ID, only=False),
-    Check((85, None), 1, _SET_ID, only=False),
-    Check((133, None), 1, _SET_ID, only=False),
-    Check((259, 33), 2, _SET_ID, only=False),
+    ArgumentCheck((2, None), 2, _SET_ID, only=False),
+    ArgumentCheck((257, 56), 3, _SET_ID, only=False),
+    ArgumentCheck((85, None), 1, _SET_ID, only=False),
+    ArgumentCheck((133, None), 1, _SET_ID, only=False),
+    ArgumentCheck((259, 33), 2, _SET_ID, only=False),
 )

@@ -15,7 +15,7 @@ from sluice_cli.run import tls_of
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Progress, names
 from sluice_operator.plan.manifests.objects import rendezvous_address
-from sluice_operator.progress import Target, ask
+from sluice_operator.progress import ProbeTarget, ask
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import SLEEP, container, template
 
@@ -89,7 +89,7 @@ async def test_a_job_with_tls_is_served_with_tls_only(tmp_path: Path) -> None:
             )
             assert address is not None
             answer = await ask(
-                Target(address, secret["stringData"]["token"], tls_of(job, observed))
+                ProbeTarget(address, secret["stringData"]["token"], tls_of(job, observed))
             )
             if answer is not None and result.exists():
                 answers.append(answer)

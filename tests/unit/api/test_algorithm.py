@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sluice.api import Algorithm, Model, RLJobSpec, Rollout
 from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic
 from sluice.api.colocation import COLOCATION
-from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, Teacher
+from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
 from sluice.api.losses import ClipCov
 from sluice.api.off_policy import OffPolicy, Rejection
 from sluice.api.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
@@ -144,6 +144,6 @@ def test_every_rule_has_a_case_above() -> None:
         *ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
     ]
-    rules += [*Teacher.rules, *Distillation.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
+    rules += [*TeacherSpec.rules, *Distillation.rules, *DISTILLATION_ACROSS_GROUPS, *COLOCATION]
     for rule in rules:
         assert any(message in rule.message for message in messages), rule.message

@@ -26,12 +26,12 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
-from sluice_buffer.group import Key, unpack_facts
+from sluice_buffer.group import GroupKey, unpack_facts
 from sluice_buffer.serving.sending import leased, leased_chunks, shard_chunks
 from sluice_buffer.sources.prompts import prompts_of
 from sluice_buffer.state.storage import Storage
-from sluice_buffer.transitions.leases import Call, Worker
-from sluice_buffer.transitions.submits import Answer
+from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
+from sluice_buffer.transitions.submits import SubmitAnswer
 
 
 def write_prompts(path: Path, rows: int) -> Path:
@@ -168,23 +168,23 @@ class House:
         self.sync()
         return [self._arrived(key) for key in keys]
 
-    def call(self, worker: str, attempt: int = 1) -> Call:
+    def call(self, worker: str, attempt: int = 1) -> LeaseCall:
         """The call of a worker that knows all of its leases."""
         keys = self.buffer.memory.leases_of[worker]
-        return Call(
-            Worker(worker, attempt),
+        return LeaseCall(
+            WorkerAttempt(worker, attempt),
             held=frozenset(self.buffer.leases.lease_id(key) for key in keys),
         )
 
-    def _arrived(self, key: Key) -> pb.LeasedGroup:
+    def _arrived(self, key: GroupKey) -> pb.LeasedGroup:
         return pb.LeasedGroup.FromString(
             assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0))
         )
 
-    def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> Answer:
+    def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> SubmitAnswer:
         return self.submit_group(make_group(leased.prompt, **kwargs))
 
-    def submit_group(self, group: common.SampleGroup) -> Answer:
+    def submit_group(self, group: common.SampleGroup) -> SubmitAnswer:
         answer = self.buffer.submit(group.SerializeToString())
         self.sync()
         return answer

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House, make_sample, shard_group
 
 Make = Callable[..., House]
@@ -134,7 +134,7 @@ def test_a_submit_for_a_forgotten_group_is_a_duplicate(house: Make) -> None:
         one.submit(group)
     one.step(1)
     one.buffer.commit_checkpoint(1, 1)
-    assert one.submit(leased[0]).outcome is Outcome.DUPLICATE
+    assert one.submit(leased[0]).outcome is SubmitOutcome.DUPLICATE
 
 
 def test_an_async_batch_waits_for_what_would_become_too_old(house: Make) -> None:
@@ -176,7 +176,7 @@ def test_over_sampling_in_mode_sync_generates_the_surplus_again(house: Make) -> 
         one.submit(group)
     assert one.step(1) == [0, 1, 2, 3]
     assert one.counters["groups_outdated"] == 4
-    assert one.submit(leased[7]).outcome is Outcome.STALE
+    assert one.submit(leased[7]).outcome is SubmitOutcome.STALE
     again = one.lease(count=99, version=1)
     assert [g.prompt.group_id for g in again[:5]] == [4, 5, 6, 7, 8]
     one.check()

@@ -8,7 +8,7 @@ from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.serving.sending import evaluations, example_sizes, failures
 from sluice_buffer.state.memory import value_key
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House
 
 Make = Callable[..., House]
@@ -20,7 +20,7 @@ def evaluate(house: House, version: int, **kwargs: object) -> list[int]:
     leased = house.lease("rollout-9", 3, version=version)
     assert {g.prompt.purpose for g in leased} == {pb.PURPOSE_EVALUATE}
     for group in leased:
-        assert house.submit(group, version=version, **kwargs).outcome is Outcome.STORED
+        assert house.submit(group, version=version, **kwargs).outcome is SubmitOutcome.STORED
     return [g.prompt.group_id for g in leased]
 
 
@@ -77,7 +77,7 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
     stored = [one.buffer.storage.value("examples", value_key(key)) for key, _ in sizes]
     assert [len(value or b"") for value in stored] == [size for _, size in sizes]
     assert one.buffer.stats().evaluation == {"eval/held-out": 0.5}
-    assert one.submit(leased[0]).outcome is Outcome.DUPLICATE
+    assert one.submit(leased[0]).outcome is SubmitOutcome.DUPLICATE
     assert evaluations(one.buffer, 0) == []
 
 
@@ -105,11 +105,11 @@ def test_after_a_rewind_later_rounds_are_made_again(house: Make) -> None:
     assert one.buffer.rewind(1, 2) == 1
     assert one.buffer.memory.rounds == {}
     one.restart()
-    assert one.submit(old[1], version=2).outcome is Outcome.STALE
+    assert one.submit(old[1], version=2).outcome is SubmitOutcome.STALE
     assert one.buffer.take(2, 2) is None
     one.buffer.commit(2, 2, 2, {})
     assert evaluate(one, 2) == [0, 1, 2]
-    assert one.submit(old[2], version=2).outcome is Outcome.DUPLICATE
+    assert one.submit(old[2], version=2).outcome is SubmitOutcome.DUPLICATE
     assert [e.version for e in evaluations(one.buffer, -1)] == [0, 2]
     assert one.buffer.rewind(0, 3) == 2
     assert [e.version for e in evaluations(one.buffer, -1)] == [0]

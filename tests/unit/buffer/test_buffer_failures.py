@@ -10,7 +10,7 @@ from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren
 from sluice_buffer.serving.metrics import registry
 from sluice_buffer.serving.sending import failures
 from sluice_buffer.transitions.failures import first_line, reason_name
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House
 
 Make = Callable[..., House]
@@ -112,7 +112,7 @@ def test_a_failure_is_not_blamed_on_the_filter(house: Make) -> None:
         one.lease()[0], status=FAILED, reward=None, error="reward raised ValueError"
     )
     assert (answer.outcome, answer.message) == (
-        Outcome.FILTERED,
+        SubmitOutcome.FILTERED,
         "failed: reward raised ValueError",
     )
     assert one.counters["groups_failed"] == 1

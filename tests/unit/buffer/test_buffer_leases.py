@@ -10,8 +10,8 @@ from sluice_buffer.group import parse_lease_id
 from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.serving.sending import failures
 from sluice_buffer.state.storage import StorageFullError
-from sluice_buffer.transitions.leases import Worker
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.leases import WorkerAttempt
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House, make_group, make_sample
 
 Make = Callable[..., House]
@@ -20,7 +20,7 @@ ABORTED = pb.SAMPLE_STATUS_ABORTED
 
 def beat(house: House, ids: list[str], worker: str = "rollout-0", attempt: int = 1) -> list[str]:
     return house.buffer.heartbeat(
-        Worker(worker, attempt), [(one, parse_lease_id(one)) for one in ids]
+        WorkerAttempt(worker, attempt), [(one, parse_lease_id(one)) for one in ids]
     )
 
 
@@ -50,9 +50,9 @@ def test_a_lease_that_expires_goes_to_the_next_worker_first(house: Make) -> None
     assert one.buffer.expire() == 2
     again = one.lease("rollout-1", 3)
     assert [(g.prompt.group_id, g.prompt.lease_attempt) for g in again] == [(0, 2), (1, 2), (2, 1)]
-    assert one.submit(first[0]).outcome is Outcome.STALE
-    assert one.submit(again[0]).outcome is Outcome.STORED
-    assert one.submit(again[0]).outcome is Outcome.DUPLICATE
+    assert one.submit(first[0]).outcome is SubmitOutcome.STALE
+    assert one.submit(again[0]).outcome is SubmitOutcome.STORED
+    assert one.submit(again[0]).outcome is SubmitOutcome.DUPLICATE
     assert one.counters["leases_expired"] == 2
 
 
@@ -61,7 +61,7 @@ def test_a_late_submit_is_welcome_while_nobody_else_has_the_group(house: Make) -
     late = one.lease()[0]
     one.clock.now += 61
     one.buffer.expire()
-    assert one.submit(late).outcome is Outcome.STORED
+    assert one.submit(late).outcome is SubmitOutcome.STORED
     assert [g.prompt.group_id for g in one.lease(count=9)] == [1, 2, 3]
 
 
@@ -90,7 +90,7 @@ def test_a_newer_attempt_frees_the_leases_of_the_older_one(house: Make) -> None:
     assert [g.prompt.group_id for g in new] == [0, 1, 2, 3]
     with pytest.raises(StaleAttemptError, match="rollout-0 attempt 1: attempt 2 has been here"):
         one.lease(attempt=1)
-    assert one.submit(old[0]).outcome is Outcome.STALE
+    assert one.submit(old[0]).outcome is SubmitOutcome.STALE
 
 
 def test_leases_survive_a_restart_with_their_full_time(house: Make) -> None:
@@ -101,7 +101,7 @@ def test_leases_survive_a_restart_with_their_full_time(house: Make) -> None:
     one.clock.now += 59
     assert one.buffer.expire() == 0
     assert beat(one, [g.prompt.lease_id for g in leased]) == []
-    assert one.submit(leased[1]).outcome is Outcome.STORED
+    assert one.submit(leased[1]).outcome is SubmitOutcome.STORED
 
 
 def test_partial_samples_go_to_the_next_worker(house: Make) -> None:
@@ -113,7 +113,7 @@ def test_partial_samples_go_to_the_next_worker(house: Make) -> None:
     again = one.lease("rollout-1")[0]
     assert again.prompt.group_id == 0
     assert list(again.partial.samples) == [sample]
-    assert one.submit(again).outcome is Outcome.STORED
+    assert one.submit(again).outcome is SubmitOutcome.STORED
     assert one.buffer.storage.value("partials", bytes(8)) is None
 
 
@@ -144,7 +144,7 @@ def test_a_group_that_meets_an_error_each_time_is_failed_with_its_reason(house: 
     assert one.lease()[0].prompt.group_id == 1
     assert one.counters["groups_failed"] == 1
     assert one.buffer.stats().failed == {"EngineError_engine_answered_attempt": 1}
-    assert one.submit(leased).outcome is Outcome.FILTERED
+    assert one.submit(leased).outcome is SubmitOutcome.FILTERED
     one.restart()
     (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
     assert (failure.serial, failure.group_id, failure.dataset, failure.row) == (
@@ -181,16 +181,16 @@ def test_a_broken_group_is_refused_and_its_lease_goes_back(house: Make) -> None:
     broken = make_group(leased[0].prompt)
     broken.samples[1].loss_mask = b""
     answer = one.submit_group(broken)
-    assert answer.outcome is Outcome.REFUSED
+    assert answer.outcome is SubmitOutcome.REFUSED
     assert "samples[1].lossMask: 0 entries for 6 response tokens" in answer.message
-    assert one.submit(leased[1]).outcome is Outcome.STORED
+    assert one.submit(leased[1]).outcome is SubmitOutcome.STORED
     assert one.lease()[0].prompt.group_id == 0
     assert one.counters["submits_refused"] == 1
 
 
 def test_nonsense_is_refused(house: Make) -> None:
     one = house()
-    assert one.buffer.submit(b"\xff\xff").outcome is Outcome.REFUSED
+    assert one.buffer.submit(b"\xff\xff").outcome is SubmitOutcome.REFUSED
     never = make_group(pb.Prompt(group_id=3, lease_id="t3.1"))
     assert one.submit_group(never).message == "prompt.groupId: group 3 was never leased"
     other = make_group(pb.Prompt(group_id=4, lease_id="t3.1"))
@@ -200,10 +200,10 @@ def test_nonsense_is_refused(house: Make) -> None:
 def test_filtered_groups_free_their_place(house: Make) -> None:
     one = house(rollout__dynamicFilter="nonzero_std")
     leased = one.lease(count=4)
-    assert one.submit(leased[0], reward=1.0).outcome is Outcome.FILTERED
-    assert one.submit(leased[1]).outcome is Outcome.STORED
+    assert one.submit(leased[0], reward=1.0).outcome is SubmitOutcome.FILTERED
+    assert one.submit(leased[1]).outcome is SubmitOutcome.STORED
     assert [g.prompt.group_id for g in one.lease(count=9)] == [4]
-    assert one.submit(leased[0], reward=1.0).outcome is Outcome.FILTERED
+    assert one.submit(leased[0], reward=1.0).outcome is SubmitOutcome.FILTERED
     assert (one.counters["groups_filtered"], one.counters["filtered_zero_std_1.0"]) == (1, 1)
     one.restart()
     assert one.counters["groups_filtered"] == 1
@@ -215,7 +215,7 @@ def test_a_workers_own_filter_is_counted_by_reason(house: Make) -> None:
     group = make_group(one.lease()[0].prompt)
     group.samples[0].metadata_json = '{"filtered": "Too Easy!"}'
     answer = one.submit_group(group)
-    assert (answer.outcome, answer.message) == (Outcome.FILTERED, "filtered: Too Easy!")
+    assert (answer.outcome, answer.message) == (SubmitOutcome.FILTERED, "filtered: Too Easy!")
     assert one.counters["filtered_too_easy"] == 1
 
 
@@ -223,7 +223,7 @@ def test_a_group_of_failed_samples_is_dropped_and_not_tried_again(house: Make) -
     one = house()
     answer = one.submit(one.lease()[0], status=pb.SAMPLE_STATUS_FAILED)
     assert (answer.outcome, answer.message) == (
-        Outcome.FILTERED,
+        SubmitOutcome.FILTERED,
         "failed: reward raised ValueError",
     )
     assert one.counters["groups_failed"] == 1
@@ -234,7 +234,7 @@ def test_a_group_with_a_failed_sample_stays_whole(house: Make) -> None:
     one = house(rollout__batchSize=1)
     group = make_group(one.lease()[0].prompt)
     group.samples[0].CopyFrom(make_sample(0, status=pb.SAMPLE_STATUS_FAILED, reward=None))
-    assert one.submit_group(group).outcome is Outcome.STORED
+    assert one.submit_group(group).outcome is SubmitOutcome.STORED
     one.step(1)
     assert [(s.reward, s.trainable_tokens) for s in one.buffer.sequences(1, 1)] == [
         (0.0, 0),

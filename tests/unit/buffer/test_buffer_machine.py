@@ -22,7 +22,7 @@ from sluice_buffer.errors import CallError
 from sluice_buffer.group import Group, GroupState
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import Memory
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House, make_group, make_job, make_sample, shard_group
 
 WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
@@ -78,7 +78,7 @@ class BufferMachine(RuleBasedStateMachine):
         kwargs = {"reward": 1.0} if reward else {}
         group = make_group(one.prompt, response=size, status=status, version=self.version, **kwargs)
         answer = self.house.submit_group(group)
-        if answer.outcome is Outcome.STORED and one.prompt.purpose == pb.PURPOSE_TRAIN:
+        if answer.outcome is SubmitOutcome.STORED and one.prompt.purpose == pb.PURPOSE_TRAIN:
             self.stored[one.prompt.group_id] = group.samples[0].tokens
 
     @precondition(lambda self: self.leased)

@@ -10,7 +10,7 @@ import pytest
 from sluice.api.data import Data, Evaluation, PromptSource, parse_path
 from sluice.data.rows import RowError, parse_row
 from sluice.environment import ConfigurationError
-from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.sources.readers import open_table
 
@@ -188,7 +188,7 @@ def test_slices(text: str, path: str, part: slice) -> None:
 def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": str(i)} for i in range(10)])
     made = prompts(tmp_path, {"path": f"{path}@[-3:-1]"}, shuffle=False)
-    found = [made.message(Key(TRAINING, i)) for i in range(3)]
+    found = [made.message(GroupKey(TRAINING, i)) for i in range(3)]
     assert [(p.row, p.prompt_json, p.epoch) for p in found] == [
         (7, '"7"', 0),
         (8, '"8"', 0),
@@ -266,7 +266,7 @@ def test_a_source_comes_as_often_as_it_weighs(tmp_path: Path) -> None:
     made = prompts(
         tmp_path, {"path": often, "weight": 2}, {"path": f"{seldom}@[0:6]", "weight": 0.5}
     )
-    found = [made.message(Key(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
+    found = [made.message(GroupKey(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
     assert [p.epoch for p in found] == [0] * 11 + [1] * 11
     rows = Counter((p.dataset, p.row) for p in found)
     assert rows == {("often", row): 4 for row in range(4)} | {
@@ -299,7 +299,7 @@ def test_rows_that_the_jobs_own_code_made_are_read_from_the_storage(tmp_path: Pa
     made = PromptSource.model_validate(given)
     (tmp_path / "rows").mkdir()
     lines(Path(made.file(tmp_path / "rows")), [{"prompt": "1 + 1 =", "label": "2"}])
-    message = prompts(tmp_path, given).message(Key(TRAINING, 0))
+    message = prompts(tmp_path, given).message(GroupKey(TRAINING, 0))
     assert (message.dataset, message.prompt_json, message.label_json) == (
         "additions",
         '"1 + 1 ="',

@@ -11,14 +11,14 @@ from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import (
     TRAINING,
     Group,
+    GroupKey,
     GroupState,
-    Key,
     SampleFacts,
     lease_id,
     parse_lease_id,
 )
 from sluice_buffer.rules.admission import (
-    Policy,
+    AdmissionPolicy,
     admitted,
     may_start,
     outdated,
@@ -31,7 +31,7 @@ from sluice_buffer.rules.filters import dynamic_filter, nonzero_std, worker_filt
 from sluice_buffer.state.storage import PIECE_BYTES, capacity, footprint, pieces
 from sluice_buffer.transitions.rounds import EvalPlan, EvalSet
 
-POLICY = Policy(
+POLICY = AdmissionPolicy(
     batch_size=4,
     samples_per_prompt=2,
     max_staleness=0,
@@ -57,7 +57,7 @@ ASYNC = replace(POLICY, max_staleness=2, sync=False)
         (replace(POLICY, over_sampling=2.0), 9, 40),
     ],
 )
-def test_admitted(policy: Policy, version: int, expected: int) -> None:
+def test_admitted(policy: AdmissionPolicy, version: int, expected: int) -> None:
     assert admitted(policy, version) == expected
 
 
@@ -130,8 +130,8 @@ def test_a_workers_own_filter_tells_by_the_metadata(metadata: str, expected: str
     st.integers(TRAINING, 2**40), st.integers(0, 2**50), st.integers(0, 99), st.integers(1, 2**31)
 )
 def test_lease_names_are_read_back(round_: int, group_id: int, serial: int, attempt: int) -> None:
-    name = parse_lease_id(lease_id(Key(round_, group_id), serial, attempt))
-    assert name == (Key(round_, group_id), 0 if round_ == TRAINING else serial, attempt)
+    name = parse_lease_id(lease_id(GroupKey(round_, group_id), serial, attempt))
+    assert name == (GroupKey(round_, group_id), 0 if round_ == TRAINING else serial, attempt)
 
 
 @pytest.mark.parametrize(

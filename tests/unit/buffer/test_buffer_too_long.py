@@ -8,7 +8,7 @@ from sluice.sample import PROMPT_TOO_LONG, Sample, SampleGroup
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.serving.metrics import registry
-from sluice_buffer.transitions.submits import Outcome
+from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House
 
 
@@ -25,7 +25,7 @@ def test_prompts_that_are_too_long_are_counted_by_source(house: Callable[..., Ho
     one = house()
     leased = one.lease(count=4)
     for entry in leased[:2]:
-        assert one.submit_group(too_long(entry.prompt)).outcome is Outcome.FILTERED
+        assert one.submit_group(too_long(entry.prompt)).outcome is SubmitOutcome.FILTERED
     assert [entry.prompt.group_id for entry in one.lease(count=9)] == [4, 5]
     one.restart()
     assert one.counters["prompts_too_long:prompts"] == 2

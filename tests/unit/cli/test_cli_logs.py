@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sluice_cli import logs
-from sluice_cli.logs import Line, Printer, Wanted, merged, rendered
+from sluice_cli.logs import LogLine, Printer, Wanted, merged, rendered
 from sluice_operator.cluster.local.reader import RunReader, stamp
 from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
 
@@ -79,8 +79,10 @@ def test_sglangs_times_are_this_machines() -> None:
 
 
 def test_a_line_is_named_after_its_pod_and_container() -> None:
-    assert rendered(Line(TRAINER, START, "[x] step"), 20).plain == "trainer-0-1-0        | [x] step"
-    assert rendered(Line(ENGINE, START, "up"), 20).plain == "rollout-0-1-0/engine | up"
+    assert (
+        rendered(LogLine(TRAINER, START, "[x] step"), 20).plain == "trainer-0-1-0        | [x] step"
+    )
+    assert rendered(LogLine(ENGINE, START, "up"), 20).plain == "rollout-0-1-0/engine | up"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.cluster.local.inherited import inherited_env
-from sluice_operator.cluster.local.translate import Place, commands
+from sluice_operator.cluster.local.translate import PodPlace, commands
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images, KubeObject
 from tests.unit.operator.world import make_job
@@ -33,7 +33,7 @@ def on_one_machine(found: KubeObject, container: str) -> dict[str, str]:
     for each in found["spec"]["containers"]:
         each["volumeMounts"] = []
         each["env"] = [entry for entry in each["env"] if "valueFrom" not in entry]
-    (command,) = commands(found, Place({}, {}, {}, {}), inherited_env())
+    (command,) = commands(found, PodPlace({}, {}, {}, {}), inherited_env())
     return {name: command.env[name] for name in (CUMEM, NVLS)}
 
 

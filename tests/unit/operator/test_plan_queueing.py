@@ -12,7 +12,7 @@ from sluice_operator.plan import KubeObject
 from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.manifests.queueing import group_object, group_of, requests
 from sluice_operator.plan.manifests.render import render_all
-from sluice_operator.plan.model import Gang, Group, Images
+from sluice_operator.plan.model import Gang, Images, PodGroup
 from tests.unit.operator.world import make_job
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)
@@ -27,7 +27,7 @@ def render(
     attempt: int = 2,
     shared: PodGroupStatus = SHARED,
     nodes: int = 1,
-) -> tuple[Group | None, list[KubeObject]]:
+) -> tuple[PodGroup | None, list[KubeObject]]:
     rollout = {"replicas": 4, "minReplicas": 2, "nodesPerReplica": nodes, "gpusPerReplica": 1}
     wide = {"weightSync": {"transport": "disk"}} if nodes > 1 else {}
     job = make_job(
@@ -116,7 +116,7 @@ def test_pods_of_one_kind_have_ranks_of_their_own() -> None:
 
 def test_a_job_without_engines_is_admitted_by_its_trainer_alone() -> None:
     group, _ = render(KUEUE, TRAINER, shared=PodGroupStatus(number=1, replicas=0))
-    assert group == Group("demo-group-1234-1", 2)
+    assert group == PodGroup("demo-group-1234-1", 2)
 
 
 @pytest.mark.parametrize("policy", [{"kueue": {"queueName": "q"}}, {"volcano": {}}, {"native": {}}])

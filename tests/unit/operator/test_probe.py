@@ -17,7 +17,7 @@ from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.plan import Progress
-from sluice_operator.progress import Prober, Target, ask, target_of
+from sluice_operator.progress import Prober, ProbeTarget, ask, target_of
 
 KEYS = JobKeys(bytes(32))
 TOKEN = KEYS.token("u")
@@ -48,7 +48,7 @@ class Buffer(buffer_pb2_grpc.BufferServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[Target, Rendezvous, Buffer]]:
+async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[ProbeTarget, Rendezvous, Buffer]]:
     """One server for both services, which asks for the job's token."""
     rendezvous, buffer = Rendezvous(), Buffer()
     server = rpc.server(TOKEN)
@@ -57,12 +57,12 @@ async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[Target, Rendezvous
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1:0', served)}"
     await server.start()
     rendezvous.buffer = address
-    yield Target(address, TOKEN), rendezvous, buffer
+    yield ProbeTarget(address, TOKEN), rendezvous, buffer
     await server.stop(None)
 
 
 @pytest.fixture
-async def services() -> AsyncIterator[tuple[Target, Rendezvous, Buffer]]:
+async def services() -> AsyncIterator[tuple[ProbeTarget, Rendezvous, Buffer]]:
     async with serving() as found:
         yield found
 
@@ -89,7 +89,7 @@ async def test_before_the_buffer_has_joined_nothing_is_known(services: Any) -> N
 
 async def test_a_foreign_token_is_refused_and_that_is_no_progress_but_told(services: Any) -> None:
     with capture_logs() as told:
-        assert await ask(Target(services[0].rendezvous, "other")) is None
+        assert await ask(ProbeTarget(services[0].rendezvous, "other")) is None
     assert told[0]["log_level"] == "warning"
     assert "was its key replaced?" in told[0]["event"]
 
@@ -164,7 +164,7 @@ def stored(state: str = "Running") -> dict[str, Any]:
 
 
 def test_a_running_job_is_asked_at_its_service_with_its_token() -> None:
-    assert target_of(Seen(), stored(), KEYS) == Target("10.0.0.9:7700", TOKEN, PLAIN)
+    assert target_of(Seen(), stored(), KEYS) == ProbeTarget("10.0.0.9:7700", TOKEN, PLAIN)
 
 
 def test_a_job_that_was_started_with_tls_is_asked_with_tls_whatever_its_spec_says_now() -> None:
@@ -189,7 +189,7 @@ def test_without_a_running_buffer_nobody_is_asked() -> None:
 async def test_only_new_answers_are_news() -> None:
     answers = iter([Progress(1), Progress(1), Progress(2), None])
 
-    async def answer(target: Target, deadline: float) -> Progress | None:
+    async def answer(target: ProbeTarget, deadline: float) -> Progress | None:
         return next(answers)
 
     prober = Prober(KEYS, answer)
@@ -200,7 +200,7 @@ async def test_only_new_answers_are_news() -> None:
 async def test_a_trainer_that_has_ended_is_asked_for_its_last_step() -> None:
     asked = []
 
-    async def answer(target: Target, deadline: float) -> Progress | None:
+    async def answer(target: ProbeTarget, deadline: float) -> Progress | None:
         asked.append(deadline)
         return Progress(len(asked))
 

@@ -1,16 +1,16 @@
 import pytest
 
 from sluice_rendezvous.device_time import DeviceTime
-from sluice_rendezvous.registry import Entry
+from sluice_rendezvous.registry import MemberEntry
 
 
-def trainer(attempt: int = 1, *, devices: int = 4, index: int = 0, **fields: float) -> Entry:
-    entry = Entry("trainer", "trainer-0", attempt, index, "here:1", devices=devices)
+def trainer(attempt: int = 1, *, devices: int = 4, index: int = 0, **fields: float) -> MemberEntry:
+    entry = MemberEntry("trainer", "trainer-0", attempt, index, "here:1", devices=devices)
     entry.starting_seconds = fields.get("starting_seconds", 0.0)
     return entry
 
 
-def in_state(entry: Entry, state: str) -> Entry:
+def in_state(entry: MemberEntry, state: str) -> MemberEntry:
     entry.state = state
     return entry
 
@@ -58,17 +58,17 @@ def test_one_that_lost_its_stream_alone_went_on() -> None:
 
 
 def test_one_that_was_told_to_go_is_not_missed() -> None:
-    time, engine = DeviceTime(), Entry("rollout", "rollout-3", 1, 0, "here:1", devices=1)
+    time, engine = DeviceTime(), MemberEntry("rollout", "rollout-3", 1, 0, "here:1", devices=1)
     time.join(engine, 0.0)
     time.state(in_state(engine, "draining"), 1.0)
     time.leave(engine, 2.0)
-    again = Entry("rollout", "rollout-3", 2, 0, "here:1", devices=1)
+    again = MemberEntry("rollout", "rollout-3", 2, 0, "here:1", devices=1)
     time.join(again, 1000.0)
     assert time.seconds(1000.0)["rollout", "restarting"] == 0.0
 
 
 def test_an_engine_in_an_update_synchronises() -> None:
-    time, engine = DeviceTime(), Entry("rollout", "rollout-0", 1, 0, "here:1", devices=1)
+    time, engine = DeviceTime(), MemberEntry("rollout", "rollout-0", 1, 0, "here:1", devices=1)
     time.join(engine, 0.0)
     engine.state, engine.synchronising = "generating", True
     time.state(engine, 1.0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_rendezvous.registry import Entry, Registry, StaleAttemptError
+from sluice_rendezvous.registry import MemberEntry, Registry, StaleAttemptError
 
 
-def engine(name: str = "rollout-0", attempt: int = 1, version: int = -1) -> Entry:
-    return Entry("rollout", name, attempt, 0, "127.0.0.1:1", version=version)
+def engine(name: str = "rollout-0", attempt: int = 1, version: int = -1) -> MemberEntry:
+    return MemberEntry("rollout", name, attempt, 0, "127.0.0.1:1", version=version)
 
 
 @pytest.fixture

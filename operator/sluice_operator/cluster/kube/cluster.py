@@ -31,7 +31,7 @@ from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import (
-    Key,
+    JobKey,
     Store,
     lean_job,
     lean_pod,
@@ -39,7 +39,7 @@ from sluice_operator.cluster.kube.store import (
     uid,
     version,
 )
-from sluice_operator.cluster.kube.warnings import Warnings
+from sluice_operator.cluster.kube.warnings import PodWarnings
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.decide.missing import lacks_pods
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
@@ -72,7 +72,7 @@ class KubeCluster:
         self.pods = Store(pod_key, lean_pod)
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned = OwnedObjects(api, keys, self._pods)
-        self._warnings = Warnings(api)
+        self._warnings = PodWarnings(api)
         self._advice = Advice()
         self._workloads = Workloads(api)
 
@@ -132,10 +132,10 @@ class KubeCluster:
     # -- jobs as they are stored
     # --------------------------------------------------------------------------------------
 
-    def stored(self, key: Key) -> KubeObject | None:
+    def stored(self, key: JobKey) -> KubeObject | None:
         return self.jobs.newest(key)
 
-    def all_keys(self) -> list[Key]:
+    def all_keys(self) -> list[JobKey]:
         """Of jobs, and of those that are gone and have left pods."""
         return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
@@ -284,7 +284,7 @@ class KubeCluster:
         else:
             self.pods.put(_terminating(pod, answer, grace))
 
-    async def release(self, key: Key) -> None:
+    async def release(self, key: JobKey) -> None:
         """Let go of pods whose job is gone, or is going: Kueue would keep them until others took
         their place.
         """
@@ -328,20 +328,20 @@ class KubeCluster:
         self.jobs.put(current)
 
 
-def job_key(job: Mapping[str, Any]) -> Key:
+def job_key(job: Mapping[str, Any]) -> JobKey:
     return _place(job)
 
 
-def pod_key(pod: Mapping[str, Any]) -> Key | None:
+def pod_key(pod: Mapping[str, Any]) -> JobKey | None:
     job = (pod["metadata"].get("labels") or {}).get(names.LABEL_JOB)
     return (pod["metadata"]["namespace"], job) if job else None
 
 
-def _key(job: RLJob) -> Key:
+def _key(job: RLJob) -> JobKey:
     return job.metadata.namespace, job.metadata.name
 
 
-def _place(stored: Mapping[str, Any]) -> Key:
+def _place(stored: Mapping[str, Any]) -> JobKey:
     return stored["metadata"]["namespace"], stored["metadata"]["name"]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
 
-Key = tuple[str, str]
+JobKey = tuple[str, str]
 """(namespace, name of the job)."""
 
 _POD_METADATA = (
@@ -41,12 +41,12 @@ class Store:
 
     def __init__(
         self,
-        key_of: Callable[[KubeObject], Key | None],
+        key_of: Callable[[KubeObject], JobKey | None],
         lean: Callable[[KubeObject], KubeObject],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key_of, self._lean, self._clock = key_of, lean, clock
-        self._objects: dict[Key, dict[str, KubeObject]] = defaultdict(dict)
+        self._objects: dict[JobKey, dict[str, KubeObject]] = defaultdict(dict)
         self._graves: dict[str, float] = {}
 
     def put(self, stored: KubeObject) -> bool:
@@ -72,14 +72,14 @@ class Store:
             del self._objects[key]
         return known
 
-    def of(self, key: Key) -> list[KubeObject]:
+    def of(self, key: JobKey) -> list[KubeObject]:
         return list(self._objects.get(key, {}).values())
 
-    def newest(self, key: Key) -> KubeObject | None:
+    def newest(self, key: JobKey) -> KubeObject | None:
         """Where one name has had several lives, the present one."""
         return max(self.of(key), key=version, default=None)
 
-    def all_keys(self) -> list[Key]:
+    def all_keys(self) -> list[JobKey]:
         return list(self._objects)
 
     def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:

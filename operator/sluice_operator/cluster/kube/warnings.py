@@ -17,7 +17,7 @@ import structlog
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from sluice_operator.cluster.kube.store import Key, uid
+from sluice_operator.cluster.kube.store import JobKey, uid
 from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.model import KubeObject, Warned
 
@@ -29,12 +29,12 @@ _TOLD_OTHERWISE = ("BackOff", "Failed", "FailedScheduling", "Unhealthy")
 log = structlog.get_logger(__name__)
 
 
-class Warnings:
+class PodWarnings:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[Key, tuple[float, dict[str, Warned]]] = {}
+        self._known: dict[JobKey, tuple[float, dict[str, Warned]]] = {}
 
-    async def about(self, key: Key, pods: Sequence[KubeObject]) -> Mapping[str, Warned]:
+    async def about(self, key: JobKey, pods: Sequence[KubeObject]) -> Mapping[str, Warned]:
         """Pod -> the newest warning, of those of a job's pods that take long to start."""
         slow = {uid(pod): podstate.name(pod) for pod in pods if _is_slow(pod)}
         if not slow:
@@ -46,7 +46,7 @@ class Warnings:
             self._known[key] = time.monotonic(), warned
         return warned
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         self._known.pop(key, None)
 
     async def _list(self, namespace: str) -> list[KubeObject]:

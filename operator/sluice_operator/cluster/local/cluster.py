@@ -27,9 +27,15 @@ from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.local import gpus, processes, readiness, run_state, services, volumes
 from sluice_operator.cluster.local.inherited import inherited_env
-from sluice_operator.cluster.local.pod import Container, LocalPod, lost_pod, new_pod, now_text
+from sluice_operator.cluster.local.pod import LocalContainer, LocalPod, lost_pod, new_pod, now_text
 from sluice_operator.cluster.local.supervisor import become_subreaper
-from sluice_operator.cluster.local.translate import LOOPBACK, Command, Place, PodError, commands
+from sluice_operator.cluster.local.translate import (
+    LOOPBACK,
+    ContainerCommand,
+    PodError,
+    PodPlace,
+    commands,
+)
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 _CLOSE_DEADLINE = 15.0
@@ -85,7 +91,7 @@ class LocalCluster:
         return self
 
     def _open_state(self) -> None:
-        self._store = run_state.Store(self.run_dir)
+        self._store = run_state.StateFile(self.run_dir)
         self._state = self._store.load()
         self._keys = JobKeys(run_state.key(self.run_dir))
         self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
@@ -241,7 +247,7 @@ class LocalCluster:
         pod.ports = set(named_ports.values())
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
-        place = Place(directories, named_ports, overrides, self._state.objects, addresses)
+        place = PodPlace(directories, named_ports, overrides, self._state.objects, addresses)
         pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
         pod.urls = [readiness.url(spec, named_ports) for spec in specs]
@@ -274,7 +280,9 @@ class LocalCluster:
                 container.ready = False
                 container.prober = self._spawn(self._probe(container, spec["readinessProbe"], url))
 
-    def _start_container(self, pod: LocalPod, container: Container, command: Command) -> None:
+    def _start_container(
+        self, pod: LocalPod, container: LocalContainer, command: ContainerCommand
+    ) -> None:
         try:
             container.start(command, self.run_dir, pod.name, (self._life, self._lock), self._life)
         except OSError as error:
@@ -284,15 +292,15 @@ class LocalCluster:
             lambda: self._loop.call_soon_threadsafe(self._supervisor_ended, pod, container)
         )
 
-    async def _probe(self, container: Container, probe: Mapping[str, Any], url: str) -> None:
+    async def _probe(self, container: LocalContainer, probe: Mapping[str, Any], url: str) -> None:
         async for ready in readiness.answers(probe, url):
             container.ready = ready
             self._change.set()
 
-    def _supervisor_ended(self, pod: LocalPod, container: Container) -> None:
+    def _supervisor_ended(self, pod: LocalPod, container: LocalContainer) -> None:
         self._spawn(self._container_ended(pod, container))
 
-    async def _container_ended(self, pod: LocalPod, container: Container) -> None:
+    async def _container_ended(self, pod: LocalPod, container: LocalContainer) -> None:
         """The container counts as ended only when nothing of it is left, even where its supervisor
         was killed.
         """

@@ -17,7 +17,7 @@ from typing import Any
 from sluice.telemetry import steady
 from sluice_operator.cluster.local import gpus, supervisor
 from sluice_operator.cluster.local.processes import MARKER, marker
-from sluice_operator.cluster.local.translate import LOOPBACK, Command
+from sluice_operator.cluster.local.translate import LOOPBACK, ContainerCommand
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
 from sluice_operator.plan.model import KubeObject
 
@@ -46,7 +46,7 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
 
 
 @dataclass
-class Container:
+class LocalContainer:
     """exit_code is set once all processes of the container are gone. ready: what its readiness
     probe says.
     """
@@ -63,7 +63,12 @@ class Container:
     prober: asyncio.Task[None] | None = None
 
     def start(
-        self, command: Command, run_dir: Path, pod: str, inherited: Sequence[int], life: int
+        self,
+        command: ContainerCommand,
+        run_dir: Path,
+        pod: str,
+        inherited: Sequence[int],
+        life: int,
     ) -> None:
         """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the
         one it watches.
@@ -144,9 +149,9 @@ class LocalPod:
     """
 
     manifest: KubeObject
-    containers: list[Container]
-    inits: list[Container] = field(default_factory=list)
-    commands: list[Command] = field(default_factory=list)
+    containers: list[LocalContainer]
+    inits: list[LocalContainer] = field(default_factory=list)
+    commands: list[ContainerCommand] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
     abandoned: bool = False
     created: str = field(default_factory=now_text)
@@ -167,11 +172,11 @@ class LocalPod:
         return ended or self.abandoned or self.lost is not None
 
     @property
-    def everything(self) -> list[Container]:
+    def everything(self) -> list[LocalContainer]:
         return [*self.inits, *self.containers]
 
     @property
-    def next_init(self) -> Container | None:
+    def next_init(self) -> LocalContainer | None:
         """The first that has not ended well: it runs, failed, or is still to be started."""
         return next((container for container in self.inits if container.exit_code != 0), None)
 
@@ -234,10 +239,11 @@ class LocalPod:
 
 
 def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
-    def containers(kind: str) -> list[Container]:
+    def containers(kind: str) -> list[LocalContainer]:
         names = [container["name"] for container in manifest["spec"].get(kind, [])]
         return [
-            Container(each, logs / f"{manifest['metadata']['name']}.{each}.log") for each in names
+            LocalContainer(each, logs / f"{manifest['metadata']['name']}.{each}.log")
+            for each in names
         ]
 
     return LocalPod(manifest, containers("containers"), containers("initContainers"))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.cluster.local.run_state import RunDirectoryError, State, Store
+from sluice_operator.cluster.local.run_state import RunDirectoryError, State, StateFile
 from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream
 
 JOB, EVENTS, LOGS = "job.json", "events.jsonl", "logs"
@@ -82,7 +82,7 @@ class RunReader:
                 f"{self._directory}: no {JOB} there; expected the directory of a run (sluice run)"
             )
         try:
-            return Store(self._directory).load()
+            return StateFile(self._directory).load()
         except RunDirectoryError as error:
             raise ReadError(str(error)) from error
 

@@ -46,7 +46,7 @@ class State:
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Store:
+class StateFile:
     """state.json of one run directory. It holds the job's token, so only its owner may read it."""
 
     def __init__(self, directory: Path) -> None:

@@ -27,7 +27,7 @@ class PodError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ContainerCommand:
     """One container, ready to be started."""
 
     name: str
@@ -37,7 +37,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlace:
     """Where a pod runs: what this machine gives it.
 
     volumes: volume name -> directory; ports: container port's name -> port; overrides: variables
@@ -58,7 +58,9 @@ def all_containers(pod: KubeObject) -> list[dict[str, Any]]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
-def commands(pod: KubeObject, place: Place, inherited: Mapping[str, str]) -> list[Command]:
+def commands(
+    pod: KubeObject, place: PodPlace, inherited: Mapping[str, str]
+) -> list[ContainerCommand]:
     """Of all containers. inherited: the environment that every container starts from."""
     check(pod)
     return [_command(pod, container, place, inherited) for container in all_containers(pod)]
@@ -78,8 +80,8 @@ def check(pod: KubeObject) -> None:
 
 
 def _command(
-    pod: KubeObject, container: dict[str, Any], place: Place, inherited: Mapping[str, str]
-) -> Command:
+    pod: KubeObject, container: dict[str, Any], place: PodPlace, inherited: Mapping[str, str]
+) -> ContainerCommand:
     paths = mount_paths(container, place.volumes)
     variables = environment(pod, container, place, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
@@ -87,7 +89,7 @@ def _command(
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
     cwd = container.get("workingDir")
-    return Command(
+    return ContainerCommand(
         container["name"], argv, {**inherited, **variables}, translate(cwd, paths) if cwd else None
     )
 
@@ -130,7 +132,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def environment(
     pod: KubeObject,
     container: dict[str, Any],
-    place: Place,
+    place: PodPlace,
     paths: Mapping[str, str],
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
@@ -158,7 +160,7 @@ def environment(
     return variables
 
 
-def _is_elsewhere(entry: dict[str, Any], place: Place) -> bool:
+def _is_elsewhere(entry: dict[str, Any], place: PodPlace) -> bool:
     """The variable comes from a Secret that only a cluster has."""
     reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
     return reference is not None and f"Secret/{reference['name']}" not in place.objects
@@ -170,7 +172,7 @@ def _is_undecided(entry: dict[str, Any]) -> bool:
 
 
 def _value(
-    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: Place
+    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: PodPlace
 ) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
@@ -188,7 +190,7 @@ def _value(
     )
 
 
-def _env_from(source: dict[str, Any], place: Place) -> dict[str, str]:
+def _env_from(source: dict[str, Any], place: PodPlace) -> dict[str, str]:
     kind, field = (
         ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
     )
@@ -202,7 +204,7 @@ def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     raise PodError(f"valueFrom {', '.join(source)} needs a cluster")
 
 
-def _data(place: Place, kind: str, reference: dict[str, Any]) -> dict[str, str]:
+def _data(place: PodPlace, kind: str, reference: dict[str, Any]) -> dict[str, str]:
     stored = place.objects.get(f"{kind}/{reference['name']}")
     if stored is None and not reference.get("optional"):
         raise PodError(

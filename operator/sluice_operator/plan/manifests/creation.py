@@ -10,10 +10,12 @@ from sluice_operator.plan.defaults import with_defaults
 from sluice_operator.plan.manifests import podgroup, queueing
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.plan.manifests.pods import gang_pods
-from sluice_operator.plan.model import Gang, Group, Images, KubeObject, Observed
+from sluice_operator.plan.model import Gang, Images, KubeObject, Observed, PodGroup
 
 
-def groups_of(job: RLJob, status: RLJobStatus, steps: Sequence[Step]) -> dict[Gang, Group | None]:
+def groups_of(
+    job: RLJob, status: RLJobStatus, steps: Sequence[Step]
+) -> dict[Gang, PodGroup | None]:
     """The group by which a queue admits each gang's pods; None: they do not queue."""
     return {
         step.gang: queueing.group_of(job, step.gang, step.status.attempt, status.pod_group)
@@ -24,7 +26,7 @@ def groups_of(job: RLJob, status: RLJobStatus, steps: Sequence[Step]) -> dict[Ga
 def missing_pods(
     job: RLJob,
     steps: Sequence[Step],
-    groups: Mapping[Gang, Group | None],
+    groups: Mapping[Gang, PodGroup | None],
     observed: Observed,
     images: Images,
 ) -> tuple[KubeObject, ...]:

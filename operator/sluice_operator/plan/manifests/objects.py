@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from sluice.api import RLJob, manifest
-from sluice.api.storage import CheckpointStorage, Storage
+from sluice.api.storage import BufferStorage, CheckpointStorage
 from sluice_operator.plan import names
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
 from sluice_operator.plan.manifests import resource_claims
@@ -149,7 +149,7 @@ def _access_modes(job: RLJob) -> list[str]:
 
 
 def _claim(
-    metadata: dict[str, Any], storage: Storage | CheckpointStorage, access_modes: list[str]
+    metadata: dict[str, Any], storage: BufferStorage | CheckpointStorage, access_modes: list[str]
 ) -> KubeObject:
     spec: dict[str, Any] = {
         "accessModes": access_modes,

@@ -18,7 +18,7 @@ from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import GIVE_BACK_SECONDS
 from sluice_operator.plan.decide.gangs import Step, desired_gangs, of_gang, retire, rollout_replicas
 from sluice_operator.plan.manifests import queueing
-from sluice_operator.plan.model import Deletion, Gang, Group, KubeObject, Observed
+from sluice_operator.plan.model import Deletion, Gang, KubeObject, Observed, PodGroup
 
 WORKLOAD = "Workload"
 """Kueue's object for a group. In a plan its deletion stands for the group's end, by whichever way
@@ -198,7 +198,7 @@ def all_ended(pods: Sequence[KubeObject]) -> bool:
 
 
 def group_objects(
-    job: RLJob, groups: Mapping[Gang, Group | None], pods: Mapping[Gang, Sequence[KubeObject]]
+    job: RLJob, groups: Mapping[Gang, PodGroup | None], pods: Mapping[Gang, Sequence[KubeObject]]
 ) -> list[KubeObject]:
     """The objects of these groups, where the job's queue wants some. pods: those of each gang."""
     objects = []

@@ -16,11 +16,10 @@ from sluice_operator.plan.manifests import placement, queueing, resource_claims,
 from sluice_operator.plan.manifests.credentials import with_credentials
 from sluice_operator.plan.manifests.mounted import model_path
 from sluice_operator.plan.manifests.probes import probes
-from sluice_operator.plan.manifests.resources import of_spec, with_requests
+from sluice_operator.plan.manifests.resources import Container, of_spec, with_requests
 from sluice_operator.plan.merge import merge
-from sluice_operator.plan.model import Gang, Group, Images, KubeObject
+from sluice_operator.plan.model import Gang, Images, KubeObject, PodGroup
 
-Container = dict[str, Any]
 Env = list[dict[str, Any]]
 ACCOUNT = 65532
 """User and group in our images (docker/Dockerfile)."""
@@ -33,7 +32,7 @@ def gang_pods(
     attempt: int,
     rendezvous: str,
     images: Images,
-    group: Group | None = None,
+    group: PodGroup | None = None,
 ) -> list[KubeObject]:
     """The gang's pods. rendezvous: host:port. group: what a queue admits them with; None: they do
     not queue.
@@ -48,7 +47,7 @@ def pod(
     index: int,
     rendezvous: str,
     images: Images,
-    group: Group | None = None,
+    group: PodGroup | None = None,
 ) -> KubeObject:
     """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never
     overridden.

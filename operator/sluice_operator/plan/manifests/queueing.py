@@ -20,7 +20,7 @@ from typing import Any
 from sluice.api import PodGroupStatus, RLJob
 from sluice.api.base import quantity_value
 from sluice_operator.plan import names
-from sluice_operator.plan.model import Gang, Group, KubeObject
+from sluice_operator.plan.model import Gang, KubeObject, PodGroup
 
 KIND = "PodGroup"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
@@ -47,19 +47,21 @@ def is_shared(gang: Gang, shared: PodGroupStatus) -> bool:
     return gang.role == "trainer" or (gang.role == "rollout" and gang.replica < shared.replicas)
 
 
-def group_of(job: RLJob, gang: Gang, attempt: int, shared: PodGroupStatus | None) -> Group | None:
+def group_of(
+    job: RLJob, gang: Gang, attempt: int, shared: PodGroupStatus | None
+) -> PodGroup | None:
     """The group that a gang's pods belong to; None: they do not queue. shared: that of the job."""
     if shared is None or not queues(job, gang.role):
         return None
     if not is_shared(gang, shared):
-        return Group(
+        return PodGroup(
             names.attempt_name(job, gang.role, gang.replica, attempt), gang.size, alone=True
         )
     size = job.spec.trainer.nodes + shared.replicas * job.spec.rollout.nodes_per_replica
-    return Group(names.group_name(job, shared.number), size)
+    return PodGroup(names.group_name(job, shared.number), size)
 
 
-def marks(job: RLJob, gang: Gang, index: int, group: Group | None) -> dict[str, Any]:
+def marks(job: RLJob, gang: Gang, index: int, group: PodGroup | None) -> dict[str, Any]:
     """Part of a pod: what tells the queue which group the pod belongs to."""
     policy = job.spec.pod_group_policy
     if policy is None or group is None:
@@ -77,7 +79,7 @@ def marks(job: RLJob, gang: Gang, index: int, group: Group | None) -> dict[str, 
 
 
 def _kueue(
-    job: RLJob, gang: Gang, index: int, group: Group, labels: dict[str, str]
+    job: RLJob, gang: Gang, index: int, group: PodGroup, labels: dict[str, str]
 ) -> dict[str, Any]:
     """Labels and annotations.
 
@@ -101,7 +103,7 @@ def _kueue(
     return {"labels": labels, "annotations": annotations}
 
 
-def _place(gang: Gang, index: int, group: Group) -> tuple[str, int]:
+def _place(gang: Gang, index: int, group: PodGroup) -> tuple[str, int]:
     """(kind, rank among the group's pods of this kind). An engine's first pod has the worker, the
     others have not.
     """
@@ -115,7 +117,7 @@ def _place(gang: Gang, index: int, group: Group) -> tuple[str, int]:
     )
 
 
-def group_object(job: RLJob, group: Group, pods: Sequence[KubeObject]) -> KubeObject | None:
+def group_object(job: RLJob, group: PodGroup, pods: Sequence[KubeObject]) -> KubeObject | None:
     """The PodGroup; None: pods need none. pods: all of the group's, the trainer's first."""
     policy, version = job.spec.pod_group_policy, group_version(job)
     if policy is None or version is None:

@@ -38,7 +38,7 @@ def barren_limit(batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AdmissionPolicy:
     """The settings that decide."""
 
     batch_size: int
@@ -57,7 +57,7 @@ class Policy:
         return self.over_sampling == 1.0 and not self.partial
 
 
-def admitted(policy: Policy, version: int) -> int:
+def admitted(policy: AdmissionPolicy, version: int) -> int:
     """How many groups, not counting filtered and failed ones, may have been started once `version`
     is there.
     """
@@ -69,7 +69,7 @@ def admitted(policy: Policy, version: int) -> int:
 
 
 def may_start(
-    policy: Policy, *, version: int, worker_version: int, kept: int, next_group: int
+    policy: AdmissionPolicy, *, version: int, worker_version: int, kept: int, next_group: int
 ) -> int:
     """How many new groups a worker may start that serves `worker_version`.
 
@@ -81,24 +81,24 @@ def may_start(
     return max(0, min(room, left))
 
 
-def may_continue(policy: Policy, *, version: int, worker_version: int) -> bool:
+def may_continue(policy: AdmissionPolicy, *, version: int, worker_version: int) -> bool:
     """True where a worker that serves `worker_version` may take a group that came back."""
     return worker_version >= version - policy.max_staleness
 
 
-def overdue(policy: Policy, *, step: int, start_version: int) -> bool:
+def overdue(policy: AdmissionPolicy, *, step: int, start_version: int) -> bool:
     """True for a group in work that batch `step` must wait for, because it would be too old for
     batch `step` + 1.
     """
     return policy.strict and step - start_version > policy.max_staleness
 
 
-def outdated(policy: Policy, *, version: int, start_version: int) -> bool:
+def outdated(policy: AdmissionPolicy, *, version: int, start_version: int) -> bool:
     """True for a group that must be generated again now that `version` is there."""
     return policy.sync and not policy.partial and start_version < version - policy.max_staleness
 
 
-def stale(policy: Policy, *, step: int, min_version: int) -> bool:
+def stale(policy: AdmissionPolicy, *, step: int, min_version: int) -> bool:
     """True for a group of batch `step` that is older than the bound."""
     return step - 1 - min_version > policy.max_staleness
 

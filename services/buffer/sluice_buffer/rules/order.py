@@ -31,7 +31,7 @@ import xxhash
 _ROUNDS = 6
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     epoch: int
     source: int
     row: int
@@ -44,8 +44,8 @@ def permute(position: int, size: int, *key: int) -> int:
     seed = ".".join(map(str, key)).encode()
     while True:
         left, right = position >> half, position & mask
-        for turn in range(_ROUNDS):
-            mixed = xxhash.xxh3_64_intdigest(right.to_bytes(8, "little") + seed, seed=turn)
+        for round_ in range(_ROUNDS):
+            mixed = xxhash.xxh3_64_intdigest(right.to_bytes(8, "little") + seed, seed=round_)
             left, right = right, left ^ (mixed & mask)
         position = left << half | right
         if position < size:
@@ -83,7 +83,7 @@ class Order:
         where = np.concatenate([(np.arange(n) + 0.5) / n for n in self.shares])
         return np.argsort(where, kind="stable")
 
-    def place(self, group_id: int) -> Place:
+    def place(self, group_id: int) -> RowPlace:
         epoch, position = divmod(group_id, self.epoch_size)
         if self.shuffle:
             slot = permute(position, self.epoch_size, self.seed, epoch)
@@ -91,7 +91,7 @@ class Order:
             slot = position if len(self.sizes) == 1 else int(self._interleaved[position])
         source = bisect_right(self._ends, slot)
         drawn = epoch * self.shares[source] + slot - (self._ends[source] - self.shares[source])
-        turn, row = divmod(drawn, self.sizes[source])
+        source_epoch, row = divmod(drawn, self.sizes[source])
         if self.shuffle:
-            row = permute(row, self.sizes[source], self.seed, source, turn)
-        return Place(epoch, source, row)
+            row = permute(row, self.sizes[source], self.seed, source, source_epoch)
+        return RowPlace(epoch, source, row)

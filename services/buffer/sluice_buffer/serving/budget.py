@@ -25,12 +25,12 @@ class Budget:
         """
         size = min(size, self.limit)
         if self._waiting or self.used + size > self.limit:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((size, turn))
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, waiter))
             try:
-                await turn
+                await waiter
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
+                if waiter.done() and not waiter.cancelled():
                     self.free(size)  # it was given to us while we were being cancelled
                 self._next()
                 raise
@@ -57,10 +57,10 @@ class Budget:
 
     def _next(self) -> None:
         while self._waiting:
-            size, turn = self._waiting[0]
-            if not turn.done():
+            size, waiter = self._waiting[0]
+            if not waiter.done():
                 if self.used + size > self.limit:
                     return
                 self._take(size)
-                turn.set_result(None)
+                waiter.set_result(None)
             self._waiting.popleft()

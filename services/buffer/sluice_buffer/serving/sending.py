@@ -16,7 +16,7 @@ from sluice.wire.frames import SerializedGroup, length_field, sample_field
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2
 from sluice_buffer.core import Buffer
-from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.rules.checks import as_trained, prompt_tokens
 from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.state.memory import value_key
@@ -36,14 +36,14 @@ class Leased:
     the partial.
     """
 
-    key: Key
+    key: GroupKey
     attempt: int
     size: int
     head: bytes
     """The serialized LeasedGroup without its partial."""
 
 
-def leased(buffer: Buffer, key: Key) -> Leased:
+def leased(buffer: Buffer, key: GroupKey) -> Leased:
     """A lease that was just granted."""
     prompt = buffer.prompts.message(key)
     group = buffer.memory.find(key)
@@ -72,7 +72,7 @@ def shard_chunks(
     """The SampleGroup that holds some samples of a group alone. wanted: (position, the sample
     failed).
     """
-    data = storage.value("samples", value_key(Key(TRAINING, group_id)))
+    data = storage.value("samples", value_key(GroupKey(TRAINING, group_id)))
     if data is None:
         raise StorageError(f"group {group_id} has no samples in the database")
     group = SerializedGroup(data)
@@ -108,13 +108,15 @@ def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
     return answer
 
 
-def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[Key, int]]:
+def example_sizes(buffer: Buffer, version: int, dataset: str) -> list[tuple[GroupKey, int]]:
     """The groups of an evaluation whose samples are kept, with their bytes."""
     results = [
         result for result in buffer.memory.results.get(version, []) if result.dataset == dataset
     ]
     return [
-        (Key(version, group_id), size) for result in results for group_id, size in result.examples
+        (GroupKey(version, group_id), size)
+        for result in results
+        for group_id, size in result.examples
     ]
 
 
@@ -124,7 +126,7 @@ def failures(storage: Storage, prompts: Prompts, after: int) -> Iterator[pb.Fail
         if position == PAGE:
             return
         record = json.loads(data)
-        key = Key(*record["key"])
+        key = GroupKey(*record["key"])
         dataset, row = prompts.place(key)
         yield pb.Failure(
             serial=serial,

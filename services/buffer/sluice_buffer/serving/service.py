@@ -26,7 +26,6 @@ from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.intake import Intake
-from sluice_buffer.serving.line import Line
 from sluice_buffer.serving.sending import (
     Leased,
     evaluations,
@@ -36,20 +35,21 @@ from sluice_buffer.serving.sending import (
     leased_chunks,
     shard_chunks,
 )
+from sluice_buffer.serving.waiting import WaitingCalls
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import StorageError, StorageFullError
-from sluice_buffer.transitions.leases import Call, Worker
-from sluice_buffer.transitions.submits import Answer, Outcome
+from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
+from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0
 _AHEAD_SECONDS = 1.0
 _OUTCOMES = {
-    Outcome.STORED: pb.SubmitResponse.OUTCOME_STORED,
-    Outcome.DUPLICATE: pb.SubmitResponse.OUTCOME_DUPLICATE,
-    Outcome.FILTERED: pb.SubmitResponse.OUTCOME_FILTERED,
-    Outcome.STALE: pb.SubmitResponse.OUTCOME_STALE,
-    Outcome.REFUSED: pb.SubmitResponse.OUTCOME_REFUSED,
+    SubmitOutcome.STORED: pb.SubmitResponse.OUTCOME_STORED,
+    SubmitOutcome.DUPLICATE: pb.SubmitResponse.OUTCOME_DUPLICATE,
+    SubmitOutcome.FILTERED: pb.SubmitResponse.OUTCOME_FILTERED,
+    SubmitOutcome.STALE: pb.SubmitResponse.OUTCOME_STALE,
+    SubmitOutcome.REFUSED: pb.SubmitResponse.OUTCOME_REFUSED,
 }
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     StaleAttemptError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -59,7 +59,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     StorageFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StorageError: grpc.StatusCode.UNAVAILABLE,
 }
-Context: TypeAlias = grpc.aio.ServicerContext
+ServicerContext: TypeAlias = grpc.aio.ServicerContext
 
 
 class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
@@ -67,8 +67,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     def __init__(self, committer: Committer, budget: Budget) -> None:
         self.committer, self.budget = committer, budget
-        self.line = Line(committer.buffer)
-        committer.landed_hooks.append(self.line.call_up)
+        self.waiting = WaitingCalls(committer.buffer)
+        committer.landed_hooks.append(self.waiting.call_up)
         self._asked: tuple[int, float] = (0, 0.0)
         self._timed = 0
         """Step whose batch was last handed out."""
@@ -77,7 +77,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     def buffer(self) -> Buffer:
         return self.committer.buffer
 
-    async def _run(self, context: Context, transition: Callable[[], T]) -> T:
+    async def _run(self, context: ServicerContext, transition: Callable[[], T]) -> T:
         """A transition whose result is durable; a refusal becomes the call's status."""
         try:
             with metrics.TRANSITION_SECONDS.time():
@@ -104,11 +104,11 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     # -- workers
 
     async def LeasePrompts(
-        self, request: pb.LeasePromptsRequest, context: Context
+        self, request: pb.LeasePromptsRequest, context: ServicerContext
     ) -> AsyncIterator[pb.LeasePromptsResponse]:
         worker = await _worker(request.worker, context)
         held = frozenset(lease.lease_id for lease in request.held)
-        call = Call(worker, request.request, held, request.session)
+        call = LeaseCall(worker, request.request, held, request.session)
         with metrics.LEASE_WAIT_SECONDS.time():
             leases = await self._lease(call, request, context)
         for number, lease in enumerate(leases):
@@ -118,7 +118,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         yield pb.LeasePromptsResponse(exhausted=not leases and self.buffer.over)
 
     async def _lease(
-        self, call: Call, request: pb.LeasePromptsRequest, context: Context
+        self, call: LeaseCall, request: pb.LeasePromptsRequest, context: ServicerContext
     ) -> list[Leased]:
         """Leases for a worker, as soon as there are any; empty after its wait, or where newer
         weights are there.
@@ -131,12 +131,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 context, lambda: self.buffer.lease(call, request.max_groups, request.version)
             )
             left = end - time.monotonic()
-            if keys or left <= 0 or self.line.news(request.version):
+            if keys or left <= 0 or self.waiting.news(request.version):
                 return [leased(self.buffer, key) for key in keys]
-            await self.line.wait(request.version, left)
+            await self.waiting.wait(request.version, left)
 
     async def Heartbeat(
-        self, request: pb.HeartbeatRequest, context: Context
+        self, request: pb.HeartbeatRequest, context: ServicerContext
     ) -> pb.HeartbeatResponse:
         worker = await _worker(request.worker, context)
         names = [(lease.lease_id, parse_lease_id(lease.lease_id)) for lease in request.leases]
@@ -145,17 +145,25 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             drop=[lease for lease in request.leases if lease.lease_id in drop]
         )
 
-    async def Submit(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:
-        def answer(key: int, result: Answer) -> pb.SubmitResponse:
+    async def Submit(
+        self, requests: AsyncIterator[common_pb2.Chunk], context: ServicerContext
+    ) -> None:
+        def answer(key: int, result: SubmitAnswer) -> pb.SubmitResponse:
             return pb.SubmitResponse(
                 key=key, outcome=_OUTCOMES[result.outcome], message=result.message
             )
 
         await self._intake(
-            context, "submit", self.buffer.submit, answer, lambda why: Answer(Outcome.REFUSED, why)
+            context,
+            "submit",
+            self.buffer.submit,
+            answer,
+            lambda why: SubmitAnswer(SubmitOutcome.REFUSED, why),
         )
 
-    async def Return(self, requests: AsyncIterator[common_pb2.Chunk], context: Context) -> None:
+    async def Return(
+        self, requests: AsyncIterator[common_pb2.Chunk], context: ServicerContext
+    ) -> None:
         def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
             return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
 
@@ -164,7 +172,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         )
 
     async def _intake(
-        self, context: Context, call: str, take: Any, answer: Any, refuse: Any
+        self, context: ServicerContext, call: str, take: Any, answer: Any, refuse: Any
     ) -> None:
         seconds = metrics.TAKE_SECONDS.labels(call)
         intake = Intake(self.committer, self.budget, context, take, answer, refuse, seconds)
@@ -175,7 +183,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     # -- trainer
 
     async def TakeBatch(
-        self, request: pb.TakeBatchRequest, context: Context
+        self, request: pb.TakeBatchRequest, context: ServicerContext
     ) -> pb.TakeBatchResponse:
         step, attempt = request.step, request.trainer.attempt
         ranks = await _ranks(request.data_parallel_size, context)
@@ -225,7 +233,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return pb.TakeBatchResponse.STATE_EXHAUSTED if batches.exhausted else None
 
     async def GetShard(
-        self, request: pb.GetShardRequest, context: Context
+        self, request: pb.GetShardRequest, context: ServicerContext
     ) -> AsyncIterator[common_pb2.Chunk]:
         ranks = await _ranks(request.data_parallel_size, context)
         if not 0 <= request.rank < ranks:
@@ -250,7 +258,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                     yield chunk
 
     async def CommitStep(
-        self, request: pb.CommitStepRequest, context: Context
+        self, request: pb.CommitStepRequest, context: ServicerContext
     ) -> pb.CommitStepResponse:
         record = dict(request.metrics)
         attempt = request.trainer.attempt
@@ -260,7 +268,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         return pb.CommitStepResponse()
 
     async def CommitCheckpoint(
-        self, request: pb.CommitCheckpointRequest, context: Context
+        self, request: pb.CommitCheckpointRequest, context: ServicerContext
     ) -> pb.CommitCheckpointResponse:
         attempt = request.trainer.attempt
         forgotten = await self._run(
@@ -268,14 +276,16 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         )
         return pb.CommitCheckpointResponse(forgotten_groups=forgotten)
 
-    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:
+    async def Rewind(
+        self, request: pb.RewindRequest, context: ServicerContext
+    ) -> pb.RewindResponse:
         replay = await self._run(
             context, lambda: self.buffer.rewind(request.step, request.trainer.attempt)
         )
         return pb.RewindResponse(replay_steps=replay)
 
     async def GetEvaluations(
-        self, request: pb.GetEvaluationsRequest, context: Context
+        self, request: pb.GetEvaluationsRequest, context: ServicerContext
     ) -> pb.GetEvaluationsResponse:
         async def pending() -> list[int]:
             return await self._run(context, lambda: sorted(self.buffer.memory.rounds))
@@ -292,7 +302,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         )
 
     async def GetExamples(
-        self, request: pb.GetExamplesRequest, context: Context
+        self, request: pb.GetExamplesRequest, context: ServicerContext
     ) -> AsyncIterator[common_pb2.Chunk]:
         for number, (key, size) in enumerate(
             example_sizes(self.buffer, request.version, request.dataset)
@@ -305,7 +315,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                     yield chunk
 
     async def GetFailures(
-        self, request: pb.GetFailuresRequest, context: Context
+        self, request: pb.GetFailuresRequest, context: ServicerContext
     ) -> pb.GetFailuresResponse:
         page = failures(self.buffer.storage, self.buffer.prompts, request.after)
         return pb.GetFailuresResponse(failures=list(page))
@@ -318,19 +328,19 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         stats.under_way_limit_bytes = budget.limit
         return stats
 
-    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.BufferStats:
+    async def Stats(self, request: pb.StatsRequest, context: ServicerContext) -> pb.BufferStats:
         return self.stats()
 
 
-async def _worker(caller: pb.Caller, context: Context) -> Worker:
+async def _worker(caller: pb.Caller, context: ServicerContext) -> WorkerAttempt:
     if not caller.name or "/" in caller.name or len(caller.name) > 200:
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT, f"worker.name: {caller.name!r} is not a name"
         )
-    return Worker(caller.name, caller.attempt)
+    return WorkerAttempt(caller.name, caller.attempt)
 
 
-async def _ranks(data_parallel_size: int, context: Context) -> int:
+async def _ranks(data_parallel_size: int, context: ServicerContext) -> int:
     if data_parallel_size < 1:
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT, f"data_parallel_size: {data_parallel_size} is below 1"

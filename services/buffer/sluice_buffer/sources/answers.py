@@ -25,13 +25,13 @@ from sluice.sample import PROMPT_TOO_LONG, Sample, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.group import Key, lease_id
-from sluice_buffer.rules.admission import Policy
+from sluice_buffer.group import GroupKey, lease_id
+from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError
 from sluice_buffer.transitions.leases import Leases
-from sluice_buffer.transitions.submits import Outcome, Submits
+from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 
 NOTHING_TRAINED = "nothing_trained"
 """Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""
@@ -96,10 +96,10 @@ class Answers:
             else:
                 raise ConfigurationError(f"spec.data.prompts[{position}]: {problems[0]}")
 
-    def limit(self, policy: Policy) -> Policy:
+    def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         return policy
 
-    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         begin, count = memory.progress.next_group, policy.batch_size - len(memory.finished)
         end = begin + count if policy.stream_end is None else min(begin + count, policy.stream_end)
         for group_id in range(begin, end):
@@ -132,13 +132,13 @@ class Answers:
                     return
         self.ahead(memory, leases.policy)
 
-    def _hand_in(self, key: Key, memory: Memory, submits: Submits, room: int) -> None:
+    def _hand_in(self, key: GroupKey, memory: Memory, submits: Submits, room: int) -> None:
         self._begin(key.group_id)
         message = self._soon[key.group_id].result()
         message.prompt.lease_id = lease_id(key, 0, memory.groups[key.group_id].lease_attempt)
         answer = submits.submit(message.SerializeToString(), room)
         del self._soon[key.group_id]
-        if answer.outcome is Outcome.STORED:
+        if answer.outcome is SubmitOutcome.STORED:
             self.left_out = 0
             return
         self.left_out += 1

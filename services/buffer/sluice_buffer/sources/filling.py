@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sluice.api import RLJobSpec
-from sluice_buffer.rules.admission import Policy
+from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.sources.answers import Answers
 from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.sources.replay import Replay
@@ -28,10 +28,10 @@ class Filler(Protocol):
     evaluates: bool
     """Whether there may be engines for evaluations."""
 
-    def limit(self, policy: Policy) -> Policy:
+    def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         """The job's policy, where its samples are made here."""
 
-    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         """Begin with what the next batch needs, on a thread of its own; None: nothing."""
 
     def fill(

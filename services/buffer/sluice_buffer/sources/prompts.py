@@ -16,7 +16,7 @@ from sluice.data.answers import parse_answer
 from sluice.data.rows import PromptRow, Read, parse_row, problem
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.group import TRAINING, Key
+from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.rules.order import Order
 from sluice_buffer.sources.readers import Table, open_table
 from sluice_buffer.transitions.rounds import NO_EVALUATION, EvalPlan, EvalSet
@@ -63,7 +63,7 @@ class Prompts:
             ],
         }
 
-    def message(self, key: Key) -> pb.Prompt:
+    def message(self, key: GroupKey) -> pb.Prompt:
         """The prompt of a group, without its lease."""
         if key.round == TRAINING:
             return self.training(key.group_id)[0]
@@ -83,7 +83,7 @@ class Prompts:
         message.purpose, message.epoch, message.group_id = pb.PURPOSE_TRAIN, place.epoch, group_id
         return message, row, source
 
-    def place(self, key: Key) -> tuple[str, int]:
+    def place(self, key: GroupKey) -> tuple[str, int]:
         """(source, row) of a group's prompt."""
         if key.round != TRAINING:
             position, at = self.plan.locate(key.group_id)

@@ -21,7 +21,7 @@ from sluice.api.data import parse_path
 from sluice.data.files import Located, Row, files_of, read_file
 from sluice.environment import ConfigurationError
 
-Check = Callable[[Row], str | None]
+RowCheck = Callable[[Row], str | None]
 """What is wrong with a row, or None."""
 
 
@@ -65,7 +65,7 @@ class Table:
             place.file.close()
 
 
-def open_table(text: str, check: Check, spool: Path) -> Table:
+def open_table(text: str, check: RowCheck, spool: Path) -> Table:
     """Open a source and look at every row of it. ConfigurationError `file:line: what` for the first
     row that is not sound.
 
@@ -90,7 +90,7 @@ def open_table(text: str, check: Check, spool: Path) -> Table:
     return Table(places, rows, digest.hexdigest())
 
 
-def _open(path: Path, check: Check, digest: xxhash.xxh3_128, spool: Path) -> _Place:
+def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _Place:
     if path.suffix == ".jsonl":
         place = _Place(path.open("rb"))
         for located in read_file(path, digest.update):
@@ -109,6 +109,6 @@ def _open(path: Path, check: Check, digest: xxhash.xxh3_128, spool: Path) -> _Pl
     return place
 
 
-def _check(located: Located, check: Check) -> None:
+def _check(located: Located, check: RowCheck) -> None:
     if wrong := check(located.row):
         raise ConfigurationError(f"{located.where}: {wrong}")

@@ -18,11 +18,11 @@ from sluice.sample import SampleGroup, WeightSpan
 from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice_buffer.errors import PreconditionError
-from sluice_buffer.group import TRAINING, Key, lease_id
-from sluice_buffer.rules.admission import Policy
+from sluice_buffer.group import TRAINING, GroupKey, lease_id
+from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.transitions.leases import Leases
-from sluice_buffer.transitions.submits import Outcome, Submits
+from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Replay:
             )
         return cls(tuple(dumps.items()))
 
-    def limit(self, policy: Policy) -> Policy:
+    def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         """The policy of a job whose prompts end with the dump, and whose samples are as old as they
         are.
         """
@@ -54,7 +54,7 @@ class Replay:
             stream_end=len(self.steps) * policy.batch_size,
         )
 
-    def ahead(self, memory: Memory, policy: Policy) -> Future[None] | None:
+    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         return None
 
     def fill(
@@ -77,13 +77,13 @@ class Replay:
             prompt = replace(
                 group.prompt,
                 group_id=key.group_id,
-                lease_id=lease_id(Key(TRAINING, key.group_id), 0, 1),
+                lease_id=lease_id(GroupKey(TRAINING, key.group_id), 0, 1),
             )
             message = codec.group_to_message(
                 SampleGroup(prompt, _moved(group, step - dumped).samples)
             )
             answer = submits.submit(message.SerializeToString(), room())
-            if answer.outcome is not Outcome.STORED:
+            if answer.outcome is not SubmitOutcome.STORED:
                 raise PreconditionError(
                     f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}"
                 )
@@ -91,7 +91,7 @@ class Replay:
     def close(self) -> None:
         return
 
-    def _read(self, path: Path, policy: Policy) -> list[SampleGroup]:
+    def _read(self, path: Path, policy: AdmissionPolicy) -> list[SampleGroup]:
         try:
             groups = rollouts.read(path)
         except rollouts.DumpError as error:

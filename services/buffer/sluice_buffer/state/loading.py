@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice_buffer.group import TRAINING, Group, GroupState, Key
-from sluice_buffer.state.memory import PROGRESS, Memory, Progress, Result, Round, unpack_ids
+from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
+from sluice_buffer.state.memory import PROGRESS, Memory, Result, Round, StoredProgress, unpack_ids
 from sluice_buffer.state.storage import Storage, footprint, numbers
 
 
@@ -50,7 +50,7 @@ def _load_groups(memory: Memory, storage: Storage, deadline: float) -> None:
             continue
         group = Group.unpack(data)
         memory.index(group_id, group)
-        _account(memory, Key(TRAINING, group_id), group, deadline)
+        _account(memory, GroupKey(TRAINING, group_id), group, deadline)
         if group.state in (GroupState.FINISHED, GroupState.BATCHED):
             memory.missing += storage.get("samples", raw + bytes(4)) is None
     for state in GroupState:
@@ -69,7 +69,7 @@ def _load_progress(memory: Memory, storage: Storage) -> None:
         values: dict[str, Any] = json.loads(stored)
         for name in ("counters", "failed"):
             values[name] = Counter(values.get(name, {}))
-        memory.progress = Progress(**values)
+        memory.progress = StoredProgress(**values)
 
 
 def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
@@ -85,14 +85,14 @@ def _load_rounds(memory: Memory, storage: Storage, deadline: float) -> None:
         round_ = memory.rounds[version]
         round_.groups[group_id] = group
         round_.unfinished -= not group.state.in_work
-        _account(memory, Key(version, group_id), group, deadline)
+        _account(memory, GroupKey(version, group_id), group, deadline)
     for _, data in storage.scan("results"):
         result = Result(**json.loads(data))
         memory.results.setdefault(result.version, []).append(result)
         memory.stored += sum(footprint(size) for _, size in result.examples)
 
 
-def _account(memory: Memory, key: Key, group: Group, deadline: float) -> None:
+def _account(memory: Memory, key: GroupKey, group: Group, deadline: float) -> None:
     if group.state is GroupState.LEASED:
         memory.lease_to(key, group, group.worker, group.worker_attempt, deadline)
     elif group.state is GroupState.WAITING:

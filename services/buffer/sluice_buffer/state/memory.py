@@ -14,7 +14,7 @@ import struct
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 
-from sluice_buffer.group import TRAINING, Group, GroupState, Key
+from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
 from sluice_buffer.rules.admission import SUSPECT_FAILURES
 from sluice_buffer.state.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
 
@@ -22,7 +22,7 @@ PROGRESS = b"progress"
 
 
 @dataclass(slots=True)
-class Progress:
+class StoredProgress:
     """The few numbers that say where the job stands; one JSON value on disk."""
 
     step: int = 0
@@ -78,7 +78,7 @@ class Result:
 class Memory:
     """Everything that a transition may look at."""
 
-    progress: Progress = field(default_factory=Progress)
+    progress: StoredProgress = field(default_factory=StoredProgress)
     groups: dict[int, Group] = field(default_factory=dict)
     """Training groups that are not over."""
     over: bytearray = field(default_factory=bytearray)
@@ -91,8 +91,8 @@ class Memory:
     """The same of groups that may be what ends workers (SUSPECT_FAILURES)."""
     in_work: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
-    deadlines: dict[Key, float] = field(default_factory=dict)
-    leases_of: defaultdict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    deadlines: dict[GroupKey, float] = field(default_factory=dict)
+    leases_of: defaultdict[str, set[GroupKey]] = field(default_factory=lambda: defaultdict(set))
     """Leased groups of each worker, by its name."""
     batches: dict[int, list[int]] = field(default_factory=dict)
     """Fixed batches, by step. Forgotten ones keep their ids on disk only."""
@@ -108,7 +108,7 @@ class Memory:
     stored: int = 0
     largest: int = 0
     batch: WriteBatch = field(default_factory=WriteBatch)
-    dirty: dict[Key, Group] = field(default_factory=dict)
+    dirty: dict[GroupKey, Group] = field(default_factory=dict)
     changed: bool = False
     """Something must be written."""
     filtered_run: int = 0
@@ -119,7 +119,7 @@ class Memory:
 
     # -- looking
 
-    def find(self, key: Key) -> Group | None:
+    def find(self, key: GroupKey) -> Group | None:
         """The record of a group that is not over."""
         if key.round == TRAINING:
             return self.groups.get(key.group_id)
@@ -165,11 +165,11 @@ class Memory:
         self.progress.counters[name] += by
         self.changed = True
 
-    def touch(self, key: Key, group: Group) -> None:
+    def touch(self, key: GroupKey, group: Group) -> None:
         self.dirty[key] = group
         self.changed = True
 
-    def move(self, key: Key, group: Group, state: GroupState) -> None:
+    def move(self, key: GroupKey, group: Group, state: GroupState) -> None:
         """Put a group into a state and into the indexes of that state."""
         old, group.state = group.state, state
         self.touch(key, group)
@@ -183,24 +183,24 @@ class Memory:
             self.queue(key, group)
 
     def lease_to(
-        self, key: Key, group: Group, worker: str, worker_attempt: int, deadline: float
+        self, key: GroupKey, group: Group, worker: str, worker_attempt: int, deadline: float
     ) -> None:
         """Note who works on a leased group, and until when."""
         group.worker, group.worker_attempt = worker, worker_attempt
         self.deadlines[key] = deadline
         self.leases_of[worker].add(key)
 
-    def unlease(self, key: Key, group: Group) -> None:
+    def unlease(self, key: GroupKey, group: Group) -> None:
         """Forget who works on a group."""
         self.deadlines.pop(key, None)
         self.leases_of[group.worker].discard(key)
 
-    def queue(self, key: Key, group: Group) -> None:
+    def queue(self, key: GroupKey, group: Group) -> None:
         """Put a group that came back where the next worker looks for it."""
         queues = self if key.round == TRAINING else self.rounds[key.round]
         heapq.heappush(queues.suspects if is_suspect(group) else queues.waiting, key.group_id)
 
-    def start(self, key: Key) -> Group:
+    def start(self, key: GroupKey) -> Group:
         """The record of a group that is leased for the first time."""
         group = Group(GroupState.LEASED)
         if key.round == TRAINING:
@@ -228,9 +228,9 @@ class Memory:
     def revive(self, group_id: int, group: Group) -> None:
         """Let a failed group wait for a worker again."""
         self.over[group_id] = 0
-        self.move(Key(TRAINING, group_id), group, GroupState.WAITING)
+        self.move(GroupKey(TRAINING, group_id), group, GroupState.WAITING)
 
-    def store(self, table: str, key: Key, group: Group, value: bytes | bytearray) -> None:
+    def store(self, table: str, key: GroupKey, group: Group, value: bytes | bytearray) -> None:
         """Store a group's samples, in pieces, in the place of nothing: `discard` what was there
         first.
         """
@@ -241,14 +241,14 @@ class Memory:
         self.largest = max(self.largest, footprint(group.size))
         self.changed = True
 
-    def discard(self, table: str, key: Key, group: Group) -> None:
+    def discard(self, table: str, key: GroupKey, group: Group) -> None:
         """Delete what `store` stored for the group, if anything."""
         if group.size:
             self.remove(table, key, group.size)
             group.size = 0
             self.touch(key, group)
 
-    def remove(self, table: str, key: Key, size: int) -> None:
+    def remove(self, table: str, key: GroupKey, size: int) -> None:
         for position in range(len(range(0, size, PIECE_BYTES))):
             self.batch.delete(table, _piece_key(key, position))
         self.stored -= footprint(size)
@@ -267,7 +267,7 @@ class Memory:
                 "meta",
                 PROGRESS,
                 json.dumps(
-                    {f.name: getattr(self.progress, f.name) for f in fields(Progress)}
+                    {f.name: getattr(self.progress, f.name) for f in fields(StoredProgress)}
                 ).encode(),
             )
         self.dirty, self.changed = {}, False
@@ -279,11 +279,11 @@ def is_suspect(group: Group) -> bool:
     return group.failures >= SUSPECT_FAILURES
 
 
-def _piece_key(key: Key, position: int) -> bytes:
+def _piece_key(key: GroupKey, position: int) -> bytes:
     return value_key(key) + position.to_bytes(4, "big")
 
 
-def value_key(key: Key) -> bytes:
+def value_key(key: GroupKey) -> bytes:
     """Prefix of the pieces of a group's samples."""
     return number(key.group_id) if key.round == TRAINING else b"e" + number(*key)
 

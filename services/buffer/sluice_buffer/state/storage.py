@@ -194,8 +194,8 @@ class Storage:
         """Make the changes durable, or raise and leave everything as it was.
 
         `staged` is set when only the disk is still to be waited for. py-lmdb gives the interpreter
-        lock away in each put; a thread that wants it meanwhile gets it for a whole turn of its
-        event loop, and a commit of 50 puts would wait 50 turns. So whoever writes from a thread
+        lock away in each put; a thread that wants it meanwhile gets it for a whole pass of its
+        event loop, and a commit of 50 puts would wait 50 passes. So whoever writes from a thread
         waits for `staged`, which is a matter of microseconds.
         """
         try:

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
-from sluice_buffer.group import TRAINING, GroupState, Key, unpack_facts
-from sluice_buffer.rules.admission import Policy, outdated, overdue, stale
+from sluice_buffer.group import TRAINING, GroupKey, GroupState, unpack_facts
+from sluice_buffer.rules.admission import AdmissionPolicy, outdated, overdue, stale
 from sluice_buffer.state.memory import Memory, pack_ids
 from sluice_buffer.state.storage import number
 from sluice_buffer.transitions.leases import Leases
@@ -24,7 +24,7 @@ class Batches:
     """The transitions of batches on one memory."""
 
     memory: Memory
-    policy: Policy
+    policy: AdmissionPolicy
     leases: Leases
     rounds: Rounds
 
@@ -81,7 +81,7 @@ class Batches:
         for group_id in ids:
             group = memory.groups[group_id]
             group.step = step
-            memory.move(Key(TRAINING, group_id), group, GroupState.BATCHED)
+            memory.move(GroupKey(TRAINING, group_id), group, GroupState.BATCHED)
             oldest = [fact.min_version for fact in unpack_facts(group.summary)]
             lags += [step - 1 - version for version in oldest]
             memory.count(
@@ -181,7 +181,7 @@ class Batches:
         """
         memory = self.memory
         for group_id in [*memory.finished, *memory.in_work]:
-            key, group = Key(TRAINING, group_id), memory.groups[group_id]
+            key, group = GroupKey(TRAINING, group_id), memory.groups[group_id]
             if not outdated(self.policy, version=version, start_version=group.version):
                 continue
             if group.state is GroupState.WAITING and not group.size:
@@ -204,7 +204,7 @@ class Batches:
         forgotten = 0
         for old in sorted(s for s in memory.batches if s <= step):
             for group_id in memory.batches.pop(old):
-                key, group = Key(TRAINING, group_id), memory.groups[group_id]
+                key, group = GroupKey(TRAINING, group_id), memory.groups[group_id]
                 memory.discard("samples", key, group)
                 memory.move(key, group, GroupState.TRAINED)
                 forgotten += 1

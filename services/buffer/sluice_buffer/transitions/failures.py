@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice_buffer.group import TRAINING, Group, GroupState, Key
-from sluice_buffer.rules.admission import Policy, barren_limit
+from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
+from sluice_buffer.rules.admission import AdmissionPolicy, barren_limit
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import number
 
@@ -46,12 +46,12 @@ class Failures:
     """The transitions of failed groups on one memory. clock: seconds since 1970."""
 
     memory: Memory
-    policy: Policy
+    policy: AdmissionPolicy
     clock: Callable[[], float]
     barren: list[tuple[int, Group]] = field(default_factory=list)
     """Training groups that failed since the last usable sample."""
 
-    def fail(self, key: Key, group: Group, reason: str) -> None:
+    def fail(self, key: GroupKey, group: Group, reason: str) -> None:
         """Count a group that will not be trained, or counts as wrong in its evaluation; write down
         why.
         """

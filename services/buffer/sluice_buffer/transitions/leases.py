@@ -15,35 +15,35 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from sluice_buffer.errors import PreconditionError, StaleAttemptError
-from sluice_buffer.group import TRAINING, Group, GroupState, Key, LeaseName, lease_id
-from sluice_buffer.rules.admission import MAX_FAILURES, Policy, may_continue, may_start
+from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, lease_id
+from sluice_buffer.rules.admission import MAX_FAILURES, AdmissionPolicy, may_continue, may_start
 from sluice_buffer.state.memory import Memory, Round, is_suspect
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerAttempt:
     name: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LeaseCall:
     """A worker's call for leases. number: grows with each call of a session, which is one process
     of the worker.
 
     held: ids of all leases that have reached it.
     """
 
-    worker: Worker
+    worker: WorkerAttempt
     number: int = 0
     held: frozenset[str] = frozenset()
     session: int = 0
 
 
-FILLER = Worker("filler", 1)
+FILLER = WorkerAttempt("filler", 1)
 """The buffer itself, where it makes the samples of a batch (filling.py)."""
 
-GiveUp = Callable[[Key, Group, str], None]
+OnGivenUp = Callable[[GroupKey, Group, str], None]
 """Called with a group that will never be finished, and why."""
 
 
@@ -52,16 +52,16 @@ class Leases:
     """The transitions of leases on one memory."""
 
     memory: Memory
-    policy: Policy
+    policy: AdmissionPolicy
     lease_seconds: float
     round_size: int
-    give_up: GiveUp
+    give_up: OnGivenUp
     filled: bool = False
     """The buffer makes the training samples itself: workers get evaluations alone."""
-    calls: dict[Worker, tuple[int, int]] = field(default_factory=dict)
+    calls: dict[WorkerAttempt, tuple[int, int]] = field(default_factory=dict)
     """Session and number of the newest call of each worker."""
 
-    def admit(self, worker: Worker) -> None:
+    def admit(self, worker: WorkerAttempt) -> None:
         """Refuse a worker of an older attempt; free what an older attempt held."""
         known = self.memory.progress.workers.get(worker.name, 0)
         if worker.attempt < known:
@@ -78,7 +78,7 @@ class Leases:
                         key, group, f"{worker.name} attempt {group.worker_attempt} was replaced"
                     )
 
-    def lease(self, call: Call, limit: int, worker_version: int, now: float) -> list[Key]:
+    def lease(self, call: LeaseCall, limit: int, worker_version: int, now: float) -> list[GroupKey]:
         """Groups for a worker: what it was given and never got, evaluation, what came back, then
         new ones.
 
@@ -100,7 +100,7 @@ class Leases:
         candidates = chain(self._evaluation(worker, worker_version), training)
         return lost + self._take(candidates, worker, limit - len(lost), worker_version, now)
 
-    def fill(self, limit: int, version: int) -> list[Key]:
+    def fill(self, limit: int, version: int) -> list[GroupKey]:
         """Up to `limit` training groups for the buffer itself; their leases do not run out."""
         return self._take(self._training(FILLER, version), FILLER, limit, version, math.inf)
 
@@ -117,22 +117,27 @@ class Leases:
             count += memory.counts[GroupState.WAITING]
         return count + self.may_start(worker_version)
 
-    def _not_arrived(self, call: Call) -> list[Key]:
+    def _not_arrived(self, call: LeaseCall) -> list[GroupKey]:
         """Leases of the worker that it does not know of."""
         keys = sorted(self.memory.leases_of[call.worker.name])
         return [key for key in keys if self.lease_id(key) not in call.held]
 
-    def lease_id(self, key: Key) -> str:
+    def lease_id(self, key: GroupKey) -> str:
         """The id of a group's present lease."""
         group = self.memory.find(key)
         serial = 0 if key.round == TRAINING else self.memory.rounds[key.round].serial
         return lease_id(key, serial, group.lease_attempt if group else 0)
 
     def _take(
-        self, candidates: Iterable[Key], worker: Worker, limit: int, worker_version: int, now: float
-    ) -> list[Key]:
+        self,
+        candidates: Iterable[GroupKey],
+        worker: WorkerAttempt,
+        limit: int,
+        worker_version: int,
+        now: float,
+    ) -> list[GroupKey]:
         """The first candidates. Each is handed out before the next is asked for."""
-        keys: list[Key] = []
+        keys: list[GroupKey] = []
         for key in candidates if limit > 0 else ():
             if len(keys) >= limit:
                 break
@@ -140,24 +145,24 @@ class Leases:
             keys.append(key)
         return keys
 
-    def _evaluation(self, worker: Worker, worker_version: int) -> Iterator[Key]:
+    def _evaluation(self, worker: WorkerAttempt, worker_version: int) -> Iterator[GroupKey]:
         for version in sorted(v for v in self.memory.rounds if v <= worker_version):
             round_ = self.memory.rounds[version]
             for group_id in self._returned(worker, round_, round_.groups):
-                yield Key(version, group_id)
+                yield GroupKey(version, group_id)
             while round_.next_group < self.round_size:
-                yield Key(version, round_.next_group)
+                yield GroupKey(version, round_.next_group)
 
-    def _training(self, worker: Worker, worker_version: int) -> Iterator[Key]:
+    def _training(self, worker: WorkerAttempt, worker_version: int) -> Iterator[GroupKey]:
         memory = self.memory
         if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
             for group_id in self._returned(worker, memory, memory.groups):
-                yield Key(TRAINING, group_id)
+                yield GroupKey(TRAINING, group_id)
         while self.may_start(worker_version):
-            yield Key(TRAINING, memory.progress.next_group)
+            yield GroupKey(TRAINING, memory.progress.next_group)
 
     def _returned(
-        self, worker: Worker, queues: Memory | Round, groups: Mapping[int, Group]
+        self, worker: WorkerAttempt, queues: Memory | Round, groups: Mapping[int, Group]
     ) -> Iterator[int]:
         """Groups that came back, the lowest first; of suspects one at most for a worker."""
         suspect = _lowest(queues.suspects, groups, suspects=True)
@@ -166,7 +171,7 @@ class Leases:
         while (group_id := _lowest(queues.waiting, groups, suspects=False)) is not None:
             yield group_id
 
-    def _has_suspect(self, worker: Worker) -> bool:
+    def _has_suspect(self, worker: WorkerAttempt) -> bool:
         leased = (self.memory.find(key) for key in self.memory.leases_of[worker.name])
         return any(group is not None and is_suspect(group) for group in leased)
 
@@ -179,7 +184,9 @@ class Leases:
             next_group=self.memory.progress.next_group,
         )
 
-    def _hand_out(self, key: Key, worker: Worker, worker_version: int, now: float) -> None:
+    def _hand_out(
+        self, key: GroupKey, worker: WorkerAttempt, worker_version: int, now: float
+    ) -> None:
         group = self.memory.find(key)
         if group is None:
             group = self.memory.start(key)
@@ -192,7 +199,7 @@ class Leases:
         self.memory.count("leases_granted")
 
     def heartbeat(
-        self, worker: Worker, names: list[tuple[str, LeaseName | None]], now: float
+        self, worker: WorkerAttempt, names: list[tuple[str, LeaseName | None]], now: float
     ) -> list[str]:
         """Extend the leases; the ids of those that the worker holds no more and should drop."""
         self.admit(worker)
@@ -209,7 +216,7 @@ class Leases:
                 )  # finished ones are not dropped: their submit may still be on its way back
         return drop
 
-    def _holds(self, group: Group, name: LeaseName, worker: Worker) -> bool:
+    def _holds(self, group: Group, name: LeaseName, worker: WorkerAttempt) -> bool:
         owner = (group.worker, group.worker_attempt)
         return (
             group.state is GroupState.LEASED
@@ -232,7 +239,7 @@ class Leases:
                 self.release(key, group, f"the lease of {group.worker} ran out")
         return len(late)
 
-    def release(self, key: Key, group: Group, why: str, *, blame: bool = True) -> None:
+    def release(self, key: GroupKey, group: Group, why: str, *, blame: bool = True) -> None:
         """Take a group back unfinished; it goes to the next worker that asks, or is failed after
         too many times.
         """

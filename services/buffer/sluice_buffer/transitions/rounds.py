@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from sluice_buffer.group import Group, GroupState, Key, pack_facts, unpack_facts
+from sluice_buffer.group import Group, GroupKey, GroupState, pack_facts, unpack_facts
 from sluice_buffer.rules.evaluation import failed_facts, metrics
 from sluice_buffer.state.memory import Memory, Result, Round
 from sluice_buffer.state.storage import number
@@ -104,19 +104,19 @@ class Rounds:
             f"finished{leased}"
         )
 
-    def samples_per_prompt(self, key: Key) -> int:
+    def samples_per_prompt(self, key: GroupKey) -> int:
         return self.plan.sets[self.plan.locate(key.group_id)[0]].samples_per_prompt
 
-    def is_example(self, key: Key) -> bool:
+    def is_example(self, key: GroupKey) -> bool:
         return self.plan.locate(key.group_id)[1] < EXAMPLES
 
-    def fail(self, key: Key, group: Group) -> None:
+    def fail(self, key: GroupKey, group: Group) -> None:
         """Let a group that cannot be finished count as wrong, so that the round ends."""
         group.summary = pack_facts(failed_facts(self.samples_per_prompt(key), key.round))
         self.memory.move(key, group, GroupState.FAILED)
         self.finish(key)
 
-    def finish(self, key: Key) -> None:
+    def finish(self, key: GroupKey) -> None:
         """One more group of a round is finished; with the last one the round is."""
         round_ = self.memory.rounds[key.round]
         round_.unfinished -= 1
@@ -152,7 +152,7 @@ class Rounds:
         self.memory.batch.delete("rounds", number(round_.version))
         for group_id in round_.groups:
             self.memory.batch.delete("round_groups", number(round_.version, group_id))
-            self.memory.unlease(Key(round_.version, group_id), round_.groups[group_id])
+            self.memory.unlease(GroupKey(round_.version, group_id), round_.groups[group_id])
         del self.memory.rounds[round_.version]
         self.memory.changed = True
 
@@ -164,7 +164,7 @@ class Rounds:
         kept = []
         for position, result in enumerate(self.memory.results[version]):
             for group_id, size in result.examples:
-                self.memory.remove("examples", Key(version, group_id), size)
+                self.memory.remove("examples", GroupKey(version, group_id), size)
             kept.append(Result(version, result.dataset, result.metrics, result.seconds, []))
             if result.examples:
                 self.memory.batch.put(
@@ -180,7 +180,9 @@ class Rounds:
             round_ = self.memory.rounds[version]
             for group_id, group in round_.groups.items():
                 self.memory.discard(
-                    "partials" if group.state.in_work else "examples", Key(version, group_id), group
+                    "partials" if group.state.in_work else "examples",
+                    GroupKey(version, group_id),
+                    group,
                 )
             self._close(round_)
         for version in [v for v in self.memory.results if v > step]:

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from sluice.sample import PROMPT_TOO_LONG, SampleError
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
-from sluice_buffer.group import TRAINING, Group, GroupState, Key, LeaseName, parse_lease_id
-from sluice_buffer.rules.admission import Policy, outdated
+from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, parse_lease_id
+from sluice_buffer.rules.admission import AdmissionPolicy, outdated
 from sluice_buffer.rules.checks import (
     AnyGroup,
     Checked,
@@ -32,7 +32,7 @@ _PARSED_WHOLE_BYTES = 1 << 20
 less memory."""
 
 
-class Outcome(enum.Enum):
+class SubmitOutcome(enum.Enum):
     STORED = "stored"
     DUPLICATE = "duplicate"
     FILTERED = "filtered"
@@ -44,12 +44,12 @@ Bytes = bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    outcome: Outcome
+class SubmitAnswer:
+    outcome: SubmitOutcome
     message: str = ""
 
 
-def verdict(group: Group, attempt: int) -> Outcome | None:
+def verdict(group: Group, attempt: int) -> SubmitOutcome | None:
     """The answer to a submit from lease `attempt` that is not to be looked at; None where it is
     welcome.
 
@@ -57,10 +57,10 @@ def verdict(group: Group, attempt: int) -> Outcome | None:
     """
     match group.state:
         case GroupState.LEASED:
-            return None if group.lease_attempt == attempt else Outcome.STALE
+            return None if group.lease_attempt == attempt else SubmitOutcome.STALE
         case GroupState.WAITING:
             return None
-    return Outcome.DUPLICATE if group.lease_attempt == attempt else Outcome.STALE
+    return SubmitOutcome.DUPLICATE if group.lease_attempt == attempt else SubmitOutcome.STALE
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Submits:
     """The transitions of submitted and returned groups on one memory."""
 
     memory: Memory
-    policy: Policy
+    policy: AdmissionPolicy
     leases: Leases
     rounds: Rounds
     failures: Failures
@@ -77,35 +77,35 @@ class Submits:
     """Groups of an epoch: when so many in a row are left out as too long, none fits."""
     too_long: int = 0
 
-    def submit(self, data: Bytes, room: int) -> Answer:
+    def submit(self, data: Bytes, room: int) -> SubmitAnswer:
         """Take a finished group. StorageFullError where `room`, the bytes that are left, does not
         suffice.
         """
         answer = self._submit(data, room)
-        if answer.outcome in (Outcome.DUPLICATE, Outcome.STALE, Outcome.REFUSED):
+        if answer.outcome in (SubmitOutcome.DUPLICATE, SubmitOutcome.STALE, SubmitOutcome.REFUSED):
             self.memory.count(f"submits_{answer.outcome.value}")
         return answer
 
-    def _submit(self, data: Bytes, room: int) -> Answer:
+    def _submit(self, data: Bytes, room: int) -> SubmitAnswer:
         message, problem = _parse(data)
         if message is None:
-            return Answer(Outcome.REFUSED, problem)
+            return SubmitAnswer(SubmitOutcome.REFUSED, problem)
         name = parse_lease_id(message.prompt.lease_id)
         if name is None or name.key.group_id != message.prompt.group_id:
-            return Answer(
-                Outcome.REFUSED,
+            return SubmitAnswer(
+                SubmitOutcome.REFUSED,
                 f"prompt.leaseId: {message.prompt.lease_id!r} is not a lease of this group",
             )
         group = self.memory.find(name.key)
         early = self._early(name, group)
         if early is not None or group is None:
-            return early or Answer(Outcome.STALE)
+            return early or SubmitAnswer(SubmitOutcome.STALE)
         try:
             checked = check_finished(message, self._samples(name.key), group.version)
         except SampleError as error:
             if group.state is GroupState.LEASED:
                 self.leases.release(name.key, group, f"refused: {error}")
-            return Answer(Outcome.REFUSED, str(error))
+            return SubmitAnswer(SubmitOutcome.REFUSED, str(error))
         if footprint(len(data)) > room:
             raise StorageFullError(
                 f"no room for group {name.key.group_id} of {len(data)} bytes: {room} bytes are left"
@@ -115,7 +115,7 @@ class Submits:
             return self._finish_evaluation(name.key, group, data, checked)
         return self._finish_training(name.key, group, data, message, checked)
 
-    def _early(self, name: LeaseName, group: Group | None) -> Answer | None:
+    def _early(self, name: LeaseName, group: Group | None) -> SubmitAnswer | None:
         """The answer where the group needs no look; None where it is in work and this lease may
         finish it.
         """
@@ -124,24 +124,27 @@ class Submits:
                 name.key.round != TRAINING
                 and self.memory.rounds[name.key.round].serial != name.serial
             ):
-                return Answer(Outcome.STALE, "the evaluation was started anew")
+                return SubmitAnswer(SubmitOutcome.STALE, "the evaluation was started anew")
             outcome = verdict(group, name.attempt)
-            return Answer(outcome) if outcome else None
+            return SubmitAnswer(outcome) if outcome else None
         if name.key.round != TRAINING:
-            return Answer(
-                Outcome.DUPLICATE if name.key.round in self.memory.results else Outcome.STALE
+            return SubmitAnswer(
+                SubmitOutcome.DUPLICATE
+                if name.key.round in self.memory.results
+                else SubmitOutcome.STALE
             )
         match self.memory.over_state(name.key.group_id):
             case None:
-                return Answer(
-                    Outcome.REFUSED, f"prompt.groupId: group {name.key.group_id} was never leased"
+                return SubmitAnswer(
+                    SubmitOutcome.REFUSED,
+                    f"prompt.groupId: group {name.key.group_id} was never leased",
                 )
             case GroupState.TRAINED:
-                return Answer(Outcome.DUPLICATE)
+                return SubmitAnswer(SubmitOutcome.DUPLICATE)
             case _:
-                return Answer(Outcome.FILTERED, "dropped before")
+                return SubmitAnswer(SubmitOutcome.FILTERED, "dropped before")
 
-    def _samples(self, key: Key) -> int:
+    def _samples(self, key: GroupKey) -> int:
         return (
             self.policy.samples_per_prompt
             if key.round == TRAINING
@@ -149,8 +152,8 @@ class Submits:
         )
 
     def _finish_training(
-        self, key: Key, group: Group, data: Bytes, message: AnyGroup, checked: Checked
-    ) -> Answer:
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
+    ) -> SubmitAnswer:
         memory = self.memory
         memory.count("groups_submitted")
         reason = worker_filter(message.samples[0].metadata_json)
@@ -158,7 +161,7 @@ class Submits:
             self._note_too_long(message.prompt.dataset, checked.errors[:1])
         if reason is None and checked.all_failed:
             self.failures.fail(key, group, checked.errors[0])
-            return Answer(Outcome.FILTERED, f"failed: {group.note}")
+            return SubmitAnswer(SubmitOutcome.FILTERED, f"failed: {group.note}")
         if not checked.all_failed:
             self.failures.usable()
             self.too_long = 0
@@ -172,15 +175,15 @@ class Submits:
             memory.count("groups_outdated")
             group.note = ""
             self.leases.release(key, group, "its weights are too old", blame=False)
-            return Answer(
-                Outcome.STALE,
+            return SubmitAnswer(
+                SubmitOutcome.STALE,
                 f"version {group.version} is older than mode sync allows; it is generated again",
             )
         group.summary, group.note = checked.summary, ""
         memory.filtered_run = 0
         memory.store("samples", key, group, data)
         memory.move(key, group, GroupState.FINISHED)
-        return Answer(Outcome.STORED)
+        return SubmitAnswer(SubmitOutcome.STORED)
 
     def _note_too_long(self, dataset: str, errors: list[str]) -> None:
         self.memory.count(f"prompts_too_long:{dataset}")
@@ -190,29 +193,31 @@ class Submits:
                 f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
             )
 
-    def _filter(self, key: Key, group: Group, reason: str) -> Answer:
+    def _filter(self, key: GroupKey, group: Group, reason: str) -> SubmitAnswer:
         """End a group that is not worth training; its place in the batch is free again."""
         group.note = reason
         self.memory.filtered_run += 1
         self.memory.count(f"filtered_{counter_name(reason)}")
         self.memory.move(key, group, GroupState.FILTERED)
-        return Answer(Outcome.FILTERED, f"filtered: {reason}")
+        return SubmitAnswer(SubmitOutcome.FILTERED, f"filtered: {reason}")
 
-    def give_up(self, key: Key, group: Group, why: str) -> None:
+    def give_up(self, key: GroupKey, group: Group, why: str) -> None:
         """Fail a group that came back too often. why: what happened the last time."""
         self.memory.discard("partials", key, group)
         self.failures.fail(key, group, why)
         if key.round != TRAINING:
             self.rounds.fail(key, group)
 
-    def _finish_evaluation(self, key: Key, group: Group, data: Bytes, checked: Checked) -> Answer:
+    def _finish_evaluation(
+        self, key: GroupKey, group: Group, data: Bytes, checked: Checked
+    ) -> SubmitAnswer:
         group.summary, group.note = checked.summary, ""
         if self.rounds.is_example(key):
             self.memory.store("examples", key, group, data)
         self.memory.move(key, group, GroupState.FINISHED)
         self.memory.count("evaluation_groups")
         self.rounds.finish(key)
-        return Answer(Outcome.STORED)
+        return SubmitAnswer(SubmitOutcome.STORED)
 
     def refuse(self, prompt: pb.Prompt, why: str) -> None:
         """Take a lease back whose group could not be read, for the reason that its
@@ -257,7 +262,7 @@ class Submits:
         return self._keep_partial(name.key, group, data, message, room)
 
     def _keep_partial(
-        self, key: Key, group: Group, data: Bytes, message: AnyGroup, room: int
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, room: int
     ) -> tuple[bool, str]:
         generated = progress(message)
         before = int(group.note or 0)

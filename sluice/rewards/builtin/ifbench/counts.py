@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from sluice.rewards.builtin.ifbench import text as t
-from sluice.rewards.builtin.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
 _CONJUNCTIONS = frozenset(["and", "but", "for", "nor", "or", "so", "yet"])
 _PRONOUNS = frozenset(
@@ -359,7 +359,7 @@ def _trigrams(text: str) -> set[tuple[str, ...]]:
     return set(zip(marks, marks[1:], marks[2:], strict=False))
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, InstructionCheck] = {
     "count:conjunctions": _conjunctions,
     "count:keywords_multiple": _keywords_multiple,
     "count:numbers": _numbers,

@@ -11,7 +11,7 @@ import unicodedata
 from itertools import pairwise
 
 from sluice.rewards.builtin.ifbench import text as t
-from sluice.rewards.builtin.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
 _CAPITALS = (
     "Reykjavik",
@@ -140,7 +140,7 @@ def ascii_only(text: str) -> str:
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, InstructionCheck] = {
     "custom:character_reverse": lambda text: "elgae dlab" in text.lower(),
     "custom:csv_city": _cities,
     "custom:csv_quotes": _all_quoted,

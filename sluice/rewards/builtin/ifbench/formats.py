@@ -7,7 +7,7 @@ import string
 from itertools import pairwise
 
 from sluice.rewards.builtin.ifbench import text as t
-from sluice.rewards.builtin.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 
@@ -112,7 +112,7 @@ def _repeat_span(text: str, *, prompt_to_repeat: str, n_start: int, n_end: int) 
     return text.strip().lower() == " ".join(prompt_to_repeat.split()[n_start : n_end + 1]).lower()
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, InstructionCheck] = {
     "format:emoji": _emoji,
     "format:line_indent": _indent,
     "format:list": lambda text, *, sep: text.count(sep) >= 2,

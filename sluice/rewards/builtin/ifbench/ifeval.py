@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sluice.rewards.builtin.ifbench import text as t
 
-Check = Callable[..., bool]
+InstructionCheck = Callable[..., bool]
 
 
 def _related(count: int, asked: float, how: str) -> bool:
@@ -139,7 +139,7 @@ def _language(text: str, *, language: str) -> bool:
         return True
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, InstructionCheck] = {
     "change_case:capital_word_frequency": _capital_words,
     "change_case:english_capital": lambda text: text.isupper(),
     "change_case:english_lowercase": lambda text: text.islower(),

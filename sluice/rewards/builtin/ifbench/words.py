@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import pairwise
 
 from sluice.rewards.builtin.ifbench import text as t
-from sluice.rewards.builtin.ifbench.ifeval import Check
+from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
 _CONSONANTS = re.compile(r"[bcdfghjklmnpqrstvwxyz]{2}")
 _PRIMES = frozenset(n for n in range(2, 100) if all(n % d for d in range(2, n)))
@@ -91,7 +91,7 @@ def _increment(text: str, *, small_n: int) -> bool:
     return bool(counts) and all(b == a + small_n for a, b in pairwise(counts))
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, InstructionCheck] = {
     "sentence:alliteration_increment": _alliteration,
     "sentence:increment": _increment,
     "sentence:keyword": _keyword_sentence,

@@ -12,7 +12,7 @@ import itertools
 from sluice_buffer.core import Buffer
 
 
-class Line:
+class WaitingCalls:
     """Waiting calls, by the weight version that their workers serve. Belongs to one event loop."""
 
     def __init__(self, buffer: Buffer) -> None:
@@ -23,29 +23,29 @@ class Line:
         """Wait until there may be something for a worker that serves `version`, for at most
         `seconds`.
         """
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line = self._waiting.setdefault(version, {})
-        line[turn] = None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue = self._waiting.setdefault(version, {})
+        queue[waiter] = None
         try:
             async with asyncio.timeout(seconds):
-                await turn
+                await waiter
         except TimeoutError:
             return
         finally:
-            line.pop(turn, None)
-            if not line and self._waiting.get(version) is line:
+            queue.pop(waiter, None)
+            if not queue and self._waiting.get(version) is queue:
                 del self._waiting[version]
 
     def call_up(self) -> None:
         """Let those go on for whom there is something now: prompts, newer weights, or the end."""
-        for version, line in list(self._waiting.items()):
-            count = (
-                len(line) if self.news(version) else min(len(line), self._buffer.available(version))
-            )
-            for turn in list(itertools.islice(line, count)):
-                line.pop(turn)
-                if not turn.done():
-                    turn.set_result(None)
+        for version, queue in list(self._waiting.items()):
+            count = len(queue)
+            if not self.news(version):
+                count = min(count, self._buffer.available(version))
+            for waiter in list(itertools.islice(queue, count)):
+                queue.pop(waiter)
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def news(self, version: int) -> bool:
         """True where a worker that serves `version` should be answered although there is no prompt
