@@ -50,8 +50,8 @@ def hf_to_dist(
         ),
     ],
 ) -> None:
-    """Write a Hugging Face checkpoint as a torch_dist checkpoint. Memory: one
-    parameter at a time.
+    """Write a Hugging Face checkpoint as a torch_dist checkpoint. Memory:
+    one parameter at a time.
     """
     _run("hf-to-dist", source, target)
 

@@ -216,8 +216,8 @@ def split(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold out random rows. Both parts keep the order of the file; the same seed gives the same
-    parts.
+    """Hold out random rows. Both parts keep the order of the file;
+    the same seed gives the same parts.
     """
     with _refusing():
         total = sum(1 for _ in read_source(source))

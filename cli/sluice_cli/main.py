@@ -1,5 +1,6 @@
-"""`sluice`: the command line. Each command lives in a file of its own and is imported when it is
-called.
+"""`sluice`: the command line.
+
+Each command lives in a file of its own and is imported when it is called.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`sluice run`: the reconciler on a LocalCluster, with something to look at, and a report at the
-end.
+"""`sluice run`: the reconciler on a LocalCluster, with something to look at,
+and a report at the end.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ LOCK_SECONDS = 5.0
 def run_here(
     path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool
 ) -> int:
-    """Run or continue a job. Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be
-    continued.
+    """Run or continue a job.
+
+    Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued.
     """
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
@@ -88,8 +89,9 @@ def check_gpus(job: RLJob) -> None:
 
 
 def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
-    """Make or accept the run directory. A run goes on only with the manifest that it was started
-    with.
+    """Make or accept the run directory.
+
+    A run goes on only with the manifest that it was started with.
     """
     known = directory / JOB
     if fresh and known.exists():
@@ -213,8 +215,8 @@ def show(
     metrics: Metrics,
     warnings: HealthWarnings,
 ) -> None:
-    """The present picture; and a warning where a new step looks sick in a way that was not told
-    before.
+    """The present picture; and a warning where a new step looks sick in a way
+    that was not told before.
     """
     fresh = metrics.read()
     view.show(status, snapshot, metrics, fresh)

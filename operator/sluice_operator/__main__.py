@@ -126,8 +126,9 @@ async def _run(
 
 
 async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
-    """The cluster with our key and with all that there is. Waits for an API server that serves
-    RLJobs.
+    """The cluster with our key and with all that there is.
+
+    Waits for an API server that serves RLJobs.
     """
     keys = await _patiently(
         lambda: operatorkey.read_or_make(api, config.namespace, config.key_secret), "our own key"
@@ -141,8 +142,8 @@ async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
 
 
 async def _patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
-    """Try until the API server answers; what is missing may be a right, or a CRD, that comes
-    later.
+    """Try until the API server answers; what is missing may be a right,
+    or a CRD, that comes later.
     """
     told = ""
     while True:
@@ -172,8 +173,8 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """At its start kopf makes signals its own; but watches must end last, after the passes and the
-    lease.
+    """At its start kopf makes signals its own; but watches must end last,
+    after the passes and the lease.
     """
     await ready.wait()
     _stop_on_signals(stop)

@@ -133,8 +133,8 @@ def is_mended(status: RLJobStatus | None) -> bool:
 
 
 def runs_first(before: RLJobStatus | None, now: RLJobStatus) -> bool:
-    """It runs, and neither did before nor has trained a step yet: a restart or a resume is no
-    start.
+    """It runs, and neither did before nor has trained a step yet:
+    a restart or a resume is no start.
     """
     ran = before is not None and (
         before.is_true("Running") or before.last_progress_time is not None

@@ -227,8 +227,8 @@ class Controller:
         return "requeue_after"
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Bring the job one step further; seconds after which to look again, None: when something
-        changes.
+        """Bring the job one step further; seconds after which to look again,
+        None: when something changes.
         """
         stored = self.cluster.stored(key)
         await self.cluster.release(key)
@@ -290,8 +290,8 @@ class Controller:
     # -----------------------------------------------------------------------------
 
     async def _drain(self, stored: KubeObject) -> float | None:
-        """The job is being deleted, and somebody's finalizer keeps it: its pods need not wait for
-        that.
+        """The job is being deleted, and somebody's finalizer keeps it:
+        its pods need not wait for that.
         """
         if ORPHAN in stored["metadata"].get("finalizers", []):
             return None

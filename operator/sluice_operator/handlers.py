@@ -94,8 +94,8 @@ class _Patience(Iterable[float]):
 
 
 def _settings() -> kopf.OperatorSettings:
-    """Without this kopf would post events, and ask for rights that it does not need (CRDs,
-    namespaces).
+    """Without this kopf would post events,
+    and ask for rights that it does not need (CRDs, namespaces).
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False

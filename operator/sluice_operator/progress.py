@@ -127,8 +127,8 @@ class Prober:
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def latest(self, seen: Seen, stored: KubeObject) -> Progress | None:
-        """The last answer; a trainer that has just ended is asked for once more, for its last
-        step.
+        """The last answer; a trainer that has just ended is asked for once
+        more, for its last step.
         """
         key = uid(stored)
         target = target_of(seen, stored, self._keys)
@@ -180,8 +180,8 @@ def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> ProbeTarget | No
 
 
 def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
-    """By the spec that the pods were started with: the stored one may ask for something else
-    since.
+    """By the spec that the pods were started with:
+    the stored one may ask for something else since.
     """
     started = json.loads(config["data"][names.JOB_FILE])["spec"]
     if not (started.get("tls") or {}).get("enabled"):

@@ -148,8 +148,8 @@ class _Loop:
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task, each time they
-    come.
+    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task,
+    each time they come.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -34,8 +34,8 @@ ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """namespaces: those to watch; empty: all. namespace: our own, where the lease and the key are
-    kept.
+    """namespaces: those to watch; empty: all.
+    namespace: our own, where the lease and the key are kept.
 
     job_defaults: what jobs get that say nothing themselves.
     """
@@ -58,8 +58,8 @@ class OperatorSettings:
 def read(
     variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> OperatorSettings:
-    """variables: the environment. arguments: settings that go over it, `--probe-seconds=5` for
-    SLUICE_PROBE_SECONDS.
+    """variables: the environment. arguments: settings that go over it,
+    `--probe-seconds=5` for SLUICE_PROBE_SECONDS.
     """
     values = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
     watched = [

@@ -39,8 +39,8 @@ class Told:
     refused: str = ""
     trouble: str = ""
     place: str = ""
-    """Of an error of ours: its type, and where it was raised. Its message may be another one each
-    time."""
+    """Of an error of ours: its type, and where it was raised.
+    Its message may be another one each time."""
     has_run: bool = False
 
     @property
@@ -93,8 +93,8 @@ class Teller:
             await self.cluster.tell(stored, [Event("Warning", admit.NOT_APPLIED, text)])
 
     async def of_ours(self, stored: KubeObject, error: Exception) -> None:
-        """An error of ours in one job must not stop all others, nor must its user wait without a
-        word.
+        """An error of ours in one job must not stop all others,
+        nor must its user wait without a word.
         """
         told, place = self.told(stored), f"{type(error).__name__} {_line_of_ours(error)}"
         if told.place == place:

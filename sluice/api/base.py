@@ -77,8 +77,8 @@ class Model(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Part of a list's type: no two entries are the same, or have the same value in the field `key`
-    (camelCase).
+    """Part of a list's type: no two entries are the same,
+    or have the same value in the field `key` (camelCase).
 
     Two writers may then apply one entry each (server-side apply), and neither removes the other's.
     """

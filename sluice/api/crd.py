@@ -101,8 +101,8 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def _status() -> dict[str, Any]:
-    """A job that no operator has looked at yet is pending too: `kubectl get` never shows an empty
-    state.
+    """A job that no operator has looked at yet is pending too:
+    `kubectl get` never shows an empty state.
     """
     schema = schema_of(RLJobStatus)
     schema["properties"]["state"]["default"] = "Pending"
@@ -191,8 +191,8 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) ->
 
 
 def _fill(schema: dict[str, Any], model: type[Model]) -> None:
-    """The defaults of objects that are always there, so that the whole spec is stored; and the
-    rules.
+    """The defaults of objects that are always there,
+    so that the whole spec is stored; and the rules.
     """
     for name, field in model.model_fields.items():
         if inner := nested(field):

@@ -30,8 +30,8 @@ _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$"
 
 
 def parse_path(text: str) -> tuple[Path, slice]:
-    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)), with Python's meaning of negative
-    numbers.
+    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)),
+    with Python's meaning of negative numbers.
     """
     match = _SLICE.match(text)
     if not match:

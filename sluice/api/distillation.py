@@ -1,5 +1,5 @@
-"""spec.algorithm.distillation: a teacher scores the tokens that the policy, its student,
-generates.
+"""spec.algorithm.distillation: a teacher scores the tokens that the policy,
+its student, generates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Parts of a spec whose fields are Kubernetes' own: pod templates, volume sources, a network
 policy's peers.
 
-An API server drops or refuses what it does not know of them, long after the manifest was written.
-Their fields are known here, as Kubernetes' Python client of the operator has them (`make
-kubernetes-fields`).
+An API server drops or refuses what it does not know of them, long after the manifest was
+written. Their fields are known here, as Kubernetes' Python client of the operator has them
+(`make kubernetes-fields`).
 """
 
 from __future__ import annotations

@@ -201,8 +201,9 @@ class RLJobSpec(Model):
 
     @property
     def temperature(self) -> float:
-        """The divisor of the trainer's logits: the temperature of sampling. Given answers were not
-        sampled.
+        """The divisor of the trainer's logits: the temperature of sampling.
+
+        Given answers were not sampled.
         """
         return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
 

@@ -1,5 +1,6 @@
-"""Manifest files -> RLJob. Bad input gets one message that names file, line, field and what was
-expected.
+"""Manifest files -> RLJob.
+
+Bad input gets one message that names file, line, field and what was expected.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class ClipCov(Model):
 
 
 class KLCov(Model):
-    """Which tokens the loss kl_cov holds back, by their covariance: (log pi - mean) * (advantage -
-    mean).
+    """Which tokens the loss kl_cov holds back, by their covariance:
+    (log pi - mean) * (advantage - mean).
     """
 
     ratio: Share = Field(

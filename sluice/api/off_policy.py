@@ -13,8 +13,8 @@ Scope = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
 
 
 class Rejection(Model):
-    """Tokens, or whole sequences, that are left out because trainer and engine see them too
-    differently.
+    """Tokens, or whole sequences, that are left out because trainer and engine
+    see them too differently.
     """
 
     measure: Divergence = Field(

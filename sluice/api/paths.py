@@ -14,12 +14,15 @@ from sluice.api.base import Model
 from sluice.api.marks import MarkedField, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
-"""What a path leads to: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
-function."""
+"""What a path leads to: a checkpoint, a tokenizer, prompt files,
+dumped rollouts, a Python function."""
 VolumeName = Literal["model", "data"]
 VOLUMES: Mapping[PathKind, VolumeName] = {
-    "model": "model", "tokenizer": "model", "data": "data", "rollouts": "data",
-}  # fmt: skip
+    "model": "model",
+    "tokenizer": "model",
+    "data": "data",
+    "rollouts": "data",
+}
 """Where a path is relative to the root of a volume if the spec has one: spec.<name>.volume.
 Functions never are."""
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"

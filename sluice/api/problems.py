@@ -1,5 +1,5 @@
-"""Faults of a manifest, in words: file, line, field, what was expected, what was found, what may be
-meant.
+"""Faults of a manifest, in words: file, line, field, what was expected,
+what was found, what may be meant.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def memory_field(role: str, container: str) -> str:
 
 
 class Resources(Model):
-    """Requests and limits of a container, as in a pod. What is not named keeps the default of the
-    container.
+    """Requests and limits of a container, as in a pod.
+    What is not named keeps the default of the container.
     """
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(

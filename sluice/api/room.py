@@ -52,8 +52,8 @@ def _bytes(path: str) -> str:
 
 
 def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
-    """sequences, samples, longest: CEL of a batch's sequences, of a group's samples, and of
-    maxResponseTokens.
+    """sequences, samples, longest: CEL of a batch's sequences, of a group's samples,
+    and of maxResponseTokens.
     """
     memory = _bytes("self.buffer.memory")
     storage = _bytes("self.buffer.storage.size")

@@ -1,5 +1,6 @@
-"""algorithm.lossFunction: sft. Such a job learns from given answers; nothing is generated, nothing
-judged.
+"""algorithm.lossFunction: sft.
+
+Such a job learns from given answers; nothing is generated, nothing judged.
 
 What has no effect then is refused. An API server fills defaults in, so a field counts as set where
 it has another value than its default.

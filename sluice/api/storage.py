@@ -1,5 +1,5 @@
-"""Volume claims that the operator makes: of the buffer, and for checkpoints; and the rules of
-`spec.checkpoint`.
+"""Volume claims that the operator makes: of the buffer, and for checkpoints;
+and the rules of `spec.checkpoint`.
 
 A job without a word about its checkpoints gets a claim for them. A lost trainer goes on from there,
 the final model stays when the job is deleted, and engines that read weights from a directory find
@@ -25,8 +25,8 @@ class BufferStorage(Model):
 
 
 class CheckpointStorage(Model):
-    """The volume claim for checkpoints, the final model, metrics and samples. The operator makes
-    it.
+    """The volume claim for checkpoints, the final model, metrics and samples.
+    The operator makes it.
     """
 
     size: Quantity = Field(

@@ -168,8 +168,8 @@ class Rollout(Model):
 
 
 class Parallelism(Model):
-    """How model and sequences are spread over trainer processes. What is left of them is data
-    parallel.
+    """How model and sequences are spread over trainer processes.
+    What is left of them is data parallel.
     """
 
     tensor: PositiveInt = Field(
@@ -374,8 +374,8 @@ class WeightSync(Model):
 
     @property
     def pause_seconds(self) -> float:
-        """How long an engine may stay paused: until a trainer that died in an update has a
-        successor.
+        """How long an engine may stay paused:
+        until a trainer that died in an update has a successor.
 
         The operator's probes and the worker beside the engine judge by it.
         """

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The word that an unknown one may stand for, as the end of a message; else all that are
-    known.
+    """The word that an unknown one may stand for, as the end of a message;
+    else all that are known.
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)

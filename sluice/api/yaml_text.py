@@ -1,9 +1,10 @@
-"""YAML 1.2 of people's files. What is out of all proportion is refused before anything is built of
-it.
+"""YAML 1.2 of people's files.
 
-Ten lines of aliases of aliases stand for a billion values, and a reader of nested brackets needs a
-stack, and time, of their depth. So a text is first looked at as a stream of events, which costs
-neither.
+What is out of all proportion is refused before anything is built of it.
+
+Ten lines of aliases of aliases stand for a billion values, and a reader of nested brackets
+needs a stack, and time, of their depth. So a text is first looked at as a stream of events,
+which costs neither.
 """
 
 from __future__ import annotations

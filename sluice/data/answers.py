@@ -197,9 +197,13 @@ def _marked(
 
     try:
         encoding = tokenizer.apply_chat_template(
-            chat.without_masks(messages), tools=tools, tokenize=True, return_dict=True,
-            return_assistant_tokens_mask=True, **(arguments or {}),
-        )  # fmt: skip
+            chat.without_masks(messages),
+            tools=tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **(arguments or {}),
+        )
     except (TemplateError, TypeError, ValueError) as error:
         raise PromptError(f"the chat template refuses the conversation: {error}") from error
     tokens, mask = (
@@ -234,8 +238,8 @@ def _runs(mask: list[int]) -> list[Interval]:
 def _span(
     render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
 ) -> Interval:
-    """Where the message at `position` stands in the text of all messages: [start, end) in
-    characters.
+    """Where the message at `position` stands in the text of all messages:
+    [start, end) in characters.
     """
     where = f"messages[{position}]"
     if position == 0:
@@ -268,8 +272,8 @@ def _span(
 def _end(
     render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
 ) -> int | None:
-    """Where the message at `position` ends in the text; None where the template does not let us
-    see.
+    """Where the message at `position` ends in the text;
+    None where the template does not let us see.
 
     Some templates write an answer differently once others follow (Qwen3: without its reasoning).
     Then a stand-in takes its place: what the template writes behind that is the message's end, and

@@ -56,8 +56,9 @@ def render(
     arguments: dict[str, Any] | None = None,
     opened: bool = True,
 ) -> str:
-    """The prompt as the text that the model sees. Raises PromptError where the template refuses the
-    messages.
+    """The prompt as the text that the model sees.
+
+    Raises PromptError where the template refuses the messages.
 
     chat: also a text goes through the template, as one user message; messages always do. arguments:
     further variables of the template. opened: the template also begins the answer. What messages

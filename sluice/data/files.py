@@ -1,8 +1,8 @@
 """Rows of prompt files, in order: JSON Lines, JSON, Parquet, directories of them, slices of them.
 None is kept.
 
-A row is an object. What is no object, or no JSON, raises ConfigurationError `file:line:column:
-what`.
+A row is an object. What is no object, or no JSON,
+raises ConfigurationError `file:line:column: what`.
 """
 
 from __future__ import annotations

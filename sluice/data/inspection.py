@@ -66,8 +66,8 @@ def inspect(
     limit: int | None = None,
     read: Read = parse_row,
 ) -> Inspection:
-    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates, and 8 for its
-    length.
+    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates,
+    and 8 for its length.
     """
     inspection = Inspection()
     seen: set[bytes] = set()

@@ -62,8 +62,8 @@ def parse_row(row: Row, source: PromptSource) -> PromptRow:
 
 
 Read = Callable[[Row, PromptSource], PromptRow]
-"""How the rows of a job are read: `parse_row`, or with given answers `answers.parse_answer`. Raises
-RowError."""
+"""How the rows of a job are read: `parse_row`,
+or with given answers `answers.parse_answer`. Raises RowError."""
 
 
 def problem(row: Row, source: PromptSource, read: Read = parse_row) -> str | None:

@@ -1,5 +1,6 @@
-"""Is a token the same token for student and teacher? Log-probs of tokens can be compared only
-then.
+"""Is a token the same token for student and teacher?
+
+Log-probs of tokens can be compared only then.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def check_teacher(student: Path, teacher: Path, *, trust_remote_code: bool = Fal
 
 
 def difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> str:
-    """In words, which of the student's tokens (token -> id) are others to the teacher; empty:
-    none.
+    """In words, which of the student's tokens (token -> id) are others
+    to the teacher; empty: none.
     """
     others = sorted(
         (number, token) for token, number in student.items() if teacher.get(token) != number

@@ -1,5 +1,6 @@
-"""Rows to a file: JSON Lines, JSON or Parquet, one row at a time. A file appears whole, or not at
-all.
+"""Rows to a file: JSON Lines, JSON or Parquet, one row at a time.
+
+A file appears whole, or not at all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The rewards that come with sluice, by the name that `reward.type` and a row's `metadata.rm_type`
-use.
+"""The rewards that come with sluice,
+by the name that `reward.type` and a row's `metadata.rm_type` use.
 
 `here`: trusted, cheap and bounded by the length of the response; they run in the worker itself.
 `in_pool`: those that think (sympy), try many patterns, or run what a model wrote; they run in

@@ -25,8 +25,9 @@ _LONGEST_DETAILS = 20_000
 
 
 class RewardError(Exception):
-    """The reward of one sample could not be had. The message says why, for people; the reason, for
-    metrics.
+    """The reward of one sample could not be had.
+
+    The message says why, for people; the reason, for metrics.
 
     details: the traceback of the function that raised, for a log.
     """
@@ -53,8 +54,9 @@ RewardFunction = Callable[[RewardInput], RewardValue]
 
 
 def read_value(value: Any, key: str | None) -> Judgement:
-    """(reward, parts) of what a reward function returned. Raises RewardError on anything that is no
-    number.
+    """(reward, parts) of what a reward function returned.
+
+    Raises RewardError on anything that is no number.
     """
     if not isinstance(value, dict):
         return _number(value, "the reward"), {}

@@ -1,5 +1,5 @@
-"""The books of a run: every prompt group that was leased is trained, filtered, failed, or still
-there.
+"""The books of a run: every prompt group that was leased is trained, filtered,
+failed, or still there.
 
 Checked at the end of every run. The buffer counts each state for itself, so that a group that is in
 none of them, or in two, shows up as a difference.

@@ -84,8 +84,8 @@ def serve(
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> Callable[[], None]:
-    """Serve on the container's port `metrics`, if it has one, until the returned function is
-    called.
+    """Serve on the container's port `metrics`, if it has one,
+    until the returned function is called.
     """
     if not env.variables.get("SLUICE_PORT_METRICS"):
         return lambda: None

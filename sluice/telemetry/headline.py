@@ -1,5 +1,5 @@
-"""The one number that tells how training goes: the reward; where samples have none, what is learned
-instead.
+"""The one number that tells how training goes: the reward; where samples have none,
+what is learned instead.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Watch:
 class Harvest:
     """Between two steps: tells once that groups come to nothing, so that no step is made of them.
 
-    The buffer starts another group for each that fails or is filtered, so such a run would go on in
-    silence.
+    The buffer starts another group for each that fails or is filtered,
+    so such a run would go on in silence.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -193,8 +193,9 @@ def _mismatch(history: Sequence[Record]) -> str | None:
 
 
 def _old_samples(history: Sequence[Record]) -> str | None:
-    """Samples so old that the loss should know. A ratio other than 1, or a weight, says that it
-    does.
+    """Samples so old that the loss should know.
+
+    A ratio other than 1, or a weight, says that it does.
     """
     apart, same_weights = _differences(history)
     known = "train/tis" in history[-1] or abs(history[-1].get("train/ppo_kl", 0.0)) > 0

@@ -18,8 +18,9 @@ from sluice.environment import ConfigurationError
 
 
 def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
-    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json. `context` stands on every
-    line.
+    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json.
+
+    `context` stands on every line.
     """
     as_json = os.environ.get("SLUICE_LOG_FORMAT") == "json"
     last: list[Any] = [

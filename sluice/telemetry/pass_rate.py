@@ -15,8 +15,9 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
-    """`pass@k` -> its mean over the groups that have k samples. groups: the rewards of each; 1 is
-    correct.
+    """`pass@k` -> its mean over the groups that have k samples.
+
+    groups: the rewards of each; 1 is correct.
     """
     rates = {}
     for k in ks:

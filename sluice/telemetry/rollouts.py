@@ -1,11 +1,11 @@
-"""Dumped rollouts: everything that a step was trained on, one Parquet file a step, one row a
-sample.
+"""Dumped rollouts: everything that a step was trained on,
+one Parquet file a step, one row a sample.
 
     rollouts/step_0000007.parquet
 
-Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that reads
-Parquet. Numbers are stored as they were trained on, to the bit. docs/evaluation.md lists the
-columns.
+Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that
+reads Parquet. Numbers are stored as they were trained on, to the bit. docs/evaluation.md
+lists the columns.
 """
 
 from __future__ import annotations

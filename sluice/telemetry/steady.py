@@ -1,5 +1,5 @@
-"""The time of day as this process counts it: read once at its start, then counted by a monotonic
-clock.
+"""The time of day as this process counts it: read once at its start,
+then counted by a monotonic clock.
 
 Somebody may set the machine's clock at any moment: NTP after a boot, a person, the host of a
 virtual machine. What decides by times of day, or tells durations by them, and wrote them itself,

@@ -1,5 +1,5 @@
-"""Weights & Biases, where its library is installed (extra `wandb`) and it is told whom to report
-to.
+"""Weights & Biases, where its library is installed (extra `wandb`)
+and it is told whom to report to.
 
 Only the environment speaks: WANDB_API_KEY, or WANDB_MODE=offline, turns it on; WANDB_PROJECT,
 WANDB_ENTITY, WANDB_BASE_URL and so on are the library's own. Without them nothing is imported.

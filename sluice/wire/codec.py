@@ -23,8 +23,8 @@ from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 
 CHUNK_BYTES = 512 << 10
-"""Pieces of a large message: far below gRPC's limits, and little memory for each of a thousand
-streams."""
+"""Pieces of a large message: far below gRPC's limits,
+and little memory for each of a thousand streams."""
 
 _STATUS = {
     SampleStatus.PENDING: pb.SAMPLE_STATUS_PENDING,

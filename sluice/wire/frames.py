@@ -1,5 +1,5 @@
-"""A serialized SampleGroup, read sample by sample: a group of a million tokens is never parsed
-whole.
+"""A serialized SampleGroup, read sample by sample:
+a group of a million tokens is never parsed whole.
 
 Parsing copies what it reads. A group that is looked at one sample at a time costs its own bytes and
 one sample more.
@@ -104,8 +104,8 @@ class Samples(Sequence[pb.Sample]):
 
 
 class SerializedGroup:
-    """A SampleGroup by its bytes: `prompt`, `samples` and `failure` as the parsed message has
-    them.
+    """A SampleGroup by its bytes:
+    `prompt`, `samples` and `failure` as the parsed message has them.
     """
 
     def __init__(self, data: bytes | bytearray) -> None:
@@ -146,8 +146,8 @@ def sample_field(sample: pb.Sample) -> bytes:
 
 
 def prompt_of_beginning(data: bytes) -> pb.Prompt | None:
-    """The prompt of a group of which only the first bytes are there; None where it is not among
-    them.
+    """The prompt of a group of which only the first bytes are there;
+    None where it is not among them.
     """
     try:
         tag, at = _varint(data, 0)

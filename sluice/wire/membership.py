@@ -1,5 +1,5 @@
-"""A member of the rendezvous: joins, sends heartbeats, and joins again whenever the service comes
-back.
+"""A member of the rendezvous: joins, sends heartbeats,
+and joins again whenever the service comes back.
 
 Nothing here gives up but where no retry helps: the rendezvous may be killed and replaced at any
 time, and a member without it can go on with what it knows. Who must not go on (an engine that was
@@ -92,8 +92,9 @@ class Membership:
         return self.news_count
 
     def _tell(self) -> None:
-        """Wake all who wait. Each wait has an event of its own, so that nobody can clear
-        another's.
+        """Wake all who wait.
+
+        Each wait has an event of its own, so that nobody can clear another's.
         """
         self.news_count += 1
         self._news.set()

@@ -40,8 +40,8 @@ _RETRIED = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-"""The peer is away, or stops: it cancels calls that it has not taken up. Our own cancelling raises
-CancelledError."""
+"""The peer is away, or stops: it cancels calls that it has not taken up.
+Our own cancelling raises CancelledError."""
 
 
 class DeadlineError(TimeoutError):

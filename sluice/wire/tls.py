@@ -1,5 +1,5 @@
-"""TLS between a job's processes: files in a directory, named by the environment
-(docs/contracts.md).
+"""TLS between a job's processes: files in a directory,
+named by the environment (docs/contracts.md).
 
 All servers of a job share one certificate, which the job's own CA has signed for one name. Clients
 check that name instead of the address they called: addresses come and go, and whose server it is is

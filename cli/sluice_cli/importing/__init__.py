@@ -1,3 +1,4 @@
-"""Launch scripts and configurations of slime and verl -> RLJob manifests. Nothing of them is ever
-executed.
+"""Launch scripts and configurations of slime and verl -> RLJob manifests.
+
+Nothing of them is ever executed.
 """

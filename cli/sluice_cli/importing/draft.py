@@ -30,8 +30,8 @@ class Setting:
     missing: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     explicit: bool = True
-    """False for what stands in a configuration file, which may be no more than a default written
-    out."""
+    """False for what stands in a configuration file,
+    which may be no more than a default written out."""
 
     @property
     def value(self) -> Any:
@@ -223,8 +223,8 @@ def put(
 
 
 def needs(missing: tuple[str, ...]) -> str:
-    """Words for the source of a value: variables of the environment, or what only a shell can work
-    out.
+    """Words for the source of a value: variables of the environment,
+    or what only a shell can work out.
     """
     variables = names(tuple(name for name in missing if name.isidentifier()))
     others = names(tuple(name for name in missing if not name.isidentifier()))

@@ -36,8 +36,9 @@ def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
 
 
 def value_of(text: str) -> Any:
-    """The value of an override. Hydra's grammar is close to YAML's flow style; what is neither is a
-    text.
+    """The value of an override.
+
+    Hydra's grammar is close to YAML's flow style; what is neither is a text.
     """
     try:
         return yaml_text.load(text) if text else None

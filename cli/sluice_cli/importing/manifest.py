@@ -113,7 +113,11 @@ def _header(draft: Draft, source: str) -> str:
             where = f" (line {note.line})" if note.line else ""
             text = " ".join(f"{note.subject}{where}: {note.text}".split())
             lines += textwrap.wrap(
-                text, _WIDTH, initial_indent="#   ", subsequent_indent="#     ",
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
+                text,
+                _WIDTH,
+                initial_indent="#   ",
+                subsequent_indent="#     ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
     return "\n".join(lines) + "\n"

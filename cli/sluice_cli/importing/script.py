@@ -1,5 +1,5 @@
-"""Statements of a script -> the commands that it would run, with variables filled in from its own
-assignments.
+"""Statements of a script -> the commands that it would run,
+with variables filled in from its own assignments.
 
 Nothing is executed. All branches of conditions are read, one after the other; a variable that only
 some branch sets is known as such. What is not set keeps its name (`${BASE_DIR}/data`) and is listed
@@ -68,8 +68,9 @@ class ScriptCommand:
 
 @dataclass(slots=True)
 class Script:
-    """The settings that a script makes. sourced: files that it would read, and that are not read
-    here.
+    """The settings that a script makes.
+
+    sourced: files that it would read, and that are not read here.
     """
 
     variables: dict[str, Argument] = field(default_factory=dict)
@@ -111,8 +112,8 @@ class Script:
         )
 
     def expand(self, word: Word) -> list[Argument]:
-        """The words that a word becomes: arrays give all of theirs, unquoted variables are split at
-        blanks.
+        """The words that a word becomes: arrays give all of theirs,
+        unquoted variables are split at blanks.
         """
         if len(word.parts) == 1 or all(
             p.kind is PartKind.ARRAY or (p.quoted and not p.text) for p in word.parts

@@ -35,8 +35,9 @@ class PartKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word. text: literal text, a name, an expression, or the source of what is not
-    known.
+    """A piece of a word.
+
+    text: literal text, a name, an expression, or the source of what is not known.
     """
 
     kind: PartKind

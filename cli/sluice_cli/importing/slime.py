@@ -1,5 +1,6 @@
-"""slime's launch scripts -> RLJob: what needs more than one argument. The rest is
-slime_table.py.
+"""slime's launch scripts -> RLJob: what needs more than one argument.
+
+The rest is slime_table.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""slime's supervised fine-tuning: `--loss-type sft_loss`, with its rollout function that generates
-nothing.
+"""slime's supervised fine-tuning: `--loss-type sft_loss`,
+with its rollout function that generates nothing.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ _OF_SAMPLES = (
 )
 """Arguments without an effect there."""
 _OF_ENGINES = (
-    "rollout.samplesPerPrompt", "rollout.concurrency", "rollout.replicas", "rollout.gpusPerReplica",
-    "rollout.nodesPerReplica", "rollout.sampling.maxResponseTokens",
-)  # fmt: skip
+    "rollout.samplesPerPrompt",
+    "rollout.concurrency",
+    "rollout.replicas",
+    "rollout.gpusPerReplica",
+    "rollout.nodesPerReplica",
+    "rollout.sampling.maxResponseTokens",
+)
 
 
 def supervised(draft: Draft, settings: Settings) -> bool:

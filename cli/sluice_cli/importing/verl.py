@@ -1,5 +1,6 @@
-"""verl's commands and configurations -> RLJob: what needs more than one key. The rest is
-verl_table.py.
+"""verl's commands and configurations -> RLJob: what needs more than one key.
+
+The rest is verl_table.py.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 def read_command(
     script: str, source: str, environment: Mapping[str, str]
 ) -> tuple[str, dict[str, Setting]]:
-    """(the entry point, its overrides) of a script or a command line. Raises ScriptError and
-    ImportFailedError.
+    """(the entry point, its overrides) of a script or a command line.
+
+    Raises ScriptError and ImportFailedError.
     """
     parsed = read_script(script, environment)
     launches = [
@@ -61,8 +63,8 @@ def read_command(
 
 
 def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
-    """Hydra's own options; a configuration of verl's is known by its defaults, another one is not
-    read.
+    """Hydra's own options; a configuration of verl's is known by its defaults,
+    another one is not read.
     """
     options = {}
     for word in words:
@@ -73,8 +75,9 @@ def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 
 def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
-    """The job of a configuration: the settings of a file, of a command, or both. Raises
-    ImportFailedError.
+    """The job of a configuration: the settings of a file, of a command, or both.
+
+    Raises ImportFailedError.
     """
     settings = Settings(resolved(unresolved))
     draft = Draft(job_name(_name(settings, source)))
@@ -103,9 +106,12 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
 
 
 OFFLOADS = (
-    "fsdp_config.param_offload", "fsdp_config.optimizer_offload",
-    "megatron.param_offload", "megatron.grad_offload", "megatron.optimizer_offload",
-)  # fmt: skip
+    "fsdp_config.param_offload",
+    "fsdp_config.optimizer_offload",
+    "megatron.param_offload",
+    "megatron.grad_offload",
+    "megatron.optimizer_offload",
+)
 _LATER = (
     f"{_ACTOR}.ppo_mini_batch_size",
     "data.gen_batch_size",
@@ -191,8 +197,8 @@ def _listed(value: Any) -> list[str]:
 
 
 def _named(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sources need names of their own: gsm8k/train.parquet and math/train.parquet are gsm8k and
-    math.
+    """Sources need names of their own:
+    gsm8k/train.parquet and math/train.parquet are gsm8k and math.
     """
     stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
     if len({stem.stem for stem in stems}) == len(stems):

@@ -191,8 +191,8 @@ def corrections(draft: Draft, settings: Settings) -> None:
 
 
 def _rejection(draft: Draft, settings: Settings) -> None:
-    """`rollout_rs`: newer verl's names, separated by commas, or the older token, sequence,
-    geometric.
+    """`rollout_rs`: newer verl's names, separated by commas, or the older token,
+    sequence, geometric.
     """
     rollout_rs = settings.take(f"{_CORRECTION}.rollout_rs")
     most, least = (

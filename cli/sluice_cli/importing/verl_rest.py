@@ -1,5 +1,6 @@
-"""verl's keys that have no field here: why, or why nothing is lost. Names of verl 0.9 and its main
-branch.
+"""verl's keys that have no field here: why, or why nothing is lost.
+
+Names of verl 0.9 and its main branch.
 """
 
 from __future__ import annotations

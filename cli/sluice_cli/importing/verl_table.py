@@ -1,5 +1,6 @@
-"""The translation of each of verl's keys. Names and defaults of verl 0.9 (ppo_trainer,
-ppo_megatron_trainer).
+"""The translation of each of verl's keys.
+
+Names and defaults of verl 0.9 (ppo_trainer, ppo_megatron_trainer).
 """
 
 from __future__ import annotations

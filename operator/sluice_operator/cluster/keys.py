@@ -46,9 +46,9 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 class JobKeys:
     """key: at least 32 random bytes that nobody but the operator knows.
 
-    Jobs are told apart by `job`: their uid, so that a job of a name that was used before shares
-    nothing with its predecessor; on a laptop, where each run has a key of its own,
-    "namespace/name".
+    Jobs are told apart by `job`: their uid, so that a job of a name that was used
+    before shares nothing with its predecessor; on a laptop, where each run has a key of
+    its own, "namespace/name".
     """
 
     def __init__(self, key: bytes) -> None:
@@ -101,8 +101,8 @@ class JobKeys:
         }
 
     def filled(self, job: RLJob, manifest: KubeObject) -> KubeObject:
-        """The object as it is created: a Secret that asks for it (names.GENERATE) gets its
-        content.
+        """The object as it is created: a Secret that asks
+        for it (names.GENERATE) gets its content.
         """
         wanted = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
         if manifest["kind"] != "Secret" or wanted is None:

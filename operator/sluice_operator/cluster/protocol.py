@@ -19,8 +19,9 @@ class Cluster(Protocol):
     """
 
     async def observe(self, job: RLJob) -> Observed:
-        """The job's pods, its other objects and its stored status. `progress` is left to the
-        caller.
+        """The job's pods, its other objects and its stored status.
+
+        `progress` is left to the caller.
         """
         ...
 

@@ -71,13 +71,15 @@ class Reader(Protocol):
 
     async def streams(self) -> tuple[list[Stream], bool]:
         """The logs that there are; and whether the job has ended, so that no more will come.
+
         ReadError.
         """
         ...
 
     def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
-        """A log from its beginning, or its last lines. follow: until the container has ended.
-        ReadError.
+        """A log from its beginning, or its last lines.
+
+        follow: until the container has ended. ReadError.
         """
         ...
 

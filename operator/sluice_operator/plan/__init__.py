@@ -1,5 +1,6 @@
-"""Pure decisions: plan(job, observed, now) -> Plan. One file per policy; no I/O, no clock, no
-randomness.
+"""Pure decisions: plan(job, observed, now) -> Plan.
+
+One file per policy; no I/O, no clock, no randomness.
 """
 
 from sluice_operator.plan.manifests.render import render_all

@@ -1,5 +1,5 @@
-"""Times in status are RFC 3339 text in UTC with whole seconds; those of leases and events have
-microseconds.
+"""Times in status are RFC 3339 text in UTC with whole seconds;
+those of leases and events have microseconds.
 """
 
 from __future__ import annotations

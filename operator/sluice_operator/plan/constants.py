@@ -12,12 +12,12 @@ EXIT_CONFIG_ERROR = 2
 """A container's exit code for a configuration error that no restart cures (docs/contracts.md)."""
 
 EXIT_PEER_LOST = 3
-"""A container's exit code where another pod of its gang was lost, which has the reason
-(docs/contracts.md)."""
+"""A container's exit code where another pod of its gang was lost,
+which has the reason (docs/contracts.md)."""
 
 PEER_GRACE = 15
-"""Seconds for which such an end waits for the other pod's own: a kubelet tells of it some seconds
-later."""
+"""Seconds for which such an end waits for the other pod's own:
+a kubelet tells of it some seconds later."""
 
 SERVICE_BACKOFF = (1, 60)
 """Base and maximum back-off in seconds of all roles but rollout, which has
@@ -27,14 +27,14 @@ STABLE_AFTER_BACKOFFS = 2
 """A gang that lived this many times its maximum back-off starts counting from nothing."""
 
 DISRUPTION_DELAY = 1
-"""Seconds before a disrupted gang's next attempt: two controllers that fight over a pod must not
-spin."""
+"""Seconds before a disrupted gang's next attempt:
+two controllers that fight over a pod must not spin."""
 
 FORCE_DELETE_AFTER = 300
 """Seconds past its grace after which a pod on a dead node is removed without the node's word.
 
-Attempts are fenced by their number, so that a partitioned pod can do no harm; waiting for ever
-would.
+Attempts are fenced by their number, so that a partitioned pod can do no harm;
+waiting for ever would.
 """
 
 GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10}
@@ -54,8 +54,8 @@ GIVE_BACK_SECONDS = 60
 """
 
 BROKEN_GRACE = 30
-"""The same for what is left of a trainer gang that failed: its collectives hang, so it cannot save
-anything."""
+"""The same for what is left of a trainer gang that failed: its collectives hang,
+so it cannot save anything."""
 
 
 @dataclass(frozen=True, slots=True)

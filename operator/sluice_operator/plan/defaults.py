@@ -42,8 +42,8 @@ class RolloutDefaults(TrainerDefaults):
 
 
 class JobDefaults(PodDefaults):
-    """storage_class_name: of the buffer's and the checkpoints' claim. The pods' fields are for all
-    roles.
+    """storage_class_name: of the buffer's and the checkpoints' claim.
+    The pods' fields are for all roles.
     """
 
     storage_class_name: str = ""
@@ -87,8 +87,8 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
 
 
 def filled_in(job: RLJob, defaults: JobDefaults) -> list[str]:
-    """The fields that the defaults fill in for this job: `spec.buffer.storage.storageClassName:
-    fast`.
+    """The fields that the defaults fill in for this job:
+    `spec.buffer.storage.storageClassName: fast`.
     """
     before, after = (_plain(each) for each in (job, with_defaults(job, defaults)))
     return [_new(each) for each in differences(before, after)]

@@ -29,8 +29,9 @@ _REPLACED_BY = {
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """`patch` over `base`; neither is changed. field: the name under which both stand in their
-    parent.
+    """`patch` over `base`; neither is changed.
+
+    field: the name under which both stand in their parent.
     """
     if isinstance(base, dict) and isinstance(patch, dict):
         return _merge_maps(base, patch)

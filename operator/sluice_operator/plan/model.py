@@ -1,5 +1,5 @@
-"""The planner's input and output: plain frozen values, so that every decision can be tested in a
-table.
+"""The planner's input and output: plain frozen values,
+so that every decision can be tested in a table.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class PodGroup:
 class GangFacts:
     """One gang's present attempt, read from its pods.
 
-    seen, ready, succeeded: how many of its pods exist, are ready, have done their work. missing:
-    indices without a pod. config_error: a container asked not to be restarted (exit code 2).
-    disruption: what the cluster did to a pod, in words; empty: nothing. started: when its first pod
-    started.
+    seen, ready, succeeded: how many of its pods exist, are ready, have done their work.
+    missing: indices without a pod. config_error: a container asked not to be restarted (exit
+    code 2). disruption: what the cluster did to a pod, in words; empty: nothing. started: when
+    its first pod started.
     """
 
     seen: int = 0
@@ -142,8 +142,9 @@ class GangFacts:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Container images of the roles; the chart sets them. engine: SGLang's own, beside our worker
-    (rollout).
+    """Container images of the roles; the chart sets them.
+
+    engine: SGLang's own, beside our worker (rollout).
     """
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"

@@ -14,8 +14,8 @@ LABEL_INDEX = f"{GROUP}/index"
 LABEL_GROUP = f"{GROUP}/pod-group"
 """On a pod that queues: what is admitted as one with it."""
 ENDS_GROUP = "kueue.x-k8s.io/retriable-in-group"
-"""Annotation of a pod; `false`: its group has ended when none of its pods runs, and gives its quota
-back."""
+"""Annotation of a pod; `false`: its group has ended when none of its pods runs,
+and gives its quota back."""
 KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
 """Finalizer of the pods that Kueue queues."""
 LABEL_UID = f"{GROUP}/job-uid"
@@ -57,8 +57,8 @@ def tls_name(job: RLJob) -> str:
 
 
 def _own_name(job: RLJob, what: str) -> str:
-    """With the beginning of the job's uid: of what is never read (Secrets), or outlives its job
-    (checkpoints).
+    """With the beginning of the job's uid: of what is never read (Secrets),
+    or outlives its job (checkpoints).
 
     One that is there already is then this job's, and not that of a deleted job of the same name.
     """
@@ -147,8 +147,8 @@ def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
 
 
 def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """Object metadata with the job's labels; owned by the job, so that the cluster cleans up after
-    it.
+    """Object metadata with the job's labels; owned by the job,
+    so that the cluster cleans up after it.
     """
     fields: dict[str, Any] = {
         "name": name,

@@ -1,5 +1,6 @@
-"""plan(): the whole decision of one pass, from (spec, observed, now). Pure: no clock, no I/O, no
-randomness.
+"""plan(): the whole decision of one pass, from (spec, observed, now).
+
+Pure: no clock, no I/O, no randomness.
 
 It reads in the order in which things matter: not ours, finished, suspended, and else a running job,
 whose gangs are advanced one by one. Every branch answers with a complete status; the caller writes
@@ -255,8 +256,9 @@ def _finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
 
 
 def _suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
-    """All pods go; storage, attempts and counts stay. The clocks of the deadlines start again on
-    resume.
+    """All pods go; storage, attempts and counts stay.
+
+    The clocks of the deadlines start again on resume.
     """
     status = status.model_copy(
         update={"pod_group": podgroup.following(job, status, observed), "queued_time": None}
@@ -348,8 +350,8 @@ def _stopped_status(
     failure: LastFailure | None,
     **update: Any,
 ) -> RLJobStatus:
-    """Status of a job that has ended: nothing is desired any more; gangs and counts stay as they
-    are.
+    """Status of a job that has ended: nothing is desired any more;
+    gangs and counts stay as they are.
     """
     running = {
         name: sum(podstate.is_ready(pod) for pod in observed.pods if podstate.role(pod) == name)
@@ -366,7 +368,8 @@ def _retries(steps: Sequence[Step]) -> list[datetime]:
 
 
 def _requeue(moments: Sequence[datetime], now: datetime) -> float | None:
-    """Seconds to the next moment that may change the plan. What is past has been acted on in this
-    pass.
+    """Seconds to the next moment that may change the plan.
+
+    What is past has been acted on in this pass.
     """
     return min(((moment - now).total_seconds() for moment in moments if moment > now), default=None)

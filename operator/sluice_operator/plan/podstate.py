@@ -43,8 +43,8 @@ _DISRUPTED = ("DisruptionTarget", "TerminationTarget")
 """Conditions that name a pod as a victim: Kubernetes' own, and Kueue's before it deletes pods of an
 evicted group."""
 _OUT_OF = "OutOf"
-"""A kubelet that finds, when the pod arrives, that it has not enough (OutOfcpu,
-OutOfnvidia.com/gpu)."""
+"""A kubelet that finds, when the pod arrives,
+that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
 _OUT_OF_MEMORY = "OOMKilled"
@@ -90,8 +90,8 @@ def is_terminating(pod: KubeObject) -> bool:
 def has_left(pod: KubeObject) -> bool:
     """It was deleted and has failed of it, or never ran: only Kueue's finalizer keeps it.
 
-    It does so until another pod has taken its place; so that one must not wait for this one to be
-    gone.
+    It does so until another pod has taken its place;
+    so that one must not wait for this one to be gone.
     """
     never_ran = not pod.get("spec", {}).get("nodeName")
     return (
@@ -199,8 +199,8 @@ def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
 
 
 def root_cause_order(failure: LastFailure) -> tuple[bool, datetime, bool]:
-    """Whoever lost another pod comes last, though it may have noticed before that pod's end was
-    told.
+    """Whoever lost another pod comes last,
+    though it may have noticed before that pod's end was told.
     """
     return lost_peer(failure), clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
 

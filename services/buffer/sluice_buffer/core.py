@@ -65,8 +65,9 @@ def policy_of(job: RLJob, epoch_size: int) -> AdmissionPolicy:
 
 
 class Buffer:
-    """One job's buffer. `clock` counts seconds for leases (monotonic), `wall` for evaluation
-    rounds.
+    """One job's buffer.
+
+    `clock` counts seconds for leases (monotonic), `wall` for evaluation rounds.
     """
 
     def __init__(
@@ -213,8 +214,8 @@ class Buffer:
         return self.batches.rewind(step, attempt)
 
     def ahead(self, step: int) -> Future[None] | None:
-        """Work to be done beside everything else before batch `step` is taken; None: there is
-        none.
+        """Work to be done beside everything else before batch `step` is taken;
+        None: there is none.
         """
         wanted = self.filler is not None and step not in self.memory.batches
         return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
@@ -289,8 +290,8 @@ class Buffer:
     # -- looking
 
     def sequences(self, step: int, ranks: int) -> list[pb.Sequence]:
-        """The fixed batch of a step, in batch order, with the rank and optimizer step of each
-        sequence.
+        """The fixed batch of a step, in batch order,
+        with the rank and optimizer step of each sequence.
         """
         ids = self.memory.batches[step]
         facts = [

@@ -1,5 +1,6 @@
-"""Answers that are not an answer. Each becomes one gRPC status in service.py; the text is for
-people.
+"""Answers that are not an answer.
+
+Each becomes one gRPC status in service.py; the text is for people.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ class GroupKey(NamedTuple):
 
 
 class GroupState(enum.IntEnum):
-    """The one state of a group that was leased at least once. The numbers are on disk: never change
-    one.
+    """The one state of a group that was leased at least once.
+
+    The numbers are on disk: never change one.
     """
 
     LEASED = 1
@@ -69,8 +70,8 @@ class Group:
     worker: str = ""
     worker_attempt: int = 0
     note: str = ""
-    """Why it was filtered or failed; how often it had generated what, for evaluation groups: see
-    `evaluation`."""
+    """Why it was filtered or failed; how often it had generated what,
+    for evaluation groups: see `evaluation`."""
     summary: bytes = b""
     """Packed `SampleFacts`, one for each sample."""
 
@@ -112,8 +113,8 @@ class Group:
 
 
 class SampleFacts(NamedTuple):
-    """The facts of a sample that batches, advantages and evaluation metrics need, without its
-    tokens.
+    """The facts of a sample that batches, advantages and evaluation metrics need,
+    without its tokens.
     """
 
     length: int
@@ -142,8 +143,8 @@ def unpack_facts(data: bytes) -> list[SampleFacts]:
 
 
 def lease_id(key: GroupKey, serial: int, attempt: int) -> str:
-    """Unique over the job's life: an evaluation round that is opened again gets a new serial
-    number.
+    """Unique over the job's life: an evaluation round that is opened again
+    gets a new serial number.
     """
     if key.round == TRAINING:
         return f"t{key.group_id}.{attempt}"

@@ -1,5 +1,5 @@
-"""The rendezvous' decisions, without I/O and without a clock: who is there, and which weights they
-hold.
+"""The rendezvous' decisions, without I/O and without a clock: who is there,
+and which weights they hold.
 
 The membership **epoch** is a number that grows whenever somebody comes, goes or is dropped. An
 engine's **generation** numbers its communicator with the trainer: it changes whenever the old one

@@ -1,5 +1,5 @@
-"""The time that a user's function takes: it stands still while any of its requests is at the
-engine.
+"""The time that a user's function takes:
+it stands still while any of its requests is at the engine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Clock:
-    """One call of a function. seconds: what it may take between two turns of the model; 0: for
-    ever.
+    """One call of a function.
+
+    seconds: what it may take between two turns of the model; 0: for ever.
 
     free: set while none of its requests is at the engine.
     """

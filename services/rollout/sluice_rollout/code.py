@@ -31,8 +31,9 @@ class Code:
 
     @classmethod
     def of(cls, spec: RLJobSpec) -> Code:
-        """Load what the job names. Raises ConfigurationError. (The judges load nothing before
-        `check`.)
+        """Load what the job names.
+
+        Raises ConfigurationError. (The judges load nothing before `check`.)
         """
         keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec)
         job_hooks = hooks.load_all(spec.rollout.hooks)

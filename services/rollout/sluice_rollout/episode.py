@@ -1,5 +1,5 @@
-"""An episode: one sample, its model and its tokens, on which a user's generate function plays
-(`rollout.function`).
+"""An episode: one sample, its model and its tokens,
+on which a user's generate function plays (`rollout.function`).
 
     async def play(episode: Episode) -> None:
         turn = await episode.generate()           # the model speaks: tokens that are trained
@@ -52,14 +52,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class EpisodeEndError(Exception):
-    """Nothing more can be generated for this sample. Let it pass; `generate` raises it again and
-    again.
+    """Nothing more can be generated for this sample.
+
+    Let it pass; `generate` raises it again and again.
     """
 
 
 class TruncatedError(EpisodeEndError):
-    """The response has reached its limit of tokens (sampling.maxResponseTokens, observations
-    included).
+    """The response has reached its limit of tokens (sampling.maxResponseTokens,
+    observations included).
     """
 
 
@@ -82,8 +83,9 @@ class Turn:
 
 @dataclass(slots=True)
 class Episode:
-    """One sample in play. prompt: the row (prompt, label, metadata, tools); tokenizer: the model's
-    own.
+    """One sample in play.
+
+    prompt: the row (prompt, label, metadata, tools); tokenizer: the model's own.
 
     sampling: SGLang's parameters of this sample; a function may change them. metadata of the sample
     go to the reward.
@@ -179,8 +181,9 @@ class Episode:
         self._at += len(tokens)
 
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
-        """Generate beside the sample: a judge, a summary, another player. Nothing of it is kept or
-        trained.
+        """Generate beside the sample: a judge, a summary, another player.
+
+        Nothing of it is kept or trained.
         """
         aside = Sample(index=ASIDE)
         aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
@@ -233,8 +236,8 @@ class Episode:
         """Take another episode's tokens, turns, metadata and reward in place of one's own, and go
         on from there.
 
-        other: a branch, or another sample of the same prompt. Both may be played on, each for
-        itself.
+        other: a branch, or another sample of the same prompt.
+        Both may be played on, each for itself.
         """
         if isinstance(self.ended, InterruptedEpisodeError | EngineError):
             raise self.ended
@@ -246,8 +249,8 @@ class Episode:
         self._next, self._at, self.ended = other._next, other._at, other.ended
 
     def _so_far(self) -> Sample:
-        """A copy of the sample as far as it has been played; an earlier play may have gone
-        further.
+        """A copy of the sample as far as it has been played;
+        an earlier play may have gone further.
         """
         copy_ = replace(
             self.sample,
@@ -293,8 +296,8 @@ class Episode:
 
 
 def whole_group(function: _Function) -> _Function:
-    """Decorates a generate function that plays all samples of a prompt in one call: `async def
-    play(episodes)`.
+    """Decorates a generate function that plays all samples of a prompt in one call:
+    `async def play(episodes)`.
 
     episodes: a list, one for each sample; of length 1 for the greedy response of remax.
     """

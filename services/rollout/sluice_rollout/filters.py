@@ -1,5 +1,6 @@
-"""Dynamic filters of the user's own. The built-in ones run in the buffer, where no user code may
-run.
+"""Dynamic filters of the user's own.
+
+The built-in ones run in the buffer, where no user code may run.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ async def _keep(group: SampleGroup) -> str | None:
 
 
 def load(name: str | None) -> Filter:
-    """The filter by its dotted path: None keeps a group, a text drops it and is the reason in the
-    metrics.
+    """The filter by its dotted path: None keeps a group,
+    a text drops it and is the reason in the metrics.
 
-    A function that returns True or False keeps or drops, as slime's filters do. The filter raises
-    FilterError.
+    A function that returns True or False keeps or drops, as slime's filters do.
+    The filter raises FilterError.
     """
     if name is None or name in BUILT_IN:
         return _keep

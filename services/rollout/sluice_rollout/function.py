@@ -112,8 +112,9 @@ class Player:
     async def group(
         self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]
     ) -> None:
-        """Play these samples in one call, until they are finished, or aborted by a drain. They are
-        changed.
+        """Play these samples in one call, until they are finished, or aborted by a drain.
+
+        They are changed.
         """
         clock = Clock(self.seconds)
         for sample in samples:

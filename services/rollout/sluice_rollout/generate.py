@@ -71,8 +71,9 @@ class Generator:
     async def __call__(
         self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]
     ) -> Sample:
-        """Generate until the sample is finished, or aborted by a drain. The sample is changed and
-        returned.
+        """Generate until the sample is finished, or aborted by a drain.
+
+        The sample is changed and returned.
         """
         if not len(sample.tokens):
             sample.append_prompt(prompt_ids)

@@ -167,8 +167,8 @@ class GroupMaker:
         ]
 
     def _may_continue(self, sample: Sample, prompt: Prompt) -> bool:
-        """Tokens of other weights may stay only where partial rollouts are wanted, never in an
-        evaluation.
+        """Tokens of other weights may stay only where partial rollouts are wanted,
+        never in an evaluation.
         """
         on_policy = all(span.version == self.membership.version for span in sample.weight_versions)
         return on_policy or (self.spec.rollout.partial.enabled and prompt.purpose is Purpose.TRAIN)

@@ -46,6 +46,7 @@ def load_all(hooks: api.HooksSpec) -> Hooks:
 
 def load(field: str, dotted: str | None) -> Hook:
     """The hook of `spec.rollout.hooks.<field>`; one that does nothing where there is none.
+
     ConfigurationError.
     """
     if dotted is None:

@@ -35,8 +35,9 @@ class PromptEncoder:
         context.check(spec, self.context)
 
     def fit(self, tokens: int | None) -> None:
-        """Keep to the engine's context; None: it was started with the model's. Raises
-        ConfigurationError.
+        """Keep to the engine's context; None: it was started with the model's.
+
+        Raises ConfigurationError.
         """
         if tokens is not None:
             self.context = context.Context(tokens, "the engine's own word")

@@ -45,8 +45,9 @@ class Teacher:
         await self._scorer.close()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until it answers, and see that it means the same tokens. TeacherError,
-        ConfigurationError.
+        """Wait until it answers, and see that it means the same tokens.
+
+        TeacherError, ConfigurationError.
         """
         end, told = time.monotonic() + seconds, time.monotonic()
         ids = probe(self._words)
@@ -118,8 +119,8 @@ class Teacher:
 
 
 class Teachers:
-    """All teachers of a job: one for each data source that has its own, and one for all other
-    rows.
+    """All teachers of a job: one for each data source that has its own,
+    and one for all other rows.
     """
 
     def __init__(self, others: Teacher, by_source: dict[str, Teacher]) -> None:

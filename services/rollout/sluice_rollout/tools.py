@@ -36,8 +36,8 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
 class ToolUnavailableError(Exception):
-    """A tool cannot answer, for no fault of the model's: the sample fails, and nothing of it is
-    trained.
+    """A tool cannot answer, for no fault of the model's: the sample fails,
+    and nothing of it is trained.
 
     A tool raises it where its service is down, say. Any other error of a tool is told to the model.
     """
@@ -45,8 +45,9 @@ class ToolUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model asked for. error: why it cannot be understood, in words for the
-    model.
+    """A tool call that the model asked for.
+
+    error: why it cannot be understood, in words for the model.
     """
 
     name: str
@@ -107,8 +108,8 @@ def turn_tokens(
     last_token: int,
     arguments: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens that the chat template writes between two turns of the model, where `messages` come
-    between.
+    """Tokens that the chat template writes between two turns of the model,
+    where `messages` come between.
 
     Taken from a conversation of marks, so that what the model said is never rendered again
     (templates drop thoughts and trim texts). last_token: the last that the model made; where that
@@ -165,8 +166,8 @@ class ToolLoop:
             episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
 
     async def _answer(self, call: ToolCall) -> str:
-        """The answer that the model gets: also to a mistake of its own, and of a tool that fails or
-        hangs.
+        """The answer that the model gets: also to a mistake of its own,
+        and of a tool that fails or hangs.
 
         Raises ToolUnavailableError where the call could not be made.
         """

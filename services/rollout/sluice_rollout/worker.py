@@ -1,5 +1,5 @@
-"""The rollout worker: lease a prompt group, generate its samples at the engine beside, score them,
-submit.
+"""The rollout worker: lease a prompt group, generate its samples at the engine beside,
+score them, submit.
 
 The worker pulls, so that the load balances itself: an engine that is slow leases less. It leases
 only while the rendezvous says that its engine holds weights that may be used.
@@ -72,8 +72,8 @@ class Worker:
         return self.make.generator.health
 
     def unready(self) -> str:
-        """Why this engine does no work, in words; empty: it does, also while its weights are being
-        replaced.
+        """Why this engine does no work, in words;
+        empty: it does, also while its weights are being replaced.
         """
         latest = self.membership.latest
         if self.health.unhealthy:

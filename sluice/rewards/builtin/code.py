@@ -78,8 +78,8 @@ def _passes(test: Case, ran: Ran) -> bool:
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Line by line, word by word; spaces around words and empty lines at the end aside; decimals to
-    1e-6.
+    """Line by line, word by word; spaces around words and empty lines at the end
+    aside; decimals to 1e-6.
     """
     ours, theirs = (
         [line.split() for line in text.rstrip().split("\n")] for text in (output, expected)

@@ -69,8 +69,8 @@ def agree(answer: str, label: str) -> bool:
 
 
 def hendrycks(answer: str) -> str:
-    """One spelling for what LaTeX writes in several ways; no units, percent signs, degrees or
-    spaces.
+    """One spelling for what LaTeX writes in several ways;
+    no units, percent signs, degrees or spaces.
     """
     text = (
         _TEXT.sub(r"\1", answer.strip())

@@ -1,8 +1,8 @@
 """Multiple choice: 1 where the letter that the response settles on is the right one.
 
-`multiple_choice` wants the letter said: in a box, after "answer", or alone. `gpqa` is slime's more
-forgiving reward: it also takes the last capital letter that stands alone, or the text of the right
-choice.
+`multiple_choice` wants the letter said: in a box, after "answer", or alone. `gpqa` is slime's
+more forgiving reward: it also takes the last capital letter that stands alone, or the text of
+the right choice.
 
 A row gives the right letter as its label (`B`, `(B)`), as `metadata.correct_letter`, as an index
 into the choices, or as the text of one of `metadata.choices`; `metadata.valid_letters` restricts

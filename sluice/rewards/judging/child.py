@@ -1,5 +1,5 @@
-"""A process that judges, as the pool starts it: `python -m sluice.rewards.judging.child
-<configuration>`.
+"""A process that judges, as the pool starts it:
+`python -m sluice.rewards.judging.child <configuration>`.
 
 It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for
 each: JSON, because a user's function lives here, and what it makes must not be unpickled elsewhere.
@@ -133,8 +133,9 @@ class _Rewards:
         return user_code.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
 
     def judge(self, name: str, argument: Any) -> list[Any]:
-        """Judge one job. Whatever the function does short of ending the process becomes an
-        outcome.
+        """Judge one job.
+
+        Whatever the function does short of ending the process becomes an outcome.
         """
         try:
             _limit_processor_time(self.limits.cpu_seconds)

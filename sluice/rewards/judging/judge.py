@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Judge:
-    """`await judge(samples)` -> for each sample (reward, parts), or the RewardError that failed
-    it.
+    """`await judge(samples)` -> for each sample (reward, parts),
+    or the RewardError that failed it.
     """
 
     def __init__(self, reward: Reward, *, workers: int | None = None) -> None:
@@ -102,8 +102,9 @@ class Judge:
 
 
 async def _check_sandbox() -> None:
-    """Say what confines programs here, and what does not. Raises RewardError where they may not
-    run.
+    """Say what confines programs here, and what does not.
+
+    Raises RewardError where they may not run.
     """
     from sluice.rewards.sandbox import hide, isolation
 
@@ -127,7 +128,7 @@ def _run_here(name: str, sample: RewardInput) -> RewardValue:
 
 
 def _processes() -> int:
-    """A quarter of the cores that this process may use, 2 to 16: the engine beside it needs some,
-    too.
+    """A quarter of the cores that this process may use, 2 to 16:
+    the engine beside it needs some, too.
     """
     return min(max(len(os.sched_getaffinity(0)) // 4, 2), 16)

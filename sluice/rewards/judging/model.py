@@ -1,5 +1,5 @@
-"""A reward model behind an unmodified SGLang server (`--is-embedding`), through its /classify
-endpoint.
+"""A reward model behind an unmodified SGLang server (`--is-embedding`),
+through its /classify endpoint.
 
 /classify takes `{"text": [...]}` and answers, for each text, `{"embedding": [outputs of the model's
 head], ...}`. Samples that are ready at the same time go in one request.

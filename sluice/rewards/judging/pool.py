@@ -133,8 +133,9 @@ class Pool:
                 self._wake()
 
     async def _end(self, process: Process) -> None:
-        """Kill a process. It is ended to the last, also where the pool is closed in the middle of
-        it.
+        """Kill a process.
+
+        It is ended to the last, also where the pool is closed in the middle of it.
         """
         end = asyncio.create_task(process.kill())
         self._ends.add(end)
@@ -215,8 +216,9 @@ class Pool:
     # --- coroutine functions: all at once
 
     async def _serve_all(self, process: Process) -> None:
-        """Have the queue judged, many jobs at the same time, until nothing is left. Raises
-        LostError.
+        """Have the queue judged, many jobs at the same time, until nothing is left.
+
+        Raises LostError.
         """
         running: dict[int, _Job] = {}
         answers = asyncio.create_task(process.answers(None))

@@ -33,8 +33,8 @@ class LostError(Exception):
 
 
 class Process:
-    """concurrent: its function is a coroutine function, and all jobs that it has run at the same
-    time.
+    """concurrent: its function is a coroutine function,
+    and all jobs that it has run at the same time.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:

@@ -1,5 +1,5 @@
-"""A reward behind HTTP, in slime's protocol: POST {prompt, response, label}; the JSON answer is the
-reward.
+"""A reward behind HTTP, in slime's protocol: POST {prompt, response, label};
+the JSON answer is the reward.
 
 Requests that fail in a way that may pass (no connection, no answer in time, 408, 429, 5xx) are
 repeated with slime's back-off, min(2^n, 30) s + jitter, for at most four times the time limit of
@@ -44,8 +44,9 @@ class Endpoint:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: dict[str, Any]) -> Any:
-        """The answer. Raises RewardError, with the last failure's cause, once patience has run
-        out.
+        """The answer.
+
+        Raises RewardError, with the last failure's cause, once patience has run out.
         """
         failure = "no answer"
         try:

@@ -1,8 +1,8 @@
 """Runs programs that nobody has read: confined, limited, and without the answers that they are
 judged by.
 
-`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process (`confine`) for each
-test.
+`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process
+(`confine`) for each test.
 """
 
 from __future__ import annotations

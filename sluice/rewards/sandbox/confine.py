@@ -95,8 +95,8 @@ def confine(directory: str, limits: Limits, layers: Layers, parent: int) -> None
 
 
 def hide() -> None:
-    """Keep this process's memory, environment and descriptors from others of the same user (in
-    /proc).
+    """Keep this process's memory, environment and descriptors from others
+    of the same user (in /proc).
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -116,8 +116,9 @@ def _with(layers: Layers, name: str) -> list[Layers]:
 
 
 def _try(directory: str, layers: Layers) -> None:
-    """Enter the layers. Raises OSError where one does not hold, or takes from programs what they
-    import.
+    """Enter the layers.
+
+    Raises OSError where one does not hold, or takes from programs what they import.
     """
     if layers.uid is not None:
         account.require_capabilities()
@@ -172,8 +173,9 @@ def _limit(limits: Limits, layers: Layers) -> None:
 
 
 def _keep_apart(parent: int) -> None:
-    """Die with the parent, and be no process that others may look into. A change of user would undo
-    both.
+    """Die with the parent, and be no process that others may look into.
+
+    A change of user would undo both.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)

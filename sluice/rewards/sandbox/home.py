@@ -21,8 +21,8 @@ _PREFIX = "sluice-sandbox-"
 
 @contextlib.contextmanager
 def new() -> Iterator[str]:
-    """A directory for as long as this process needs it; those of zygotes that are gone are removed
-    first.
+    """A directory for as long as this process needs it;
+    those of zygotes that are gone are removed first.
     """
     _sweep()
     path, lock = _locked()

@@ -33,8 +33,9 @@ def _call(*arguments: object) -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave this process only these files and directories, for good; it needs no_new_privs. Raises
-    OSError.
+    """Leave this process only these files and directories, for good; it needs no_new_privs.
+
+    Raises OSError.
     """
     version = _call(_CREATE, None, ctypes.c_size_t(0), _VERSION)
     handled = next(_ALL[v] for v in sorted(_ALL, reverse=True) if v <= version)

@@ -45,8 +45,9 @@ def install() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """Set no_new_privs, which unprivileged processes need for a filter and for Landlock. Raises
-    OSError.
+    """Set no_new_privs, which unprivileged processes need for a filter and for Landlock.
+
+    Raises OSError.
     """
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1, 0)
 

@@ -155,9 +155,9 @@ DENIED: dict[str, SyscallNumbers] = {
 class ArgumentCheck:
     """A call that depends on the low half of an argument.
 
-    values: (mask, value): the argument matches where its masked bits are the value. only: the call
-    is allowed where one of them matches, and nowhere else; otherwise it is denied where one
-    matches.
+    values: (mask, value): the argument matches where its masked bits are the value. only:
+    the call is allowed where one of them matches, and nowhere else; otherwise it is denied
+    where one matches.
     """
 
     call: SyscallNumbers

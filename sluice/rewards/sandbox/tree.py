@@ -1,9 +1,9 @@
 """A program's directory: how much is in it, and its removal, whatever the program made there.
 Standard library only.
 
-A program may leave directories thousands of levels deep, unreadable ones, links to anywhere. So
-nothing here recurses, holds a descriptor for each level, or follows a link when it changes
-something.
+A program may leave directories thousands of levels deep, unreadable ones, links to
+anywhere. So nothing here recurses, holds a descriptor for each level, or follows a link
+when it changes something.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def excess(directory: str, *, entries: int, size: int) -> str:
     """Words for what the tree under `directory` has too much of; "" where it keeps to the limits.
 
-    entries: files, directories and links at most. size: bytes on disk at most. A directory that
-    cannot be read, or lies too deep to have a path, counts as too much: nobody can say what is in
-    it. It only reads, and stops at the limit, so it may look at a tree that a running program
-    changes.
+    entries: files, directories and links at most. size: bytes on disk at most. A directory
+    that cannot be read, or lies too deep to have a path, counts as too much: nobody can say
+    what is in it. It only reads, and stops at the limit, so it may look at a tree that a
+    running program changes.
     """
     count = used = 0
     waiting = [directory]

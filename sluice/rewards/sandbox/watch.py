@@ -1,5 +1,5 @@
-"""A watch over a running program: its output, its time, and what no layer of the kernel counts
-everywhere.
+"""A watch over a running program: its output, its time,
+and what no layer of the kernel counts everywhere.
 
 Standard library only. Threads and files are looked at twenty times a second, so a program can have
 more of them than the limit says for a moment. Where it has a user or a file system of its own the
@@ -79,8 +79,8 @@ def _read(
 
 
 def _exit_status(child: int) -> str:
-    """How a process ended that has closed its outputs: ok, error or timeout; "" where it still
-    runs.
+    """How a process ended that has closed its outputs: ok, error or timeout;
+    "" where it still runs.
     """
     pid, status = os.waitpid(child, os.WNOHANG)
     if not pid:

@@ -37,8 +37,8 @@ _STRICT = {**_WRITE, "fieldValidation": "Strict"}
 CALL_SECONDS = 20.0
 CONNECTIONS = 32
 PAGE = 100
-"""Objects in a part of a list. A whole pod takes 50 kB while it is parsed; larger parts are hardly
-faster."""
+"""Objects in a part of a list. A whole pod takes 50 kB while it is parsed;
+larger parts are hardly faster."""
 THROTTLED_TRIES, THROTTLED_SECONDS = 10, 5.0
 _ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
@@ -94,8 +94,9 @@ class Api:
     async def apply(
         self, path: str, body: KubeObject, warned: Listener | None = None
     ) -> KubeObject:
-        """Server-side apply. Only for objects that are known to be ours: conflicts are decided for
-        us.
+        """Server-side apply.
+
+        Only for objects that are known to be ours: conflicts are decided for us.
         """
         return await self._request(
             "PATCH", path, body, {**_STRICT, "force": "true"}, APPLY, warned=warned

@@ -34,8 +34,9 @@ class Workloads:
     async def waited_for(
         self, job: RLJob, pods: Sequence[KubeObject]
     ) -> Mapping[tuple[str, str], KubeObject]:
-        """The Workload of the group for whose admission the job waits, by (kind, name). pods: the
-        job's.
+        """The Workload of the group for whose admission the job waits, by (kind, name).
+
+        pods: the job's.
         """
         waiting = [pod for pod in admission.waiting(job, pods) if podstate.is_gated(pod)]
         name = podstate.group(waiting[0]) if waiting else ""

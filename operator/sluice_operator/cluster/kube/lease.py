@@ -130,8 +130,9 @@ class Lease(BaseLock):  # type: ignore[misc]
 async def elect(
     lease: Lease, timing: Timing, lead: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Wait for the lease, then run `lead` for as long as it is held. Returns when the lease is
-    lost.
+    """Wait for the lease, then run `lead` for as long as it is held.
+
+    Returns when the lease is lost.
     """
 
     async def lost() -> None:

@@ -35,8 +35,8 @@ _NOT_YET = (
 
 @contextlib.asynccontextmanager
 async def connect(name: str, namespace: str | None) -> AsyncIterator[KubeReader]:
-    """namespace: None: that of the kubeconfig's context. ConfigurationError: no API server is
-    known.
+    """namespace: None: that of the kubeconfig's context.
+    ConfigurationError: no API server is known.
     """
     async with await Api.connect() as api:
         yield KubeReader(api, name, namespace or current_namespace())

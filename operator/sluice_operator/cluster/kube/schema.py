@@ -1,5 +1,5 @@
-"""Writes down which fields Kubernetes' own objects have, for those who have no client of it: `make
-kubernetes-fields`.
+"""Writes down which fields Kubernetes' own objects have, for those who have no client of it:
+`make kubernetes-fields`.
 
 The client's models are read, not used: a laptop checks templates with what is written here
 (sluice/api/foreign.py).
@@ -25,8 +25,12 @@ _QUANTITIES = (
 )
 """The models call them texts; API servers take numbers too."""
 _SIMPLE = {
-    "str": "text", "datetime": "text", "int": "integer", "bool": "boolean", "object": "any",
-}  # fmt: skip
+    "str": "text",
+    "datetime": "text",
+    "int": "integer",
+    "bool": "boolean",
+    "object": "any",
+}
 
 
 def fields() -> dict[str, dict[str, str]]:

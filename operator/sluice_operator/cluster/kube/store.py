@@ -83,8 +83,8 @@ class Store:
         return list(self._objects)
 
     def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:
-        """Bury what a list of version `at` lacks: objects that vanished while no watch was
-        looking.
+        """Bury what a list of version `at` lacks:
+        objects that vanished while no watch was looking.
         """
         lost = [
             stored

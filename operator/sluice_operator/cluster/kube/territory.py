@@ -46,8 +46,8 @@ class HeldError(Exception):
 
 
 class Territory:
-    """installation: what all replicas of one release call themselves. clock: seconds that only go
-    forward.
+    """installation: what all replicas of one release call themselves.
+    clock: seconds that only go forward.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Territory:
                     )
 
     async def _take(self, namespace: str) -> None:
-        """Write the Lease: where there is none, where it is ours, or where its holder has long been
-        silent.
+        """Write the Lease: where there is none, where it is ours,
+        or where its holder has long been silent.
         """
         try:
             await self._write(namespace, await self._read(namespace))

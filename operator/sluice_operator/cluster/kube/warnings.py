@@ -1,5 +1,5 @@
-"""Kubelets' warnings of pods that do not start: volumes that do not come, networks that are not
-there.
+"""Kubelets' warnings of pods that do not start: volumes that do not come,
+networks that are not there.
 
 A pod's status has no word of these; only events have. They are asked for where a pod takes long,
 and seldom.

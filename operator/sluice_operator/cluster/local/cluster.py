@@ -1,8 +1,8 @@
 """LocalCluster: the pods of one job as processes of this machine.
 
-Container = process, Service = port on 127.0.0.1, volume = directory below the run directory, logs =
-files. It answers as an API server would, so that a restart policy tried here runs unchanged on a
-cluster.
+Container = process, Service = port on 127.0.0.1, volume = directory below the run directory,
+logs = files. It answers as an API server would, so that a restart policy tried here runs
+unchanged on a cluster.
 
 Promise: whatever dies, and however, no process of a pod outlives its pod. Each container runs under
 a supervisor (supervisor.py) that kills everything below it when the container ends or when this
@@ -42,8 +42,9 @@ _CLOSE_DEADLINE = 15.0
 
 
 class LocalCluster:
-    """Use as `async with LocalCluster(run_dir) as cluster`. Leaving it kills all pods that are
-    left.
+    """Use as `async with LocalCluster(run_dir) as cluster`.
+
+    Leaving it kills all pods that are left.
 
     volumes: directories for some volume names ("run", "checkpoint", ...), over
     `<run_dir>/volumes/<name>`. The trainer's files lie in "run", its checkpoints in a directory of
@@ -143,8 +144,8 @@ class LocalCluster:
         self._save()
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Pods are written down before they are started: one that a crash hides was there, and is
-        lost.
+        """Pods are written down before they are started:
+        one that a crash hides was there, and is lost.
         """
         self._state.job = job.key
         for wanted in objects:

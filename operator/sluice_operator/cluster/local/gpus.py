@@ -43,8 +43,9 @@ def claimed_by(claim: Mapping[str, Any]) -> int:
 
 
 def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
-    """GPUs for one pod, or why there are none. A name that stands twice in `all_gpus` may be taken
-    twice.
+    """GPUs for one pod, or why there are none.
+
+    A name that stands twice in `all_gpus` may be taken twice.
     """
     free = list(all_gpus)
     for name in taken:

@@ -32,8 +32,8 @@ def now_text() -> str:
 
 
 def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
-    """The end of a log, at most as much as Kubernetes keeps of it in a container's termination
-    message.
+    """The end of a log, at most as much as Kubernetes keeps of it in a container's
+    termination message.
     """
     try:
         with path.open("rb") as file:
@@ -250,8 +250,9 @@ def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
 
 
 def lost_pod(observed: KubeObject) -> LocalPod:
-    """A pod of a former host. What had ended has ended; what had not was killed with its host: a
-    disruption.
+    """A pod of a former host.
+
+    What had ended has ended; what had not was killed with its host: a disruption.
     """
     if observed.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
         disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "HostProcessEnded"}

@@ -1,5 +1,5 @@
-"""Finding and killing the processes of a run by the marker that all of them carry in their
-environment.
+"""Finding and killing the processes of a run by the marker that all of them
+carry in their environment.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""One job of a run directory, running or not: for `sluice status` and `sluice logs`. Nothing is
-written.
+"""One job of a run directory, running or not: for `sluice status` and `sluice logs`.
+
+Nothing is written.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def _moment(line: str) -> datetime | None:
 
 
 def _stream(path: Path) -> Stream | None:
-    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`; None: it is no
-    container's.
+    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`;
+    None: it is no container's.
     """
     pod, _, container = path.stem.partition(".")
     parts = pod.rsplit("-", 4)

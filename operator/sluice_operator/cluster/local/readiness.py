@@ -21,8 +21,9 @@ PERIOD_SECONDS = 1.0
 
 
 def url(container: Mapping[str, Any], ports: Mapping[str, int]) -> str:
-    """Where to ask; empty: the container has no probe. ports: container port's name -> port of this
-    machine.
+    """Where to ask; empty: the container has no probe.
+
+    ports: container port's name -> port of this machine.
     """
     if "readinessProbe" not in container:
         return ""

@@ -2,9 +2,9 @@
 
     python -S -E supervisor.py LIFE_FD GRACE -- COMMAND...
 
-It is the parent of the container's main process and the subreaper of everything that comes from it,
-so that daemons and processes in sessions of their own stay its descendants. It ends in one of three
-ways:
+It is the parent of the container's main process and the subreaper of everything that comes from
+it, so that daemons and processes in sessions of their own stay its descendants. It ends in one
+of three ways:
 
 - the main process ends: all remaining descendants are terminated, then killed; its exit code is
   passed on;
@@ -100,8 +100,8 @@ def reap() -> dict[int, int]:
 
 
 def end_descendants(grace: float) -> dict[int, int]:
-    """Terminate everything below this process, kill it after the grace, and answer with all exit
-    codes.
+    """Terminate everything below this process, kill it after the grace,
+    and answer with all exit codes.
 
     The tree is read again each time: a process may have forked between the look and the signal.
     """

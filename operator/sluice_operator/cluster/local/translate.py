@@ -40,10 +40,10 @@ class ContainerCommand:
 class PodPlace:
     """Where a pod runs: what this machine gives it.
 
-    volumes: volume name -> directory; ports: container port's name -> port; overrides: variables
-    that have another value on a laptop than in a cluster; objects: config maps and secrets by
-    "Kind/name"; addresses: those of other pods by the name that a cluster's DNS has for them ->
-    here.
+    volumes: volume name -> directory; ports: container port's name -> port; overrides:
+    variables that have another value on a laptop than in a cluster; objects: config maps and
+    secrets by "Kind/name"; addresses: those of other pods by the name that a cluster's DNS has
+    for them -> here.
     """
 
     volumes: Mapping[str, Path]

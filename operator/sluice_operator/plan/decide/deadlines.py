@@ -13,8 +13,9 @@ from sluice_operator.plan.model import GangFacts
 def job_deadline(
     spec: RLJobSpec, status: RLJobStatus, now: datetime, detail: str = ""
 ) -> tuple[str, str] | None:
-    """(reason, message) where the job has to fail; None: it may go on. Both clocks start again on
-    resume.
+    """(reason, message) where the job has to fail; None: it may go on.
+
+    Both clocks start again on resume.
 
     detail: what the job is waiting for, in words. A trainer that restarts may rewind to step 0;
     that is no start of the job, so the first step ever counts.

@@ -32,7 +32,8 @@ def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:
 
 
 def to_drain(pods: Sequence[KubeObject]) -> list[KubeObject]:
-    """Of a finished job: what still runs. Ended pods stay until the job is deleted, for their
-    logs.
+    """Of a finished job: what still runs.
+
+    Ended pods stay until the job is deleted, for their logs.
     """
     return [pod for pod in pods if not (podstate.is_finished(pod) or podstate.has_left(pod))]

@@ -24,8 +24,9 @@ from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one pass for one gang. create: indices of the pods to create, all of
-    `status.attempt`.
+    """The work of one pass for one gang.
+
+    create: indices of the pods to create, all of `status.attempt`.
 
     due: when the gang must be looked at again, though nothing else happens.
     """
@@ -131,8 +132,8 @@ def advance(
 
 
 def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> GangFacts:
-    """The facts with what only time or history can tell: a lost pod is a disruption, a hang is a
-    failure.
+    """The facts with what only time or history can tell: a lost pod is a disruption,
+    a hang is a failure.
     """
     lost = (
         bool(facts.missing)
@@ -196,8 +197,8 @@ def deletions(
 
 
 def _grace(pod: KubeObject) -> int:
-    """The grace that the pod was created with, which its role's template may say. 0 would be by
-    force.
+    """The grace that the pod was created with, which its role's template may say.
+    0 would be by force.
     """
     seconds = pod.get("spec", {}).get("terminationGracePeriodSeconds")
     return max(seconds if seconds is not None else GRACE.get(podstate.role(pod), 30), 1)

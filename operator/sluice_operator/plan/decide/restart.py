@@ -79,8 +79,8 @@ def backoff(gang: Gang, policy: FailurePolicy) -> tuple[int, int]:
 
 
 def delay(base: int, limit: int, failures: int) -> float:
-    """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is still a
-    number.
+    """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is
+    still a number.
     """
     return float(min(base * 2 ** min(failures, 32), limit))
 

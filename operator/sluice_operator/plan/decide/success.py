@@ -6,7 +6,8 @@ from sluice_operator.plan.model import Gang, GangFacts
 
 
 def has_succeeded(gang: Gang, facts: GangFacts) -> bool:
-    """Exit code 0 of all trainer pods. Trainer success ends the job: nobody is left who wants
-    samples.
+    """Exit code 0 of all trainer pods.
+
+    Trainer success ends the job: nobody is left who wants samples.
     """
     return gang.role == "trainer" and facts.succeeded == gang.size and facts.failure is None

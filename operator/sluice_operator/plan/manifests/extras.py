@@ -56,8 +56,8 @@ def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
 def unwanted_extras(
     job: RLJob, observed: Observed, groups: Collection[str] = ()
 ) -> tuple[Deletion, ...]:
-    """Budget and policy that the spec does not want any more, and groups that have no pods any
-    more.
+    """Budget and policy that the spec does not want any more,
+    and groups that have no pods any more.
 
     groups: those that go on, whose pods may not be there yet.
     """

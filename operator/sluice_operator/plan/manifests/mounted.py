@@ -20,8 +20,8 @@ def mounted(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spelled(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with paths relative to their volume's root, each in one spelling: two specs can be
-    compared.
+    """The spec with paths relative to their volume's root, each in one spelling:
+    two specs can be compared.
     """
     return _in_volumes(spec, _relative)
 
@@ -33,8 +33,8 @@ def model_path(job: RLJob) -> str:
 
 
 def _in_volumes(spec: Mapping[str, Any], new: Callable[[str, str], str]) -> dict[str, Any]:
-    """A copy of the spec with `new(path, directory of its volume)` for each path that a volume
-    holds.
+    """A copy of the spec with `new(path, directory of its volume)` for each
+    path that a volume holds.
     """
 
     def of_volume(path: MarkedPath) -> str:

@@ -17,8 +17,8 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "sluice"}
 
 
 def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | None:
-    """Ingress only from the job's own pods (on all ports: NCCL chooses its own), the operator, and
-    Prometheus.
+    """Ingress only from the job's own pods (on all ports: NCCL chooses its own),
+    the operator, and Prometheus.
 
     operator_namespace: None where there is no operator in a cluster. Egress is left open: models,
     data sets and rewards are elsewhere. Kubelets may always probe the pods of their node.

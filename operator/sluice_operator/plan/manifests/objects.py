@@ -1,5 +1,5 @@
-"""Objects of a job besides its pods: manifest, token, certificates, the rendezvous' address,
-storage.
+"""Objects of a job besides its pods: manifest, token, certificates,
+the rendezvous' address, storage.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def _claim(
 
 
 def resolved_manifest(job: RLJob) -> dict[str, Any]:
-    """The manifest as pods see it: paths are those inside the pod; nothing that changes without the
-    spec.
+    """The manifest as pods see it: paths are those inside the pod;
+    nothing that changes without the spec.
     """
     document = manifest(job)
     document.pop("status", None)

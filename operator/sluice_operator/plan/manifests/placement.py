@@ -59,8 +59,9 @@ def _of_kueue(job: RLJob, gang: Gang) -> dict[str, str]:
 
 
 def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Next to all pods that compute, and to those of the own gang. With Kueue only what nobody has
-    said.
+    """Next to all pods that compute, and to those of the own gang.
+
+    With Kueue only what nobody has said.
     """
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": list(_GPU_ROLES)}
     peers = {"matchLabels": names.selector(job), "matchExpressions": [roles]}

@@ -58,8 +58,8 @@ def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
 
 
 def give_back_time(status: RLJobStatus) -> datetime | None:
-    """When a job that waits in a queue gives back what its further engines have; None: it does not
-    wait.
+    """When a job that waits in a queue gives back what its further engines have;
+    None: it does not wait.
     """
     since = clock.parse_optional(status.queued_time)
     return since + timedelta(seconds=GIVE_BACK_SECONDS) if since else None

@@ -49,8 +49,9 @@ def pod(
     images: Images,
     group: PodGroup | None = None,
 ) -> KubeObject:
-    """One pod: ours, the role's template over it, podTemplateOverrides over both. Identity is never
-    overridden.
+    """One pod: ours, the role's template over it, podTemplateOverrides over both.
+
+    Identity is never overridden.
     """
     identity = _identity(job, gang, attempt, index)
     common = _common_env(gang, attempt, index, rendezvous)
@@ -317,8 +318,8 @@ def _container_security(job: RLJob, name: str) -> dict[str, Any]:
 def _pod_security(job: RLJob, role: str) -> dict[str, Any]:
     """The restricted standard, but for the user of a pod whose engine is SGLang's own image.
 
-    The group is that of our images' account, which so can write to volumes (checkpoints, the run's
-    directory).
+    The group is that of our images' account,
+    which so can write to volumes (checkpoints, the run's directory).
     """
     # Without OnRootMismatch every start would change the group of each file of the model's and the
     # data's volumes.

@@ -142,8 +142,8 @@ def group_object(job: RLJob, group: PodGroup, pods: Sequence[KubeObject]) -> Kub
 
 
 def requests(pods: Sequence[KubeObject]) -> dict[str, str]:
-    """The sum of the containers' requests; a limit without a request is one, as it is for
-    Kubernetes.
+    """The sum of the containers' requests; a limit without a request is one,
+    as it is for Kubernetes.
     """
     total: dict[str, float] = {}
     for pod in pods:

@@ -16,8 +16,8 @@ OPERATOR_NAMESPACE = "sluice-system"
 
 
 def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
-    """All objects of the first attempt of every gang, for an operator in the namespace
-    `sluice-system`.
+    """All objects of the first attempt of every gang,
+    for an operator in the namespace `sluice-system`.
 
     The rendezvous' address is its name in DNS here; the operator waits for the Service and writes
     its IP.

@@ -54,8 +54,8 @@ class Finding:
 def updated(
     status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime
 ) -> list[Condition]:
-    """The status's conditions with these findings; lastTransitionTime moves only where `status`
-    changes.
+    """The status's conditions with these findings;
+    lastTransitionTime moves only where `status` changes.
     """
     by_type = {condition.type: condition for condition in status.conditions}
     for finding in findings:
@@ -208,8 +208,8 @@ def _required(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_recovering(step: Step, status: RLJobStatus) -> bool:
-    """The gang was restarted since the job's (last) start; after a resume everything is merely
-    pending.
+    """The gang was restarted since the job's (last) start;
+    after a resume everything is merely pending.
     """
     restarted, start = step.status.last_restart_time, status.start_time
     return restarted is not None and (start is None or clock.parse(restarted) >= clock.parse(start))

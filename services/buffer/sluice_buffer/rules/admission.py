@@ -29,8 +29,8 @@ MAX_FAILURES = 5
 
 
 def barren_limit(batch_size: int) -> int:
-    """Failed groups in a row, without one usable sample between them, after which the job is given
-    up.
+    """Failed groups in a row, without one usable sample between them,
+    after which the job is given up.
 
     Two batches tell that it is not chance; the bounds are for tiny and for very large batches.
     """
@@ -73,8 +73,8 @@ def may_start(
 ) -> int:
     """How many new groups a worker may start that serves `worker_version`.
 
-    kept: groups started and neither filtered nor failed. next_group: the first group that was never
-    leased.
+    kept: groups started and neither filtered nor failed.
+    next_group: the first group that was never leased.
     """
     room = admitted(policy, min(version, worker_version)) - kept
     left = room if policy.stream_end is None else policy.stream_end - next_group
@@ -104,8 +104,9 @@ def stale(policy: AdmissionPolicy, *, step: int, min_version: int) -> bool:
 
 
 def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch_size: int) -> int:
-    """Training steps of the job. Batches run over epoch boundaries; an incomplete last one is left
-    out.
+    """Training steps of the job.
+
+    Batches run over epoch boundaries; an incomplete last one is left out.
     """
     if steps is not None:
         return steps

@@ -21,8 +21,8 @@ def optimizer_steps(sequences: int, steps_per_batch: int) -> list[int]:
 
 
 def balance(lengths: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each sequence: longest first to the rank with the fewest tokens (LPT, Graham
-    1969).
+    """The rank of each sequence: longest first to the rank with the fewest
+    tokens (LPT, Graham 1969).
 
     The loads differ by at most the longest sequence, and no rank is empty while another has two.
     Ties go to the rank with fewer sequences, then to the lower rank.

@@ -139,8 +139,8 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
 
 
 def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
-    """(oldest, newest) version of the spans; None where they do not cover the response without a
-    gap.
+    """(oldest, newest) version of the spans;
+    None where they do not cover the response without a gap.
     """
     if not spans:
         return version, version
@@ -180,8 +180,9 @@ def _values_are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[b
 
 
 def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
-    """Raise SampleError where returned samples could not be continued. Not every sample needs to be
-    there.
+    """Raise SampleError where returned samples could not be continued.
+
+    Not every sample needs to be there.
     """
     seen: set[int] = set()
     try:
@@ -221,8 +222,8 @@ def progress(message: AnyGroup) -> int:
 
 
 def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
-    """A failed sample as it goes into a batch: reward 0, nothing trainable, at least the prompt's
-    tokens.
+    """A failed sample as it goes into a batch: reward 0, nothing trainable,
+    at least the prompt's tokens.
 
     It stays in the batch so that batchSize x samplesPerPrompt sequences are there, whatever failed.
     """

@@ -26,16 +26,17 @@ def nonzero_std(rewards: Sequence[float]) -> bool:
 
 
 def zero_std(rewards: Sequence[float]) -> str:
-    """The reason, as slime words it: `zero_std_1.0`. Only usual rewards are named: each name is a
-    counter.
+    """The reason, as slime words it: `zero_std_1.0`.
+
+    Only usual rewards are named: each name is a counter.
     """
     reward = rewards[0] if rewards else 0.0
     return f"zero_std_{reward:.1f}" if -1 <= reward <= 1 else "zero_std"
 
 
 def counter_name(reason: str) -> str:
-    """A reason as part of a counter's name: few, short, without what differs from prompt to
-    prompt.
+    """A reason as part of a counter's name:
+    few, short, without what differs from prompt to prompt.
     """
     if re.fullmatch(r"zero_std(_-?[01]\.\d)?", reason):
         return reason
@@ -44,8 +45,8 @@ def counter_name(reason: str) -> str:
 
 
 def worker_filter(metadata_json: str) -> str | None:
-    """The reason for which the worker's own filter dropped the group (first sample's metadata), or
-    None.
+    """The reason for which the worker's own filter dropped the group
+    (first sample's metadata), or None.
     """
     if '"filtered"' not in metadata_json:
         return None

@@ -3,11 +3,11 @@ integers only.
 
 An **epoch** takes every source's rows `weight` times: with weight 1 each row exactly once, with
 weight 2 twice, with weight 0.5 half of them, and the other half in the next epoch. (A source of n
-rows gives max(1, round(weight x n)) prompts to each epoch and walks through its rows in passes that
-need not begin where an epoch does: no row comes up again before all rows of its source have.) With
-`shuffle`, both the mixture of sources in an epoch and each pass over a source's rows have a new
-order, drawn from the seed. Without it rows come in file order, sources spread evenly over the
-epoch.
+rows gives max(1, round(weight x n)) prompts to each epoch and walks through its rows in passes
+that need not begin where an epoch does: no row comes up again before all rows of its source
+have.) With `shuffle`, both the mixture of sources in an epoch and each pass over a source's rows
+have a new order, drawn from the seed. Without it rows come in file order, sources spread evenly
+over the epoch.
 
 Permutations are computed for one position at a time (a Feistel network over the next power of four,
 walked until it is in range; Black and Rogaway 2002), so no list of rows is ever kept or stored, and

@@ -20,8 +20,9 @@ class Budget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def reserve(self, size: int) -> None:
-        """Wait until `size` bytes are free, and take them. Larger ones than the limit count as the
-        limit.
+        """Wait until `size` bytes are free, and take them.
+
+        Larger ones than the limit count as the limit.
         """
         size = min(size, self.limit)
         if self._waiting or self.used + size > self.limit:

@@ -65,8 +65,8 @@ class Committer:
         """Run a transition now; call `done` with its result once that is durable, or with why it
         was refused.
 
-        A transition may be run a second time, on a memory that was loaded again, where its write
-        failed.
+        A transition may be run a second time, on a memory that was loaded again,
+        where its write failed.
         """
         if self._recovery:
             self._postponed.append((transition, done))

@@ -1,5 +1,5 @@
-"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch, evaluations,
-failures.
+"""Reading back from the storage, to be sent: prompts under a lease, shards of a batch,
+evaluations, failures.
 
 Stored groups are sent as they are stored, cut between their samples where not all are wanted: a
 group of a million tokens is never parsed here.
@@ -69,8 +69,9 @@ def leased_chunks(buffer: Buffer, lease: Leased, number: int) -> Iterator[common
 def shard_chunks(
     storage: Storage, group_id: int, wanted: Iterable[tuple[int, bool]], number: int
 ) -> Iterator[common_pb2.Chunk]:
-    """The SampleGroup that holds some samples of a group alone. wanted: (position, the sample
-    failed).
+    """The SampleGroup that holds some samples of a group alone.
+
+    wanted: (position, the sample failed).
     """
     data = storage.value("samples", value_key(GroupKey(TRAINING, group_id)))
     if data is None:
@@ -88,8 +89,8 @@ def shard_chunks(
 
 
 def evaluations(buffer: Buffer, after_version: int) -> list[pb.Evaluation]:
-    """Complete evaluations of later versions, oldest first; whole versions, until EVALUATIONS are
-    reached.
+    """Complete evaluations of later versions, oldest first; whole versions,
+    until EVALUATIONS are reached.
     """
     answer: list[pb.Evaluation] = []
     for version in sorted(v for v in buffer.memory.results if v > after_version):

@@ -89,8 +89,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     async def _until(
         self, seconds: float, attempt: Callable[[], Awaitable[T]], ready: Callable[[T], bool]
     ) -> T:
-        """Repeat an attempt, after each change of the buffer, until it is ready or the time has
-        passed.
+        """Repeat an attempt, after each change of the buffer,
+        until it is ready or the time has passed.
         """
         end = time.monotonic() + min(max(seconds, 0.0), MAX_WAIT_SECONDS)
         while True:

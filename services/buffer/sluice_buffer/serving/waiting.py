@@ -1,7 +1,7 @@
 """Workers that wait for prompts, in the order in which they came.
 
-Only as many are called up as there is something for: a thousand workers that wait cost a commit
-nothing.
+Only as many are called up as there is something for:
+a thousand workers that wait cost a commit nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class WaitingCalls:
         self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
 
     async def wait(self, version: int, seconds: float) -> None:
-        """Wait until there may be something for a worker that serves `version`, for at most
-        `seconds`.
+        """Wait until there may be something for a worker that serves `version`,
+        for at most `seconds`.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._waiting.setdefault(version, {})

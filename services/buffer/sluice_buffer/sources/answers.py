@@ -36,8 +36,8 @@ from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 NOTHING_TRAINED = "nothing_trained"
 """Why a row is left out (counted as `filtered_nothing_trained`): all of its answers are masked."""
 TRIED_ROWS = 8
-"""First rows of a source that are encoded at the start; a job none of which can be is refused at
-once."""
+"""First rows of a source that are encoded at the start;
+a job none of which can be is refused at once."""
 SHOWN = 10
 """Rows of a source that the log names where they are left out; all are counted."""
 
@@ -112,8 +112,9 @@ class Answers:
     def fill(
         self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
     ) -> None:
-        """Hand in what batch `step` lacks. A row that cannot be trained makes room for the next
-        one.
+        """Hand in what batch `step` lacks.
+
+        A row that cannot be trained makes room for the next one.
 
         Raises ConfigurationError where a whole epoch has nothing to train.
         """

@@ -37,8 +37,9 @@ class Filler(Protocol):
     def fill(
         self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
     ) -> None:
-        """Hand in the groups of batch `step`, if nobody did before. room: bytes that may still be
-        stored.
+        """Hand in the groups of batch `step`, if nobody did before.
+
+        room: bytes that may still be stored.
         """
 
     def close(self) -> None:

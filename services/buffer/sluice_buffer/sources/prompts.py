@@ -123,8 +123,8 @@ def _check_names(sources: Sequence[PromptSource], where: str) -> None:
 
 
 def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
-    """A worker knows a prompt's source by its name, so one name can mean one way of rendering
-    only.
+    """A worker knows a prompt's source by its name,
+    so one name can mean one way of rendering only.
     """
     rendered = {source.source_name: source for source in sources}
     for one in datasets:

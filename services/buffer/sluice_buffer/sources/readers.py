@@ -34,8 +34,9 @@ class _Place:
 
 
 class Table:
-    """The rows of one source. Row numbers count from 0 over all files of the source, before the
-    slice.
+    """The rows of one source.
+
+    Row numbers count from 0 over all files of the source, before the slice.
     """
 
     def __init__(self, places: list[_Place], rows: range, fingerprint: str) -> None:

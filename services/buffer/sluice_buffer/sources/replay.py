@@ -44,8 +44,8 @@ class Replay:
         return cls(tuple(dumps.items()))
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
-        """The policy of a job whose prompts end with the dump, and whose samples are as old as they
-        are.
+        """The policy of a job whose prompts end with the dump,
+        and whose samples are as old as they are.
         """
         return replace(
             policy,

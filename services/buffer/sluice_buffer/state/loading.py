@@ -1,5 +1,5 @@
-"""The memory from the disk, at every start and after a failed write; and what the disk says of the
-guarantee.
+"""The memory from the disk, at every start and after a failed write;
+and what the disk says of the guarantee.
 """
 
 from __future__ import annotations

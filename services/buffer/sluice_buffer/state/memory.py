@@ -153,8 +153,8 @@ class Memory:
 
     @property
     def stored_groups(self) -> int:
-        """Groups whose samples wait to be trained: in no batch yet, or in one that is not
-        committed.
+        """Groups whose samples wait to be trained: in no batch yet,
+        or in one that is not committed.
         """
         ahead = sum(len(ids) for step, ids in self.batches.items() if step > self.progress.step)
         return len(self.finished) + ahead
@@ -231,8 +231,8 @@ class Memory:
         self.move(GroupKey(TRAINING, group_id), group, GroupState.WAITING)
 
     def store(self, table: str, key: GroupKey, group: Group, value: bytes | bytearray) -> None:
-        """Store a group's samples, in pieces, in the place of nothing: `discard` what was there
-        first.
+        """Store a group's samples, in pieces, in the place of nothing:
+        `discard` what was there first.
         """
         for position, piece in enumerate(pieces(value)):
             self.batch.put(table, _piece_key(key, position), piece)

@@ -38,8 +38,9 @@ class Batches:
             self.memory.changed = True
 
     def take(self, step: int, attempt: int) -> str | None:
-        """Fix the batch of a step, or find it fixed; None then. Otherwise what it waits for, in
-        words.
+        """Fix the batch of a step, or find it fixed; None then.
+
+        Otherwise what it waits for, in words.
         """
         self.admit(attempt)
         progress = self.memory.progress
@@ -161,8 +162,8 @@ class Batches:
 
     @property
     def over(self) -> bool:
-        """True where no worker will be needed any more: every step is trained, evaluated and
-        checkpointed.
+        """True where no worker will be needed any more: every step is trained,
+        evaluated and checkpointed.
         """
         progress = self.memory.progress
         return (
@@ -176,8 +177,8 @@ class Batches:
         return group is None or group.state is not GroupState.BATCHED or group.step != step
 
     def _regenerate_outdated(self, version: int) -> None:
-        """Send surplus groups of a mode that promises the newest weights back to be generated
-        again.
+        """Send surplus groups of a mode that promises the newest weights
+        back to be generated again.
         """
         memory = self.memory
         for group_id in [*memory.finished, *memory.in_work]:

@@ -52,8 +52,8 @@ class Failures:
     """Training groups that failed since the last usable sample."""
 
     def fail(self, key: GroupKey, group: Group, reason: str) -> None:
-        """Count a group that will not be trained, or counts as wrong in its evaluation; write down
-        why.
+        """Count a group that will not be trained,
+        or counts as wrong in its evaluation; write down why.
         """
         memory, progress = self.memory, self.memory.progress
         group.note = reason = first_line(reason)

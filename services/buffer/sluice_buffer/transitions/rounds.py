@@ -173,8 +173,8 @@ class Rounds:
         self.memory.results[version] = kept
 
     def rewound(self, step: int) -> None:
-        """Discard the evaluations of versions after `step`: they are made again when training gets
-        there.
+        """Discard the evaluations of versions after `step`:
+        they are made again when training gets there.
         """
         for version in [v for v in self.memory.rounds if v > step]:
             round_ = self.memory.rounds[version]

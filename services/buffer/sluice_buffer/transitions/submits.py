@@ -50,8 +50,8 @@ class SubmitAnswer:
 
 
 def verdict(group: Group, attempt: int) -> SubmitOutcome | None:
-    """The answer to a submit from lease `attempt` that is not to be looked at; None where it is
-    welcome.
+    """The answer to a submit from lease `attempt` that is not to be looked at;
+    None where it is welcome.
 
     Work is not thrown away: an older lease may still hand its group in while nobody else has it.
     """
@@ -78,8 +78,9 @@ class Submits:
     too_long: int = 0
 
     def submit(self, data: Bytes, room: int) -> SubmitAnswer:
-        """Take a finished group. StorageFullError where `room`, the bytes that are left, does not
-        suffice.
+        """Take a finished group.
+
+        StorageFullError where `room`, the bytes that are left, does not suffice.
         """
         answer = self._submit(data, room)
         if answer.outcome in (SubmitOutcome.DUPLICATE, SubmitOutcome.STALE, SubmitOutcome.REFUSED):

@@ -347,8 +347,8 @@ def _stop_words(text: str, *, percentage: float) -> bool:
 
 
 def _overlap(text: str, *, reference_text: str, percentage: float) -> bool:
-    """The share of the text's trigrams of words and marks that the reference has, within 2 per
-    cent.
+    """The share of the text's trigrams of words and marks that the reference
+    has, within 2 per cent.
     """
     trigrams, known = (_trigrams(one) for one in (text, reference_text))
     return bool(trigrams) and abs(100 * len(trigrams & known) / len(trigrams) - percentage) <= 2

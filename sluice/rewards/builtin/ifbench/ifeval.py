@@ -127,8 +127,8 @@ def _quotation(text: str) -> bool:
 
 
 def _language(text: str, *, language: str) -> bool:
-    """As the benchmark has it: a text whose language cannot be told counts as in the one that is
-    wanted.
+    """As the benchmark has it: a text whose language cannot be told counts as
+    in the one that is wanted.
     """
     import langdetect  # here: it reads its profiles when it is first asked
 

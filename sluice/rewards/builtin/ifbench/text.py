@@ -1,5 +1,6 @@
-"""How the instruction checks read a text: words, sentences, paragraphs. English, without language
-models.
+"""How the instruction checks read a text: words, sentences, paragraphs.
+
+English, without language models.
 """
 
 from __future__ import annotations
