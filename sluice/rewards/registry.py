@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sluice.rewards.builtin.answers import boxed
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.builtin.dapo import dapo
 from sluice.rewards.builtin.exact_match import exact_match
+from sluice.rewards.builtin.extraction import boxed
 from sluice.rewards.builtin.f1 import f1
 from sluice.rewards.builtin.gsm8k import gsm8k
 from sluice.rewards.builtin.multiple_choice import gpqa, multiple_choice

@@ -15,8 +15,8 @@ import time
 from functools import cache
 from typing import Any
 
-from sluice.rewards.builtin.answers import after_thinking
 from sluice.rewards.builtin.code_cases import Case, cases_of
+from sluice.rewards.builtin.extraction import after_thinking
 from sluice.rewards.judging import configuration
 from sluice.rewards.sandbox import Ran, Sandbox, hide
 from sluice.rewards.types import RewardInput

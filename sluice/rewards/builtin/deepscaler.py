@@ -4,7 +4,7 @@ of thinking, 0.
 
 from __future__ import annotations
 
-from sluice.rewards.builtin.answers import THINK_END, boxed
+from sluice.rewards.builtin.extraction import THINK_END, boxed
 from sluice.rewards.builtin.math_prm800k import agree, unboxed
 from sluice.rewards.types import RewardInput, label_text
 

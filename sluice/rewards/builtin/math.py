@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 
-from sluice.rewards.builtin.answers import boxed
+from sluice.rewards.builtin.extraction import boxed
 from sluice.rewards.builtin.math_prm800k import hendrycks, unboxed
 from sluice.rewards.types import RewardInput, label_text
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from sluice.rewards.builtin.answers import boxed
+from sluice.rewards.builtin.extraction import boxed
 from sluice.rewards.types import RewardInput, label_text
 
 _TEXT = re.compile(r"^\\text\{(.+?)\}$")

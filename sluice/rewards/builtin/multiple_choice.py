@@ -15,7 +15,7 @@ import re
 import string
 from dataclasses import dataclass
 
-from sluice.rewards.builtin.answers import after_thinking, boxed
+from sluice.rewards.builtin.extraction import after_thinking, boxed
 from sluice.rewards.types import RewardError, RewardInput, shown
 
 # Bounded, so that a page of blanks costs no more than it is long.

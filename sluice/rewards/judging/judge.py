@@ -18,8 +18,8 @@ from sluice.api import Reward, quantity_value
 from sluice.rewards import registry
 from sluice.rewards.judging import metrics, remote
 from sluice.rewards.judging.configuration import Configuration
-from sluice.rewards.judging.model import RewardModel
 from sluice.rewards.judging.pool import JudgeOutcome, Pool
+from sluice.rewards.judging.reward_model import RewardModel
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.builtin.answers import after_thinking, boxed
 from sluice.rewards.builtin.dapo import dapo
 from sluice.rewards.builtin.deepscaler import deepscaler
+from sluice.rewards.builtin.extraction import after_thinking, boxed
 from sluice.rewards.builtin.gsm8k import gsm8k
 from sluice.rewards.builtin.math import math
 from sluice.rewards.builtin.math_prm800k import math_prm800k
