@@ -51,6 +51,7 @@ def make_policy(directory: Path, hidden: int, layers: int) -> Policy:
         "data": {"prompts": [{"path": "none.jsonl"}]},
         "reward": {"type": "exact_match"},
         "trainer": {"steps": 1000, "gpusPerNode": 0, "maxTokensPerGpu": 2048},
+        "checkpoint": {"keep": 1},
     }
     return Policy(RLJobSpec.model_validate(spec), model_dir=directory, timeout=timedelta(minutes=5))
 
@@ -79,7 +80,7 @@ def measure(policy: Policy, directory: Path, *, beside: bool) -> dict[str, float
     held, steps, until = [], [], []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        policy.begin_save(directory, policy.step, beside=beside, keep=1)
+        policy.begin_save(directory, policy.step, beside=beside)
         durable = None if beside else policy.finish_save(directory, wait=True)
         held.append(time.perf_counter() - began)
         while durable is None:

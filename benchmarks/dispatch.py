@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import token_dispatcher
-from processes import on_ranks
 from torch import Tensor
 
+from benchmarks.processes import on_ranks
 from sluice.api import Parallelism
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
@@ -38,7 +38,7 @@ WARM_UP = 3
 GPUS = torch.cuda.device_count()
 if not GPUS:
     # Sizes of what is sent must be numbers. Megatron makes them from tensors on a GPU only.
-    def to_numpy(tensor, as_numpy=False, record_stream=False):
+    def to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.numpy() if as_numpy and tensor is not None else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_numpy
@@ -86,7 +86,8 @@ def rank(options: argparse.Namespace) -> None:
             "sluice": Dispatcher(local, config, groups),
         }
         tokens, chosen, probs = drawn(options)
-        outcomes, milliseconds = {}, {name: [] for name in peers}
+        outcomes: dict[str, Any] = {}
+        milliseconds: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(options.rounds + WARM_UP):
             for name, dispatcher in peers.items():
                 outcomes[name], took = timed(

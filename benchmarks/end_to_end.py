@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import sluice_run
 
+from benchmarks.processes import sluice_run
 from sluice.api import RLJob, load_job
 from sluice.telemetry import run_directory
 
@@ -89,7 +89,10 @@ def main() -> None:
 
 def make_data(manifest: Path, job: RLJob) -> None:
     """What the example's own script writes beside its prompts."""
-    script = (manifest.parent / job.spec.data.prompts[0].path).parent / "make_data.py"
+    path = job.spec.data.prompts[0].path
+    if path is None:
+        return
+    script = (manifest.parent / path).parent / "make_data.py"
     if script.exists():
         subprocess.run([sys.executable, str(script), str(script.parent)], check=True)
 

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 import torch
-from processes import small_engine
 
+from benchmarks.processes import small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port

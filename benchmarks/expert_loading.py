@@ -24,11 +24,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import torch
-from shapes import write_config
 
+from benchmarks.shapes import write_config
 from sluice.engines.sglang.control import Control
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
@@ -201,7 +202,7 @@ def stacked(options: argparse.Namespace) -> Tensors:
 
 
 def random(*shape: int) -> torch.Tensor:
-    kind = {"device": "cuda", "dtype": torch.bfloat16} if GPU else {}
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if GPU else {}
     return torch.randn(*shape, **kind)
 
 

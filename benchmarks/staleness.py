@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import sluice_run
-
+from benchmarks.processes import sluice_run
 from sluice.telemetry import run_directory
 
 MANIFEST = Path(__file__).parents[1] / "examples/quickstart/job.yaml"

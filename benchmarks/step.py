@@ -24,8 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from processes import small_engine
-
+from benchmarks.processes import small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice.telemetry import run_directory
@@ -55,7 +54,7 @@ def quickstart(directory: Path, steps: int) -> tuple[list[dict[str, float]], flo
         str(QUICKSTART / "job.yaml"),
         "--plain",
         "--run-dir",
-        directory,
+        str(directory),
     ]
     command += [
         "--set",

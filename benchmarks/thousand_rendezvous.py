@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sluice.environment import free_port
 from sluice.wire import rpc
@@ -87,7 +88,7 @@ def cpu_seconds(pid: int) -> float:
 
 async def update(stub: rendezvous_pb2_grpc.RendezvousStub, version: int) -> None:
     """A trainer's side of the bookkeeping."""
-    source = {"source": "trainer-0", "attempt": 1, "version": version}
+    source: dict[str, Any] = {"source": "trainer-0", "attempt": 1, "version": version}
     plan = await stub.BeginUpdate(pb.BeginUpdateRequest(**source), timeout=PATIENCE_SECONDS)
     engines = [
         pb.EngineReport(

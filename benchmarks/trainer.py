@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from processes import on_ranks
-from shapes import SHAPES, write_config
 
+from benchmarks.processes import on_ranks
+from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.huggingface.config import ModelShape

@@ -27,13 +27,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from shapes import SHAPES, write_config
 
+from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
@@ -208,6 +209,18 @@ def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+def engine_member(number: int, address: str, gpus: int) -> pb.Member:
+    """An engine as its worker presents it, with no weights yet."""
+    return pb.Member(
+        role="rollout",
+        name=f"rollout-{number}",
+        attempt=1,
+        address=address,
+        world_size=gpus,
+        version=-1,
+    )
+
+
 async def with_members(address: str, servers: list[str], options: argparse.Namespace) -> None:
     """Join the engines, as the workers beside them do, while the sources measure."""
     busy: list[asyncio.Task[None]] = []
@@ -223,17 +236,8 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
                 raise SystemExit(
                     f"error: engine {number} is not ready after 300 s:\n{log.read_text()[-3000:]}"
                 )
-            member = pb.Member(
-                role="rollout",
-                name=f"rollout-{number}",
-                attempt=1,
-                address=server,
-                world_size=options.engine_gpus,
-                version=-1,
-            )
-            membership = await stack.enter_async_context(
-                Membership(address, lambda member=member: member)
-            )
+            hello = partial(engine_member, number, server, options.engine_gpus)
+            membership = await stack.enter_async_context(Membership(address, hello))
             await membership.connected.wait()
             for request in range(options.load):
                 busy.append(asyncio.create_task(keep_busy(one, request)))

@@ -22,7 +22,7 @@ def manifest(algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any
     return {name: group for name, group in spec.items() if group is not None}
 
 
-ALONE = [
+ALONE: list[tuple[dict[str, Any], str, str]] = [
     ({"distillation": {"teacher": {}}}, "", "exactly one of path"),
     ({"distillation": {"teacher": {"path": "t", "url": "http://t"}}}, "", "exactly one of path"),
     (

@@ -24,6 +24,8 @@ def test_each_round_has_one_fault_of_each_kind() -> None:
 
 
 def test_two_hundred_faults_harm_every_role_and_every_pair_in_every_way() -> None:
-    everything = {(kind, role) for kind in (KILL, STOP) for role in ROLES}
+    everything: set[tuple[str, str | tuple[str, str]]] = {
+        (kind, role) for kind in (KILL, STOP) for role in ROLES
+    }
     everything |= {(harm, pair) for harm in Harm for pair in PAIRS}
     assert {(fault.kind, fault.target) for fault in draw(7, 200)} == everything

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from sluice.environment import free_port
 from sluice.wire import rpc
@@ -64,7 +65,7 @@ class DataPlane:
 
     async def _give_weights(self) -> None:
         """What a trainer tells the rendezvous in an update."""
-        source = {"source": "trainer-0", "attempt": 1, "version": 0}
+        source: dict[str, Any] = {"source": "trainer-0", "attempt": 1, "version": 0}
         async with rpc.channel(self.rendezvous) as channel:
             stub, metadata = rendezvous_pb2_grpc.RendezvousStub(channel), rpc.metadata(self.token)
             plan = await stub.BeginUpdate(

@@ -285,9 +285,8 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
 def _rule(expression: str, spec: Object) -> str:
     """An expression of the policy as one over the CRD's object: variables written out."""
     for each in reversed(spec["variables"]):
-        expression = re.sub(
-            rf"\bvariables\.{each['name']}\b", lambda _, e=each: f"({e['expression']})", expression
-        )
+        words = f"({each['expression']})".replace("\\", r"\\")
+        expression = re.sub(rf"\bvariables\.{each['name']}\b", words, expression)
     return re.sub(r"(?<![\w.'])(request|object|oldObject)(?=\.)", r"self.\1", expression)
 
 

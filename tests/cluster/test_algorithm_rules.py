@@ -14,7 +14,9 @@ from sluice_operator.cluster.kube.api import Api
 from tests.algorithm_cases import ALONE, SENSIBLE, TOGETHER, manifest
 
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"
-NONSENSE = [(algorithm, {}, reason) for algorithm, _, reason in ALONE]
+NONSENSE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (algorithm, {}, reason) for algorithm, _, reason in ALONE
+]
 NONSENSE += [(algorithm, groups, reason) for algorithm, groups, _, reason in TOGETHER]
 
 

@@ -129,7 +129,7 @@ async def answer_to_a_watch(world: World, version: str) -> int:
 
 async def answers(world: World) -> bool:
     try:
-        await world.list("RLJob")
+        await world.objects("RLJob")
     except errors.ApiError:
         return False
     return True
@@ -156,7 +156,7 @@ async def some_are_there(world: World) -> bool:
 async def all_ready(world: World, count: int) -> bool:
     roles = [
         role
-        for job in await world.list("RLJob")
+        for job in await world.objects("RLJob")
         for role in (job.get("status") or {}).get("roles", [])
     ]
     return sum(role["ready"] for role in roles) == count

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from functools import partial
 
 import pytest
 
@@ -47,7 +48,7 @@ async def test_operators_that_are_killed_at_random(
             victim.kill()
             pair.remove(victim)
             pair.append(await start(SLUICE_IDENTITY=f"{seed}-{failures + 1}"))
-            await world.until(lambda n=failures: restarted(world, n), SECONDS)
+            await world.until(partial(restarted, world, failures), SECONDS)
         await world.until(lambda: all_run(world), SECONDS)
     assert kubelet.overlaps == set()
     assert {name: uids for name, uids in kubelet.lives.items() if len(uids) > 1} == {}

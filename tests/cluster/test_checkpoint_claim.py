@@ -14,17 +14,18 @@ CLAIM = "PersistentVolumeClaim"
 
 async def claims(world: World) -> dict[str, Object]:
     """Those for checkpoints, by name."""
-    found = {each["metadata"]["name"]: each for each in await world.list(CLAIM)}
+    found = {each["metadata"]["name"]: each for each in await world.objects(CLAIM)}
     return {name: each for name, each in found.items() if "-checkpoint-" in name}
 
 
 async def until_gone(world: World) -> None:
     async def is_gone() -> bool:
         left = [
-            each["metadata"]["name"] for each in await world.list("Pod") + await world.list("RLJob")
+            each["metadata"]["name"]
+            for each in await world.objects("Pod") + await world.objects("RLJob")
         ]
         return not left and "demo-buffer" not in [
-            each["metadata"]["name"] for each in await world.list(CLAIM)
+            each["metadata"]["name"] for each in await world.objects(CLAIM)
         ]
 
     await world.until(is_gone, 60)

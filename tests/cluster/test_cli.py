@@ -252,7 +252,7 @@ def write_context(
 
 async def _serves(world: World) -> bool:
     try:
-        await world.list("RLJob")
+        await world.objects("RLJob")
     except Exception:
         return False
     return True

@@ -125,7 +125,7 @@ async def test_what_must_not_change_is_refused_and_the_job_goes_on(
     message = (await world.condition("Running"))["message"]
     assert "cannot be changed: spec.trainer.steps: 10 -> 99" in message
     assert "SpecChangeRefused" in await world.reasons()
-    config = (await world.list("ConfigMap"))[0]["data"]["rljob.json"]
+    config = (await world.objects("ConfigMap"))[0]["data"]["rljob.json"]
     assert '"steps": 10' in config
     await world.change({"trainer": {"steps": 10}})
 
@@ -187,7 +187,7 @@ async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
         await world.create(formerField={"a": 1}, trainer={"oldKnob": True})
         assert (await world.job())["spec"]["formerField"] == {"a": 1}
         await world.until_pods(5)
-        assert "oldKnob" not in (await world.list("ConfigMap"))[0]["data"]["rljob.json"]
+        assert "oldKnob" not in (await world.objects("ConfigMap"))[0]["data"]["rljob.json"]
     finally:
         await world.api.merge(crd, {"spec": {"versions": schema}})
 

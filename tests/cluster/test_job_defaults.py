@@ -27,7 +27,8 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
     (trainer,) = (await world.pods("trainer")).values()
     assert {"key": "gpu", "operator": "Exists"} in trainer["spec"]["tolerations"]
     claims = {
-        each["metadata"]["name"]: each["spec"] for each in await world.list("PersistentVolumeClaim")
+        each["metadata"]["name"]: each["spec"]
+        for each in await world.objects("PersistentVolumeClaim")
     }
     assert claims.pop("demo-buffer")["storageClassName"] == "mine"
     assert [each["storageClassName"] for each in claims.values()] == ["fast"]

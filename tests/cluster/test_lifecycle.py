@@ -24,7 +24,7 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     job = await world.create()
     await world.until_pods(5)
     assert await world.names() == PODS
-    children = {kind: await world.list(kind) for kind in OWNED}
+    children = {kind: await world.objects(kind) for kind in OWNED}
     names = {
         kind: [found["metadata"]["name"] for found in children[kind]]
         for kind in OWNED
@@ -122,7 +122,7 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(
     )
     await world.gone("demo-rollout-0-1-0", "demo-rollout-1-1-0")
     await world.until_pods(0)
-    claims = [found["metadata"]["name"] for found in await world.list("PersistentVolumeClaim")]
+    claims = [found["metadata"]["name"] for found in await world.objects("PersistentVolumeClaim")]
     assert claims == ["demo-buffer", (await world.status())["checkpointClaim"]]
     await world.change({"suspend": False})
     await world.until_pods(5)
@@ -182,7 +182,7 @@ async def test_a_finished_job_is_deleted_after_its_time(operator: Operator, worl
     await world.finish("demo-trainer-0-1-0", 0)
 
     async def is_gone() -> bool:
-        return not await world.list("RLJob")
+        return not await world.objects("RLJob")
 
     await world.until(is_gone)
 

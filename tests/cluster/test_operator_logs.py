@@ -42,7 +42,7 @@ async def test_what_kopf_and_the_client_say_is_json_too(
     plane.start_api_server(command)
 
     async def is_there() -> bool:
-        return operator.get("/readyz")[0] == 200 and bool(await world.list("RLJob")) is False
+        return operator.get("/readyz")[0] == 200 and bool(await world.objects("RLJob")) is False
 
     await world.until(lambda: _answers(world), 60)
     await world.until(is_there)
@@ -52,7 +52,7 @@ async def test_what_kopf_and_the_client_say_is_json_too(
 
 async def _answers(world: World) -> bool:
     try:
-        await world.list("RLJob")
+        await world.objects("RLJob")
     except Exception:
         return False
     return True

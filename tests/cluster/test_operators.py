@@ -29,7 +29,7 @@ async def holder(world: World) -> str:
 
 async def children(world: World) -> dict[str, str]:
     """Name -> uid of all that the job owns."""
-    found = [each for kind in OWNED for each in await world.list(kind)]
+    found = [each for kind in OWNED for each in await world.objects(kind)]
     return {f"{each['metadata']['name']}": each["metadata"]["uid"] for each in found}
 
 

@@ -135,7 +135,7 @@ async def everything(world: World, kind: str) -> list[str]:
 async def has_no_owner(world: World) -> bool:
     at = collection("Pod", world.namespace)
     pods = (await world.api.get(at))["items"]
-    jobs = await world.list("RLJob")
+    jobs = await world.objects("RLJob")
     return (
         len(pods) == 5
         and not jobs

@@ -123,7 +123,7 @@ async def nothing_is_left(world: World) -> bool:
 
 
 async def no_job_is_left(world: World) -> bool:
-    return not await world.list("RLJob")
+    return not await world.objects("RLJob")
 
 
 async def test_the_operator_may_do_no_more_than_its_work(release: Release, world: World) -> None:

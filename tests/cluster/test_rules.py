@@ -62,7 +62,7 @@ async def job(rules: Api) -> AsyncIterator[Job]:
 # -- transitions
 # --------------------------------------------------------------------------------------------------
 
-FROZEN = {
+FROZEN: dict[str, Object] = {
     "spec.model": {"model": {"path": "other"}},
     "spec.data": {"data": {"seed": 7}},
     "spec.rollout.batchSize": {"rollout": {"batchSize": 16}},

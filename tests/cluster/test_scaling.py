@@ -21,7 +21,7 @@ HPA_SECONDS = 120.0
 
 
 def kubectl(plane: ControlPlane, world: World, *arguments: str) -> str:
-    command = [tool("kubectl"), "--namespace", world.namespace, *arguments]
+    command = [str(tool("kubectl")), "--namespace", world.namespace, *arguments]
     done = subprocess.run(
         command,
         capture_output=True,

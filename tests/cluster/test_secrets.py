@@ -109,7 +109,7 @@ async def test_tls_cannot_be_switched_while_the_job_runs(operator: Operator, wor
         )
 
     await world.until(is_told)
-    assert len(await world.list("Secret")) == 1
+    assert len(await world.objects("Secret")) == 1
 
 
 async def test_a_restarted_operator_takes_the_secret_that_is_there_for_its_own(

@@ -69,7 +69,7 @@ class World:
             {},
         )
 
-    async def list(self, kind: str) -> list[Object]:
+    async def objects(self, kind: str) -> list[Object]:
         """What is there of a kind, but for what every namespace has."""
         found = (await self.api.get(collection(kind, self.namespace)))["items"] or []
         return [
@@ -78,7 +78,7 @@ class World:
 
     async def owned(self, *kinds: str) -> list[Object]:
         """What goes with its job: all of these kinds but claims that are kept."""
-        found = [each for kind in kinds or OWNED for each in await self.list(kind)]
+        found = [each for kind in kinds or OWNED for each in await self.objects(kind)]
         return [
             each for each in found if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})
         ]
@@ -95,7 +95,7 @@ class World:
     # -----------------------------------------------------------------------------------
 
     async def pods(self, role: str = "") -> dict[str, Object]:
-        found = await self.list("Pod")
+        found = await self.objects("Pod")
         return {
             pod["metadata"]["name"]: pod
             for pod in found
@@ -180,10 +180,11 @@ class World:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             found = {
-                kind: [each["metadata"]["name"] for each in await self.list(kind)] for kind in OWNED
+                kind: [each["metadata"]["name"] for each in await self.objects(kind)]
+                for kind in OWNED
             }
             jobs = [
-                (job["metadata"]["name"], job.get("status")) for job in await self.list("RLJob")
+                (job["metadata"]["name"], job.get("status")) for job in await self.objects("RLJob")
             ]
             raise AssertionError(f"not within {seconds} s: {found} {jobs}") from None
 

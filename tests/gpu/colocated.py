@@ -21,14 +21,14 @@ import tempfile
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))
 
-from shapes import SHAPES, write_config  # noqa: E402
-
+from benchmarks.shapes import SHAPES, write_config  # noqa: E402
 from tests.integration.run.laptop import Laptop  # noqa: E402
 
 TIMES = {
@@ -199,14 +199,15 @@ def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
     return problems
 
 
+def _has_rested(log: Path) -> bool:
+    """True once the engine of this log has given its memory away three times."""
+    return log.exists() and log.read_text().count("POST /release_memory") >= 3
+
+
 def _kill_both(run: Laptop) -> None:
     for attempt, victim in ((1, "engine"), (2, "trainer")):
         log = run.directory / f"logs/one-gpu-rollout-0-{attempt}-0.engine.log"
-        run.until(
-            lambda log=log: log.exists() and log.read_text().count("POST /release_memory") >= 3,
-            "rests",
-            200,
-        )
+        run.until(partial(_has_rested, log), "rests", 200)
         print("kill", victim, "at step", run.step(), flush=True)
         run.kill(victim)
 

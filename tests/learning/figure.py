@@ -26,7 +26,7 @@ def draw(runs: Path, target: Path) -> list[str]:
     import matplotlib.pyplot as plt
 
     figure, (training, held_out) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    shown = []
+    shown: list[str] = []
     for name in RUNS:
         steps = run_directory.by_step(runs / name / run_directory.METRICS)
         if not steps:

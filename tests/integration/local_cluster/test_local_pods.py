@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.reconcile import run_job
@@ -175,7 +176,7 @@ def _command(command: list[str]) -> dict[str, object]:
     return {"spec": {"containers": [{"name": "trainer", "command": command}]}}
 
 
-def _with_inits(*programs: str, **fields: object) -> dict[str, object]:
+def _with_inits(*programs: str, **fields: Any) -> dict[str, Any]:
     """A trainer whose pod has these init containers."""
     inits = [{"name": f"init-{i}", **_program(code)} for i, code in enumerate(programs)]
     return {"template": {"spec": {"initContainers": inits}}, **fields}
@@ -192,7 +193,7 @@ async def test_init_containers_run_one_after_the_other_before_the_others(tmp_pat
     spec = _with_inits(say.format("first "), say.format("second "))
     spec["template"]["spec"]["containers"] = [
         {"name": "trainer", "command": ["python", "-S", "-c", program]}
-    ]  # type: ignore[index]
+    ]
     phases: set[str] = set()
     async with LocalCluster(tmp_path) as cluster:
         job = make_job(trainer_spec=spec)

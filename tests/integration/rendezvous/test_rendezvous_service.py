@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -30,6 +31,17 @@ def engine(rendezvous: Rendezvous, name: str = "rollout-0", attempt: int = 1) ->
     return member
 
 
+def latest(member: Membership) -> pb.ServerMessage:
+    """The rendezvous' last words to a member that has heard some."""
+    assert member.latest is not None
+    return member.latest
+
+
+def beats(member: Membership, seconds: float) -> bool:
+    """True once a member was told to send a heartbeat this often."""
+    return member.latest is not None and member.latest.heartbeat_seconds == seconds
+
+
 async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
@@ -47,12 +59,12 @@ async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous)
 async def test_a_member_that_is_told_at_once_what_changes(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        assert not member.latest.admitted
+        assert not latest(member).admitted
         await rendezvous.serve(0)
-        await eventually(member, lambda: member.latest.admitted, seconds=1)
+        await eventually(member, lambda: latest(member).admitted, seconds=1)
         for version in range(1, 201):
             await rendezvous.serve(version)
-        await eventually(member, lambda: member.latest.version == 200, seconds=1)
+        await eventually(member, lambda: latest(member).version == 200, seconds=1)
 
 
 async def test_two_tasks_that_wait_for_news_take_none_from_each_other(
@@ -65,7 +77,7 @@ async def test_two_tasks_that_wait_for_news_take_none_from_each_other(
         while True:
             seen = await member.news(seen)
             await asyncio.sleep(pause)  # busy with what it heard, while more comes
-            heard[name] = member.latest.version if member.latest else -1
+            heard[name] = latest(member).version if member.latest else -1
 
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
@@ -88,14 +100,14 @@ async def test_a_dropped_engine_is_told_why_and_comes_back(rendezvous: Rendezvou
         request = pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=1)
         plan = await rendezvous.stub.BeginUpdate(request, metadata=rpc.metadata())
         assert not await rendezvous.report(plan.engines[0], 1, error="transfer: it hangs")
-        await eventually(member, lambda: member.latest.dropped == "transfer: it hangs", seconds=1)
+        await eventually(member, lambda: latest(member).dropped == "transfer: it hangs", seconds=1)
         assert not await rendezvous.report(
             plan.engines[0], 1
         )  # an answer of the old communicator comes too late
-        assert not member.latest.admitted
+        assert not latest(member).admitted
         await rendezvous.serve(1)
         await eventually(
-            member, lambda: member.latest.admitted and not member.latest.dropped, seconds=1
+            member, lambda: latest(member).admitted and not latest(member).dropped, seconds=1
         )
 
 
@@ -105,13 +117,13 @@ async def test_after_a_restart_members_come_back_by_themselves_with_what_they_ho
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         await rendezvous.serve(7)
-        await eventually(member, lambda: member.latest.version == 7)
+        await eventually(member, lambda: latest(member).version == 7)
         generation = (await rendezvous.ledger())["rollout-0"].generation
         await restart(rendezvous, member)
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         [found] = await membership.find(rendezvous.address, "rollout", seconds=5)
         assert (found.name, found.version) == ("rollout-0", 7)
-        assert member.latest.admitted
+        assert latest(member).admitted
         assert (await rendezvous.ledger())["rollout-0"].generation != generation
 
 
@@ -129,7 +141,7 @@ async def test_after_a_restart_an_older_trainer_is_refused_by_what_engines_have_
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         await rendezvous.serve(7, attempt=2)
-        await eventually(member, lambda: member.latest.sources == {"trainer-0": 2})
+        await eventually(member, lambda: latest(member).sources == {"trainer-0": 2})
         await restart(rendezvous, member)
         older = pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=8)
         assert await error_of(rendezvous.stub.BeginUpdate(older, metadata=rpc.metadata())) == (
@@ -151,7 +163,7 @@ async def test_who_joins_is_no_news_to_others(rendezvous: Rendezvous) -> None:
                 metadata=rpc.metadata(),
             )
             assert await rendezvous.report(plan.engines[1], 1)
-            await eventually(other, lambda: other.latest.admitted)
+            await eventually(other, lambda: latest(other).admitted)
         while "rollout-1" in await rendezvous.ledger():
             await asyncio.sleep(0.02)
         assert member.news_count == heard + 1  # the first attempt of a trainer
@@ -179,13 +191,11 @@ async def test_members_send_heartbeats_as_often_as_they_are_told(
     )
     async with engine(rendezvous) as first:
         await eventually(first, lambda: first.latest)
-        assert first.latest.heartbeat_seconds == membership.HEARTBEAT_SECONDS
+        assert latest(first).heartbeat_seconds == membership.HEARTBEAT_SECONDS
         async with engine(rendezvous, "rollout-1") as second:
             for member in (first, second):  # the first hears it in answer to its next heartbeat
-                await eventually(
-                    member, lambda m=member: m.latest and m.latest.heartbeat_seconds == 4.0
-                )
-        await eventually(first, lambda: first.latest.heartbeat_seconds == 2.0)
+                await eventually(member, partial(beats, member, 4.0))
+        await eventually(first, lambda: latest(first).heartbeat_seconds == 2.0)
 
 
 async def test_who_is_silent_is_dropped_and_may_come_back() -> None:

@@ -51,7 +51,7 @@ policy = Policy(tiny.spec(model), model_dir=model, timeout=timeout, author=Autho
 policy.load_latest(checkpoints)
 shard = tiny.batch(8, seed=0)
 policy.train([shard], [tiny.totals(shard)])
-Path.rename = freeze_and_rename  # type: ignore[assignment, method-assign]
+Path.rename = freeze_and_rename  # type: ignore[method-assign]
 try:
     tiny.save(policy, checkpoints, 1)
 except CheckpointError as error:

@@ -124,7 +124,7 @@ def test_training_goes_on_under_another_layout(
 
 
 def test_the_bf16_optimizer_keeps_its_fp32_weights(qwen3: Path, tmp_path: Path) -> None:
-    options = {"trainer": {"precision": "bf16"}}
+    options: dict[str, Any] = {"trainer": {"precision": "bf16"}}
     policy = make(qwen3, **options)
     train(policy, 2)
     tiny.save(policy, tmp_path, 2)

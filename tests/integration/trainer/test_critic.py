@@ -144,7 +144,7 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
     """Values, losses, gradient norms and what becomes of the policy; and its checkpoint goes on
     where there is one."""
     family, parallelism, world = SPREAD[layout]
-    job = {"model": str(models[family]), "algorithm": PPO}
+    job: dict[str, Any] = {"model": str(models[family]), "algorithm": PPO}
     through = estimate_steps.train(**job, steps=3)
     spread = {
         "trainer": {"parallelism": parallelism, "processesPerNode": world},
@@ -161,7 +161,12 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     qwen3: Path, tmp_path: Path, init: str
 ) -> None:
-    options = {"model": str(qwen3), "algorithm": PPO, "trainer": {"stepsPerBatch": 2}, "init": init}
+    options: dict[str, Any] = {
+        "model": str(qwen3),
+        "algorithm": PPO,
+        "trainer": {"stepsPerBatch": 2},
+        "init": init,
+    }
     through = estimate_steps.train(**options, steps=5)
     estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
     (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
@@ -192,7 +197,7 @@ def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
 
 
 def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, tmp_path: Path) -> None:
-    options = {"model": str(qwen3), "algorithm": PPO}
+    options: dict[str, Any] = {"model": str(qwen3), "algorithm": PPO}
     through = estimate_steps.train(**options, steps=4)
     elsewhere(2, {**options, "steps": 2, "save_at": 2, "checkpoints": str(tmp_path)})
     resumed = estimate_steps.train(**options, steps=4, checkpoints=str(tmp_path))

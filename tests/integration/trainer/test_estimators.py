@@ -73,7 +73,7 @@ def elsewhere(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def on_two_ranks(qwen3: Path) -> dict[str, dict[str, Any]]:
     trainer = {"stepsPerBatch": 2}
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {"model": str(qwen3), "algorithm": algorithm, "trainer": trainer}
         for algorithm in ALGORITHMS.values()
     ]
@@ -91,7 +91,7 @@ def test_two_ranks_equal_one(
 
 
 def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {"model": str(qwen3), "algorithm": ALGORITHMS[name], "trainer": {"maxTokensPerGpu": 50}}
         for name in ("reinforce_plus_plus", "gspo", "ppo", "clip_cov")
     ]
@@ -120,7 +120,7 @@ def test_a_critic_spread_like_the_policy_equals_one_rank(
         "loss": "gspo",
         "offPolicy": {"method": "tis", "level": "sequence"},
     }
-    job = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}
+    job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}
     (spread,) = elsewhere(
         world, {**job, "trainer": {"parallelism": layout, "processesPerNode": world}}
     )
@@ -129,7 +129,7 @@ def test_a_critic_spread_like_the_policy_equals_one_rank(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
-    job = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
+    job: dict[str, Any] = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
     several = 2 if name == "kl_cov" else 1  # on policy it would do nothing
     alone, together = (
         estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap, "stepsPerBatch": several})
@@ -174,7 +174,7 @@ def test_tokens_are_picked_and_the_same_under_every_layout(
     models: dict[str, Path], name: str
 ) -> None:
     """Four ranks: two shares of the sequences, each on a model that is split."""
-    job = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
+    job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
     alone = estimate_steps.train(**job, trainer={"stepsPerBatch": 2})
     assert all(0.02 < step["train/cov_frac"] < 0.5 for step in alone["history"])
     for layout in ({"tensor": 2}, {"pipeline": 2}, {"context": 2}):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ pytestmark = [
 ]
 
 
-def make(model: Path, precision: str, **changes: object) -> Policy:
+def make(model: Path, precision: str, **changes: Any) -> Policy:
     spec = tiny.spec(
         model, trainer={"gpusPerNode": 1, "precision": precision, "maxTokensPerGpu": 150}, **changes
     )
@@ -131,9 +132,8 @@ def test_context_shares_attend_as_the_whole_row_does(
 
     q, k, v = draw(row, heads, dim), draw(row, kv_heads, dim), draw(row, kv_heads, value_dim)
     whole = attention._on_gpu(q, k, v, layout.packing(lengths, q.device), 0.1)
-    dense = attention._dense(
-        *(x.float() for x in (q, k, v)), layout.packing(lengths, q.device).dense, 0.1
-    )
+    padded = layout.packing(lengths, q.device).dense
+    dense = attention._dense(q.float(), k.float(), v.float(), padded, 0.1)
     assert (whole.float() - dense).abs().max() < 0.05
     for rank in range(context):
         split = layout.Split(context=context, rank=rank)
@@ -185,7 +185,8 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     generator = torch.Generator("cuda").manual_seed(0)
     drawn = [torch.randn(row, heads, 64, generator=generator, device="cuda") for heads in (4, 2, 2)]
     whole = [x.clone().requires_grad_() for x in drawn]
-    expected = attention._dense(*whole, layout.packing(lengths, torch.device("cuda")).dense, 0.1)
+    padded = layout.packing(lengths, torch.device("cuda")).dense
+    expected = attention._dense(whole[0], whole[1], whole[2], padded, 0.1)
     expected.square().sum().backward()
     q, k, v = (x.bfloat16().requires_grad_() for x in drawn)
     for rank in range(context):

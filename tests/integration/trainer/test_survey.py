@@ -3,6 +3,7 @@ transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -142,12 +143,12 @@ def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str
         gaps = (s.old_log_probs.numpy() - s.rollout_log_probs)[trained].astype(float)
         if not len(gaps):
             continue
-        of_level = {
+        of_levels: dict[str, Iterable[float]] = {
             "token": gaps,
             "sequence": [np.clip(gaps.sum(), -20, 20)],
             "geometric": [gaps.mean()],
-        }[level]
-        weights += [min(np.exp(gap), 1.5) for gap in of_level]
+        }
+        weights += [min(np.exp(gap), 1.5) for gap in of_levels[level]]
     policy = make(
         qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True}
     )

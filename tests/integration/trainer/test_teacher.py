@@ -191,7 +191,7 @@ def test_a_teacher_spread_like_the_policy_equals_one_rank(
 ) -> None:
     distillation = {"coef": 0.5, "teacher": {"path": str(teacher)}}
     algorithm = {"estimator": "rloo", "distillation": distillation}
-    job = {"model": str(student), "algorithm": algorithm}
+    job: dict[str, Any] = {"model": str(student), "algorithm": algorithm}
     steps = {"stepsPerBatch": 2}
     (spread,) = elsewhere(
         world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}}
@@ -304,7 +304,7 @@ def test_a_divergence_over_words_of_several_ranks_equals_one_rank(
 ) -> None:
     """131 words are not shared evenly, and the teacher's 160 are cut elsewhere."""
     distillation = {"coef": 0.5, "teacher": {"path": str(larger)}, **KINDS[kind]}
-    job = {
+    job: dict[str, Any] = {
         "model": str(wide_student),
         "algorithm": {"estimator": "rloo", "distillation": distillation},
     }

@@ -41,8 +41,13 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
         ]
         command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         command += ["--rdzv-conf", f"rank={index}", str(script)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, **pipes)
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     pods = [pod(1), pod(0)]
     outputs = [each.communicate(timeout=200)[0] for each in pods]
@@ -90,8 +95,13 @@ def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_rea
         ]
         command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         command += ["--rdzv-conf", f"rank={index}", str(script)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, **pipes)
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     pods = [pod(0), pod(1)]
     outputs = [each.communicate(timeout=200)[0] for each in pods]

@@ -4,7 +4,7 @@ import itertools
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def mismatched_engine() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Joined]]:
+async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[Joined]]]:
     """Joins an engine at the rendezvous, as the worker beside it does."""
     async with AsyncExitStack() as stack:
 

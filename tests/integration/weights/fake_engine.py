@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from aiohttp import web
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
     Backend,
     PrefixStore,
@@ -30,7 +31,7 @@ state: dict[str, Any] = {"weight_version": "default", "bytes": 0, "sum": 0, "cal
 def join(body: dict[str, Any]) -> None:
     rank, size, name = body["rank_offset"], body["world_size"], body["group_name"]
     timeout = timedelta(seconds=60)
-    store = dist.TCPStore(
+    store = TCPStore(
         body["master_address"], body["master_port"], size, is_master=False, timeout=timeout
     )
     group, _ = _new_process_group_helper(

@@ -117,7 +117,12 @@ def compare(change: Callable[[Any], None]) -> dict[str, bool]:
 
     copies: list[str] = []
     copy = plugin._copy
-    plugin._copy = lambda made, kind, *rest: (copies.append(kind), copy(made, kind, *rest))
+
+    def noted(layer: Any, kind: str, target: Any, stack: Any, first: int) -> None:
+        copies.append(kind)
+        copy(layer, kind, target, stack, first)
+
+    plugin._copy = noted
     torch.manual_seed(1)
     stacks = {
         "w13_weight": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN),

@@ -134,7 +134,7 @@ def test_what_makes_sense_is_accepted(algorithm: dict[str, Any], groups: dict[st
 
 
 def test_every_rule_has_a_case_above() -> None:
-    messages = [reason for *_, reason in (*ALONE, *TOGETHER)]
+    messages = [reason for *_, reason in ALONE] + [reason for *_, reason in TOGETHER]
     rules = [
         *Algorithm.rules,
         *KL.rules[1:],

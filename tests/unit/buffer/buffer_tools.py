@@ -79,7 +79,7 @@ def make_sample(
     response: int = 6,
     version: int = 0,
     reward: float | None = 1.0,
-    status: int = common.SAMPLE_STATUS_COMPLETED,
+    status: common.SampleStatus = common.SAMPLE_STATUS_COMPLETED,
     error: str = "reward raised ValueError",
 ) -> common.Sample:
     seed = np.arange(prompt + response, dtype="<i4") + index

@@ -21,7 +21,7 @@ from tests.unit.buffer.buffer_tools import House, make_group, shard_group
 Make = Callable[..., House]
 
 
-def rows(path: Path, count: int = 12, **changed: Any) -> str:
+def rows(path: Path, count: int = 12, /, **changed: Any) -> str:
     """Conversations `<i>` -> `<i+1>`; changed: other rows, by `row<i>`."""
     made = [
         changed.get(f"row{i}", {"messages": [user(str(i)), assistant(str(i + 1))]})

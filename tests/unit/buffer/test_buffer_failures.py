@@ -1,10 +1,11 @@
 """One bad group harms only itself; and what fails is told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from prometheus_client import generate_latest
 
+from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit
 from sluice_buffer.serving.metrics import registry
@@ -17,8 +18,8 @@ Make = Callable[..., House]
 FAILED = common.SAMPLE_STATUS_FAILED
 
 
-def ids(leased: list[object]) -> list[int]:
-    return [one.prompt.group_id for one in leased]  # type: ignore[attr-defined]
+def ids(leased: Sequence[pb.LeasedGroup]) -> list[int]:
+    return [one.prompt.group_id for one in leased]
 
 
 def test_only_the_group_that_ends_its_workers_fails(house: Make) -> None:
@@ -26,7 +27,8 @@ def test_only_the_group_that_ends_its_workers_fails(house: Make) -> None:
     was beside it.
     """
     one = house(rollout__batchSize=8, trainer__steps=1)
-    attempt, finished = 1, set()
+    attempt = 1
+    finished: set[int] = set()
     while len(finished) < 7:
         leased = one.lease(count=8, attempt=attempt)
         assert leased, "a group waits and nobody gets it"

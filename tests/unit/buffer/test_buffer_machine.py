@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ KINDS = [
 
 class BufferMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(KINDS))
-    def start(self, kind: dict[str, object]) -> None:
+    def start(self, kind: dict[str, Any]) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="machine-"))
         job = make_job(self.root, rollout__batchSize=2, **{"trainer__steps": 6, **kind})
         self.house = House(job, self.root / "storage")
@@ -75,7 +76,7 @@ class BufferMachine(RuleBasedStateMachine):
     )
     def submit(self, data: st.DataObject, reward: bool, status: int, size: int) -> None:
         one = data.draw(st.sampled_from(self.leased))
-        kwargs = {"reward": 1.0} if reward else {}
+        kwargs: dict[str, Any] = {"reward": 1.0} if reward else {}
         group = make_group(one.prompt, response=size, status=status, version=self.version, **kwargs)
         answer = self.house.submit_group(group)
         if answer.outcome is SubmitOutcome.STORED and one.prompt.purpose == pb.PURPOSE_TRAIN:

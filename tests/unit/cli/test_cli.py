@@ -48,6 +48,7 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
     spec = resolve(load_job(job), job.parent).spec
     assert spec.model.path == str(job.parent / "model")
     assert spec.data.prompts[0].path == str(job.parent / "rows.jsonl@[0:2]")
+    assert spec.reward is not None
     assert spec.reward.function == str(job.parent / "judge.py:score")
 
 

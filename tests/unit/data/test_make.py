@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sluice import user_code
 from sluice.api import RLJobSpec
 from sluice.data import make
 from sluice.environment import ConfigurationError
@@ -94,7 +95,7 @@ def test_rows_that_are_there_stay_whatever_the_code_would_give_now(
 ) -> None:
     job = spec(tmp_path / "c.py", "counting", rows=3)
     first = made(job, rows)
-    make.load.cache_clear()
+    user_code.load.cache_clear()
     (tmp_path / "c.py").write_text("def counting():\n    yield {'prompt': 'another'}\n")
     assert made(job, rows) == first
 

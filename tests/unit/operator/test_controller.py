@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(
     await settle(controller)
     before, words = RLJobStatus.model_validate(jobs.world.stored), _message(jobs)
     for key in ("path", "other"):  # another message of the same error is not told again
-        jobs.config = lambda stored, key=key: broken(stored, key)  # type: ignore[method-assign]
+        jobs.config = partial(broken, key=key)  # type: ignore[method-assign]
         assert await settle(controller, 2) == ["error"] * 2
     after = RLJobStatus.model_validate(jobs.world.stored)
     assert _message(jobs) == f"{words}; {jobs.told[-1].message}"
@@ -188,7 +189,7 @@ async def test_an_error_that_cannot_be_told_is_told_later(
 ) -> None:
     jobs.config, store = broken, jobs.store_status  # type: ignore[method-assign]
 
-    async def refuse(*_: object) -> None:
+    async def refuse(stored: KubeObject, status: RLJobStatus) -> None:
         raise errors.ConflictError("changed", 409)
 
     jobs.store_status = refuse  # type: ignore[method-assign]

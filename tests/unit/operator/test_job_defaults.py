@@ -80,7 +80,7 @@ def test_claims_get_the_storage_class() -> None:
 
 
 def test_what_the_job_says_goes_first() -> None:
-    template = {
+    template: dict[str, Any] = {
         "spec": {"nodeSelector": {"pool": "mine"}, "tolerations": [], "priorityClassName": None}
     }
     resources = {"limits": {"memory": "64Gi"}}

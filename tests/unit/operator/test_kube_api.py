@@ -21,9 +21,15 @@ from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 class Server:
     """Answers in order; notes what it was asked."""
 
+    api: Api
+
     def __init__(self) -> None:
         self.answers: list[web.Response] = []
         self.requests: list[tuple[str, str, str, Any]] = []
+        self.codes: list[tuple[str, int]] = []
+
+    def note(self, method: str, code: int) -> None:
+        self.codes.append((method, code))
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None
@@ -33,18 +39,14 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    found = Server()
+    server = Server()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
+    app.router.add_route("*", "/{path:.*}", server.handle)
     async with TestServer(app) as running:
         configuration = Configuration()
         configuration.host = str(running.make_url("")).rstrip("/")
-        found.codes = []  # type: ignore[attr-defined]
-        async with Api(
-            configuration, lambda method, code: found.codes.append((method, code))
-        ) as api:  # type: ignore[attr-defined]
-            found.api = api  # type: ignore[attr-defined]
-            yield found
+        async with Api(configuration, server.note) as server.api:
+            yield server
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 from datetime import timedelta
+from typing import get_args
 
 import pytest
 
 from sluice.api import Condition, GangStatus, RLJobStatus
+from sluice.api.status import RoleName
 from sluice_operator.plan import Progress, clock
 from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.model import Gang, GangFacts
@@ -24,11 +26,11 @@ TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=c
 
 
 def steps(**facts: GangFacts) -> list[Step]:
-    roles = {"rendezvous": UP, "buffer": UP, "rollout": UP, "trainer": UP} | facts
+    roles: dict[RoleName, GangFacts] = {role: facts.get(role, UP) for role in get_args(RoleName)}
     return [
         Step(Gang(role, 0, 1), RESTARTED if found is DOWN and facts else FRESH, found)
         for role, found in roles.items()
-    ]  # type: ignore[arg-type]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
 )
 def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
     conditions = [
-        Condition(type=kind, status=status, reason=reason, last_transition_time=clock.text(START))  # type: ignore[arg-type]
+        Condition(type=kind, status=status, reason=reason, last_transition_time=clock.text(START))
         for kind, status, reason in found
     ]
     assert state_word(conditions) == word
@@ -134,5 +136,5 @@ def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
 def test_the_reason_is_that_of_the_state(found: list[tuple[str, str, str]], reason: str) -> None:
     conditions = [
         Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in found
-    ]  # type: ignore[arg-type]
+    ]
     assert summary(conditions)["reason"] == reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ class Watched:
                 assert role.name != "trainer" or gang.restarts <= MAX_RESTARTS
 
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "trainer": {"steps": 10, "nodes": 2, "gpusPerNode": 0},
     "rollout": {"replicas": 2, "gpusPerReplica": 0},
     "failurePolicy": {

@@ -16,9 +16,8 @@ from sluice_operator.plan.model import Gang, Images
 from sluice_rollout.worker import RETURN_SECONDS, Worker
 from tests.unit.operator.world import make_job
 
-DRAIN_SECONDS = next(
-    float(field.default) for field in fields(Worker) if field.name == "drain_seconds"
-)
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Worker)}
+DRAIN_SECONDS = float(DEFAULTS["drain_seconds"])
 NEEDED_SECONDS = {"rollout": DRAIN_SECONDS + RETURN_SECONDS, "buffer": _GRACE_SECONDS}
 """What a role allows itself after SIGTERM."""
 

@@ -26,7 +26,7 @@ def render(role: str, **spec: Any) -> KubeObject:
 
 def resources(role: str, container: str, **spec: Any) -> dict[str, Any]:
     found = render(role, **spec)["spec"]
-    return next(  # type: ignore[no-any-return]
+    return next(
         each["resources"]
         for each in found.get("initContainers", []) + found["containers"]
         if each["name"] == container

@@ -15,7 +15,7 @@ NOW = clock.text(START)
 
 
 def status(running: str, **more: Any) -> RLJobStatus:
-    condition = Condition(type="Running", status=running, reason="Any", last_transition_time=NOW)  # type: ignore[arg-type]
+    condition = Condition(type="Running", status=running, reason="Any", last_transition_time=NOW)
     return RLJobStatus(conditions=[condition], **more)
 
 

@@ -182,7 +182,7 @@ class World:
 
     def replace(self, name: str, **change: Any) -> None:
         old = self.pods[name]
-        place = {
+        place: dict[str, Any] = {
             "replica": podstate.replica(old),
             "attempt": podstate.attempt(old),
             "index": podstate.index(old),
@@ -212,7 +212,7 @@ class World:
         labels = {
             key.rpartition("/")[2]: value for key, value in found["metadata"]["labels"].items()
         }
-        place = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
+        place: dict[str, Any] = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
         self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
         del self.pods[name]["status"]["startTime"]
         self.pods[name]["metadata"]["labels"] |= found["metadata"]["labels"]

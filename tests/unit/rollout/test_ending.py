@@ -43,6 +43,7 @@ async def test_it_ends_when_it_is_told_to_and_its_requests_have_ended(
     tokenizer.rid_to_state.clear()
     cleared = time.monotonic()
     await asyncio.wait_for(task, 30)
+    assert tokenizer.ended is not None
     assert tokenizer.ended - cleared >= 0.05 - 0.005, "its last answers are on their way"
 
 

@@ -14,7 +14,7 @@ from sluice.engines.base import EngineError, Generation, PromptRefusedError
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice_rollout.episode import TURNS, Episode, EpisodeEndError
-from sluice_rollout.function import Player
+from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 
@@ -60,9 +60,7 @@ class Script:
         return Generation(answer, [-0.5] * len(answer), spans, finish, None)
 
 
-def player(
-    play: Callable[[Episode], Awaitable[None]], engine: Script, seconds: float = 5.0
-) -> Player:
+def player(play: Play, engine: Script, seconds: float = 5.0) -> Player:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from sluice.engines.sglang.plugin.__main__ import PATH
 
 
 @pytest.fixture
-def fence(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def fence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PATH))
     import sluice_sglang.fence as module
 

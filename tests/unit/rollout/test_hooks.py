@@ -68,7 +68,7 @@ def code(tmp_path: Path) -> str:
     return f"{tmp_path}/code.py"
 
 
-def maker(house: House, own: hooks.Hooks | None = None, **judges: Any) -> GroupMaker:
+def maker(house: Any, own: hooks.Hooks | None = None, **judges: Any) -> GroupMaker:
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "m"},
@@ -92,7 +92,7 @@ def maker(house: House, own: hooks.Hooks | None = None, **judges: Any) -> GroupM
         house,
         None,
         own or hooks.Hooks(),
-        judges,  # type: ignore[arg-type]
+        judges,
     )
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import psutil
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port

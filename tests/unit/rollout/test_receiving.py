@@ -5,16 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
     Backend,
+    GroupName,
     PrefixStore,
     _new_process_group_helper,
     _world,
@@ -35,7 +37,7 @@ time.sleep(60)
 
 
 @pytest.fixture
-def receive(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def receive(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PATH))
     import sluice_sglang.receive as module
 
@@ -44,7 +46,7 @@ def receive(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
-    receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    receive: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = [
         ("a", torch.randn(3, 5)),
@@ -95,7 +97,7 @@ class Arrival:
 
 
 @pytest.fixture
-def sender() -> tuple[subprocess.Popen[bytes], int]:
+def sender() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", STORE, str(port)], stdout=subprocess.PIPE, cwd=Path("/")
@@ -123,7 +125,7 @@ class Watch(NamedTuple):
 
 
 @pytest.fixture
-def watch(receive: SimpleNamespace, sender: tuple[subprocess.Popen[bytes], int]) -> Watch:
+def watch(receive: ModuleType, sender: tuple[subprocess.Popen[bytes], int]) -> Watch:
     process, port = sender
     group, arrival = Group(port), Arrival()
     thread = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
@@ -148,7 +150,7 @@ def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
 @pytest.mark.parametrize("saver", [True, False])
 @pytest.mark.parametrize("idle", [True, False])
 def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptied(
-    receive: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, idle: bool, saver: bool
+    receive: ModuleType, monkeypatch: pytest.MonkeyPatch, idle: bool, saver: bool
 ) -> None:
     dropped: list[object] = []
     monkeypatch.setattr(
@@ -193,14 +195,14 @@ def alone(name: str) -> Any:
         [],
         Backend("gloo"),
         PrefixStore(name, store),
-        group_name=name,
+        group_name=GroupName(name),
         timeout=timedelta(seconds=10),
     )
     _world.pg_group_ranks[group] = {0: 0}
     return group
 
 
-def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: SimpleNamespace) -> None:
+def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: ModuleType) -> None:
     before = set(_world.pg_names)
     groups: dict[str, Any] = {}
     updater = SimpleNamespace(_model_update_group=groups)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sluice import user_code
 from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
 from sluice.engines.sglang.generate import generation, refusal, version_number
@@ -127,7 +128,7 @@ def test_masking_leaves_a_sample_of_one_version_alone() -> None:
 ])  # fmt: skip
 async def test_what_a_filter_says(tmp_path: Path, body: str, reason: str | None) -> None:
     (tmp_path / "filter.py").write_text(f"def mine(group):\n    return {body}\n")
-    filters.user_code.load.cache_clear()
+    user_code.load.cache_clear()
     assert await filters.load(f"{tmp_path}/filter.py:mine")(SampleGroup(Prompt(0, "x"))) == reason
 
 

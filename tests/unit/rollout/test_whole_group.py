@@ -303,7 +303,8 @@ def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
 
 
 def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
-    plays, house = function.load_all(spec), House()
+    plays = function.load_all(spec)
+    house: Any = House()
 
     def made(found: tuple[str, Any] | None) -> Any:
         return found and player(found[1], engine)
@@ -311,7 +312,7 @@ def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
     players = {key: made(found) for key, found in plays.of.items()}
     return GroupMaker(
         spec, house, house.generator, house.judge, house, made(plays.default), players=players
-    )  # type: ignore[arg-type]
+    )
 
 
 TRAIN = Prompt(0, "?", dataset="t")

@@ -5,7 +5,7 @@ import pytest
 from sluice.telemetry.books import Books, Totals
 
 
-def books(reasons: dict[str, int] | None = None, **groups: int) -> Books:
+def books(reasons: dict[str, int] | None = None, /, **groups: int) -> Books:
     return Books.of({f"groups_{name}": count for name, count in groups.items()}, reasons or {})
 
 

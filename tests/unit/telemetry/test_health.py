@@ -21,7 +21,7 @@ WELL: dict[str, Any] = {
 }
 
 
-def steps(count: int, first: int = 1, **changes: Any) -> list[dict[str, Any]]:
+def steps(count: int, first: int = 1, /, **changes: Any) -> list[dict[str, Any]]:
     named = {name.replace("__", "/"): value for name, value in changes.items()}
     return [WELL | named | {"step": first + i} for i in range(count)]
 

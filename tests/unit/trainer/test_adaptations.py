@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ def test_cuda_means_cpu_inside() -> None:
         assert torch.zeros(2, device="cuda").device.type == "cpu"
         assert torch.empty(2, pin_memory=True).device.type == "cpu"
         assert torch.ones(1).cuda().to("cuda").type() == "torch.cuda.FloatTensor"
-        assert torch.cuda.current_device() == torch.device("cpu")
+        device: Any = torch.cuda.current_device()
+        assert device == torch.device("cpu")
 
 
 def test_nothing_is_left_behind_even_by_an_error() -> None:

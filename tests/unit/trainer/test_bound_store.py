@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import psutil
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from sluice_trainer import store
 

@@ -51,7 +51,7 @@ def test_decay_without_an_end_is_refused() -> None:
 
 
 def test_the_policys_decay_ends_with_the_run_when_the_critic_warms_up_first() -> None:
-    steps = steps_of_policy(8, Critic(warmupSteps=3))
+    steps = steps_of_policy(8, Critic(warmup_steps=3))
     assert rates(6, steps, schedule="linear") == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0])
 
 
@@ -60,4 +60,4 @@ def test_without_a_critic_every_step_is_the_policys() -> None:
 
 
 def test_a_run_of_unknown_length_has_no_number_of_policy_steps() -> None:
-    assert steps_of_policy(None, Critic(warmupSteps=3)) is None
+    assert steps_of_policy(None, Critic(warmup_steps=3)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
         ),
     ],
 )
-def test_the_other_losses(spec: dict[str, object], first: float, second: float) -> None:
+def test_the_other_losses(spec: dict[str, Any], first: float, second: float) -> None:
     sums = objective(old=[-1.5, -1.5, 0.0], **spec).sums
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * first + 0.5 * second, rel=1e-5)
 

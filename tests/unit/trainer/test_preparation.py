@@ -3,6 +3,8 @@ metrics."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,7 @@ def spec(**changes: object) -> RLJobSpec:
 
 
 def sequence(group: int, index: int, reward: float = 0.0, **fields: object) -> pb.Sequence:
-    values = {
+    values: dict[str, Any] = {
         "length": 7,
         "response_length": 2,
         "trainable_tokens": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +16,7 @@ from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metric
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
-    values = {
+    values: dict[str, Any] = {
         "length": 7,
         "response_length": 2,
         "trainable_tokens": 2,

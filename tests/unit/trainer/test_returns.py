@@ -52,7 +52,8 @@ Factor = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 def test_returns_equal_a_loop(batch: list[list[tuple[int, int, int]]], gamma: float) -> None:
     found = discounted_returns(rows(*[[float(r) for r, _, _ in row] for row in batch]), gamma)
     for row, ours in zip(batch, found, strict=True):
-        running, expected = 0.0, []
+        running = 0.0
+        expected: list[float] = []
         for reward, _, _ in reversed(row):
             running = reward + gamma * running
             expected.insert(0, running)

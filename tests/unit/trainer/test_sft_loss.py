@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ SEQUENCE = torch.tensor([0, 0, 0, 1])
 TOTALS = BatchTotals(sequences=2, tokens=3)
 
 
-def inputs(algorithm: Algorithm, rows: slice = slice(None), **more: torch.Tensor) -> LossInputs:
+def inputs(algorithm: Algorithm, rows: slice = slice(None), **more: Any) -> LossInputs:
     weights = token_weights(MASK[rows], SEQUENCE[rows], TOTALS, algorithm.loss_aggregation)
     zeros = torch.zeros(len(weights))
     return LossInputs(zeros, weights, weights, zeros, SEQUENCE[rows], **more)
@@ -58,9 +59,8 @@ def test_micro_batches_add_up() -> None:
         for r in (slice(0, 3), slice(3, 4))
     ]
     for name, value in whole.sums.items():
-        assert sum(part.sums[name] for part in parts).item() == pytest.approx(
-            value.item(), abs=1e-6
-        )
+        together = sum(part.sums[name].item() for part in parts)
+        assert together == pytest.approx(value.item(), abs=1e-6)
 
 
 def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None:

@@ -64,9 +64,8 @@ def test_the_objective_weighs_tokens_and_leaves_masked_ones_out() -> None:
 
 
 def test_a_critic_needs_values_and_returns() -> None:
-    inputs = LossInputs(
-        *(torch.zeros(1) for _ in range(4)), sequence=torch.zeros(1, dtype=torch.int64)
-    )
+    zero = torch.zeros(1)
+    inputs = LossInputs(zero, zero, zero, zero, sequence=torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="the values before the step and the returns"):
         value_objective(torch.zeros(1), inputs, clip=0.2)
     assert policy_objective(torch.zeros(1), torch.zeros(1), inputs, Algorithm()).loss == 0

@@ -37,7 +37,7 @@ async def test_a_peer_that_restarts_is_waited_for() -> None:
     assert left == []
 
 
-class Ledger(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore[misc]
+class Ledger(rendezvous_pb2_grpc.RendezvousServicer):
     """A rendezvous that answers with a version."""
 
     def __init__(self, version: int) -> None:
