@@ -126,11 +126,11 @@ def main() -> None:
         directory = Path(name)
         policy = make_policy(directory, arguments.hidden, arguments.layers)
         bare = statistics.median([train(policy) for _ in range(WARM_UP + ROUNDS)][WARM_UP:])
-        saves = directory / "saves"
-        now = measure(policy, saves, beside=False)
-        size = sum(file.stat().st_size for file in saves.rglob("*.distcp"))
-        shutil.rmtree(saves)
-        beside = measure(policy, saves, beside=True)
+        first, second = directory / "first", directory / "second"
+        now = measure(policy, first, beside=False)
+        size = sum(file.stat().st_size for file in first.rglob("*.distcp"))
+        shutil.rmtree(first)
+        beside = measure(policy, second, beside=True)
         limit = plain_write(directory, size)
     load = os.getloadavg()[0]
     text = table(

@@ -89,7 +89,10 @@ def cpu_seconds(pid: int) -> float:
 async def update(stub: rendezvous_pb2_grpc.RendezvousStub, version: int) -> None:
     """A trainer's side of the bookkeeping."""
     source: dict[str, Any] = {"source": "trainer-0", "attempt": 1, "version": version}
-    plan = await stub.BeginUpdate(pb.BeginUpdateRequest(**source), timeout=PATIENCE_SECONDS)
+    metadata = rpc.metadata()
+    plan = await stub.BeginUpdate(
+        pb.BeginUpdateRequest(**source), metadata=metadata, timeout=PATIENCE_SECONDS
+    )
     engines = [
         pb.EngineReport(
             engine=e.member.name, attempt=e.member.attempt, generation=e.generation, error=""
@@ -98,15 +101,21 @@ async def update(stub: rendezvous_pb2_grpc.RendezvousStub, version: int) -> None
     ]
     for phase in (pb.UPDATE_PHASE_PREPARE, pb.UPDATE_PHASE_RESUME):
         report = pb.PhaseReport(**source, phase=phase, engines=engines)
-        ack = await stub.ReportPhase(report, timeout=PATIENCE_SECONDS)
+        ack = await stub.ReportPhase(report, metadata=metadata, timeout=PATIENCE_SECONDS)
         assert not ack.gone
+
+
+async def ledger(stub: rendezvous_pb2_grpc.RendezvousStub, request: pb.GetLedgerRequest) -> None:
+    await stub.GetLedger(
+        request, metadata=rpc.metadata(), wait_for_ready=True, timeout=PATIENCE_SECONDS
+    )
 
 
 async def idle(stub: rendezvous_pb2_grpc.RendezvousStub, seconds: int) -> None:
     for second in range(seconds):
-        await stub.GetLedger(pb.GetLedgerRequest(joiners_to=2), timeout=PATIENCE_SECONDS)
+        await ledger(stub, pb.GetLedgerRequest(joiners_to=2))
         if second % OPERATOR_SECONDS == 0:
-            await stub.GetLedger(pb.GetLedgerRequest(), timeout=PATIENCE_SECONDS)
+            await ledger(stub, pb.GetLedgerRequest())
         await asyncio.sleep(1)
 
 
@@ -131,7 +140,7 @@ async def measure(count: int, idle_seconds: int) -> Row:
         address = f"127.0.0.1:{port}"
         async with rpc.channel(address) as channel:
             stub = rendezvous_pb2_grpc.RendezvousStub(channel)
-            await stub.GetLedger(pb.GetLedgerRequest(), wait_for_ready=True, timeout=60)
+            await ledger(stub, pb.GetLedgerRequest())
             before = cpu_seconds(service.pid)
             for n in range(CLIENTS):
                 share = [count * n // CLIENTS, count * (n + 1) // CLIENTS]
