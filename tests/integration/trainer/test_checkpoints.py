@@ -101,6 +101,12 @@ TENSOR, INTERLEAVED = {"tensor": 2}, {"pipeline": 2, "virtualPipeline": 2}
         ("deepseek-v3", {"expert": 2, "tensor": 2}, {"pipeline": 2}),
         ("qwen3-moe-mixed", {"pipeline": 2}, {"expert": 2}),
     ],
+    ids=[
+        "tensor to interleaved",
+        "interleaved to context",
+        "experts and tensor to pipeline",
+        "pipeline to experts",
+    ],
 )
 def test_training_goes_on_under_another_layout(
     models: dict[str, Path],

@@ -45,6 +45,7 @@ def test_grpo_is_the_default() -> None:
         ({"estimator": "reinforce_plus_plus_baseline"}, "clip", "sequence_mean", True),
         ({"estimator": "ppo"}, "clip", "sequence_mean", False),
     ],
+    ids=str,
 )
 def test_what_an_estimator_brings_with_it(
     algorithm: dict[str, Any], loss: str, aggregation: str, whitens: bool
@@ -78,7 +79,11 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
     assert not evaluated.judged
 
 
-@pytest.mark.parametrize(("model", "fields"), [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)])
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [(Algorithm, OF_ADVANTAGES), (Rollout, OF_SAMPLES)],
+    ids=["algorithm", "rollout"],
+)
 def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(
     model: type[Model], fields: dict[str, Any]
 ) -> None:

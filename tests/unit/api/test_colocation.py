@@ -27,6 +27,7 @@ def spec(trainer: dict[str, Any], **rollout: Any) -> RLJobSpec:
         ({"nodes": 2, "gpusPerNode": 8}, {"gpusPerReplica": 2}, None),
         ({}, {"replicas": 5}, 5),
     ],
+    ids=str,
 )
 def test_engines_fill_the_gpus_that_they_share(
     trainer: dict[str, Any], rollout: dict[str, Any], engines: int | None
@@ -44,6 +45,7 @@ def test_engines_fill_the_gpus_that_they_share(
         ({"colocate": True, "gpusPerNode": 0}, {"gpusPerReplica": 0}, "none"),
         ({"colocate": True, "gpusPerNode": 0, "offload": "all"}, {"gpusPerReplica": 0}, "all"),
     ],
+    ids=str,
 )
 def test_what_lies_in_host_memory_while_engines_generate(
     trainer: dict[str, Any], rollout: dict[str, Any], what: str

@@ -8,7 +8,7 @@ from sluice.api.data import PromptSource
 SOURCE = {"function": "package.tasks.additions"}
 
 
-@pytest.mark.parametrize("fields", [{}, {"path": "x.jsonl", "source": SOURCE}])
+@pytest.mark.parametrize("fields", [{}, {"path": "x.jsonl", "source": SOURCE}], ids=str)
 def test_it_has_a_path_or_a_source(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="exactly one of path"):
         PromptSource.model_validate(fields)

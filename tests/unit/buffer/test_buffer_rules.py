@@ -56,6 +56,16 @@ ASYNC = replace(POLICY, max_staleness=2, sync=False)
         (replace(POLICY, over_sampling=1.4), 0, 6),
         (replace(POLICY, over_sampling=2.0), 9, 40),
     ],
+    ids=[
+        "first batch",
+        "fourth batch",
+        "last batch",
+        "no weights yet",
+        "async, two ahead",
+        "async, last batch",
+        "over-sampled",
+        "over-sampled, last batch",
+    ],
 )
 def test_admitted(policy: AdmissionPolicy, version: int, expected: int) -> None:
     assert admitted(policy, version) == expected

@@ -328,6 +328,7 @@ def test_differences_name_the_path() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [([], ""), ([1.0], ""), ([0.0, 1.0], "▁█"), ([2.0, 2.0], "▁▁"), ([0.0, 0.5, 1.0], "▁▅█")],
+    ids=str,
 )
 def test_sparkline(values: list[float], expected: str) -> None:
     assert sparkline(values) == expected
@@ -354,6 +355,7 @@ def test_duration(seconds: float, text: str) -> None:
             ["trainer.steps=2", "debug.replay={here}/dump", "rollout.replicas=0"],
         ),
     ],
+    ids=str,
 )
 def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
     job: Path,

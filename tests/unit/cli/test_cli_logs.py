@@ -95,6 +95,14 @@ def test_a_line_is_named_after_its_pod_and_container() -> None:
         (Wanted(container="worker"), False),
         (Wanted(attempt=2), False),
     ],
+    ids=[
+        "everything",
+        "this very log",
+        "other role",
+        "other replica",
+        "other container",
+        "other attempt",
+    ],
 )
 def test_logs_are_chosen_by_role_replica_container_and_attempt(wanted: Wanted, taken: bool) -> None:
     assert wanted.takes(ENGINE) is taken

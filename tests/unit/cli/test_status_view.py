@@ -255,6 +255,7 @@ def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
             ("Failed", "trainer: exit code 3"),
         ),
     ],
+    ids=["runs", "waits in a queue", "failed"],
 )
 def test_a_pods_state_is_a_word_and_a_reason(found: dict[str, Any], state: tuple[str, str]) -> None:
     assert pod_state(found) == state

@@ -54,7 +54,7 @@ def test_a_template_that_marks_its_answers_is_believed() -> None:
     assert trained(encoded({"messages": CHAT}, MARKED)) == ["yo<|im_end|>", "bye<|im_end|>"]
 
 
-@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize("template", [PLAIN, MARKED], ids=["plain", "marked"])
 @pytest.mark.parametrize("key", ["loss_mask", "step_loss_mask"])
 def test_a_message_may_say_that_it_is_not_trained(template: str, key: str) -> None:
     messages = [user("hi"), assistant("yo", **{key: 0}), user("and"), assistant("bye", **{key: 1})]

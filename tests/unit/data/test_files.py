@@ -101,7 +101,7 @@ def test_a_list_is_read_alike_in_chunks_of_any_size(
     assert [(line, column) for _, line, column in found] == at
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20], ids=str)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -24,6 +24,7 @@ STUDENT = {"<pad>": 0, "a": 1, "b": 2, "<think>": 3}
         ),
         ({}, "4 of 4 tokens differ, such as '<pad>' is 0 here and unknown there"),
     ],
+    ids=["the same", "one token more", "one token less", "two exchanged", "none"],
 )
 def test_every_token_of_the_student_must_be_the_teachers(
     teacher: dict[str, int], problem: str

@@ -56,7 +56,7 @@ def test_a_default_loses_nothing(name: str, value: Any, lost: bool) -> None:
     assert (value not in entry.unless) == lost
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table])
+@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
 def test_no_name_stands_in_two_tables(table: Any) -> None:
     """The rest must not hide behind a field, nor a field behind it."""
     rest = __import__(f"{table.__name__.replace('_table', '_rest')}", fromlist=["REST"]).REST

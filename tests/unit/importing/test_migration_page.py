@@ -88,7 +88,7 @@ def test_every_name_of_the_page_is_translated(
     assert lost == []
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table])
+@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
 def test_every_path_of_a_table_is_a_field(table: Any) -> None:
     paths = [entry.path for entry in table.TABLE.values() if isinstance(entry, table.To)]
     paths += [path for path, _, _ in table.DEFAULTS]
@@ -97,7 +97,7 @@ def test_every_path_of_a_table_is_a_field(table: Any) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table])
+@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
 def test_a_default_is_written_out_only_where_it_differs(table: Any) -> None:
     """Else the list of other defaults would tell what is not so."""
     from sluice.api import RLJob

@@ -63,6 +63,7 @@ def test_a_template_that_no_pod_can_have_is_refused_before_the_start_and_not_aft
         ({"activeDeadlineSeconds": 9}, lambda spec: spec.active_deadline_seconds == 9),
         ({"failurePolicy": {"maxRestarts": 9}}, lambda spec: spec.failure_policy.max_restarts == 9),
     ],
+    ids=["suspend", "replicas", "deadline", "max restarts"],
 )
 def test_what_may_change_is_followed(change: dict[str, Any], read: Any) -> None:
     found = accept(stored(**change), started(stored()))

@@ -119,6 +119,7 @@ async def test_passes_go_on_until_nothing_is_left_to_do(controller: Controller, 
         (errors.ConflictError("changed", 409), "requeue", False),
         (errors.StaleError("changed"), "requeue", False),
     ],
+    ids=["throttled", "unavailable", "forbidden", "invalid", "foreign object", "conflict", "stale"],
 )
 async def test_no_error_stops_the_operator_and_people_hear_of_what_they_can_cure(
     controller: Controller, jobs: Jobs, error: Exception, result: str, told: bool

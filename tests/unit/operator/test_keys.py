@@ -62,6 +62,7 @@ def test_a_certificate_is_verified_by_the_authority_that_another_replica_derives
         (JobKeys(new_key()).authority("u1"), NAME),
         (JobKeys(KEY).authority("u1"), "other.default.sluice"),
     ],
+    ids=["another uid", "another key", "another name"],
 )
 def test_another_jobs_authority_or_name_does_not_verify(authority: str, name: str) -> None:
     with pytest.raises(VerificationError):

@@ -88,6 +88,7 @@ async def test_errors_are_typed_and_carry_the_servers_words(
         ),
         (web.Response(text="404 page not found", status=404), errors.MissingApiError),
     ],
+    ids=["no object", "no kind", "no path"],
 )
 async def test_an_object_that_is_not_there_is_told_from_a_kind_that_is_not_known(
     server: Any, answer: web.Response, type_: type[errors.ApiError]
@@ -196,6 +197,7 @@ async def test_lists_are_read_page_by_page(server: Any) -> None:
         ({"a": [1, 2]}, {"a": [1]}, {"a": [1]}),
         ({"a": 0}, {"a": False}, {}),
     ],
+    ids=str,
 )
 def test_a_merge_patch_holds_only_what_differs(old: Any, new: Any, patch: Any) -> None:
     assert merge_patch(old, new) == patch

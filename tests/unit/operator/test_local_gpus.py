@@ -28,6 +28,7 @@ SPEC: dict[str, Any] = {
         ({"gpusPerNode": 1, "colocate": True}, {"gpusPerReplica": 1}, 1),
         ({"gpusPerNode": 2, "colocate": True}, {"gpusPerReplica": 1}, 2),
     ],
+    ids=str,
 )
 def test_one_engine_is_enough_to_begin(
     trainer: dict[str, Any], rollout: dict[str, Any], expected: int

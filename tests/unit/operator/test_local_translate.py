@@ -81,6 +81,7 @@ def env_of(*entries: dict[str, Any], **container: Any) -> dict[str, str]:
         ({"valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode"}}}, "fast"),
         ({"valueFrom": {"secretKeyRef": {"name": "none", "key": "k", "optional": True}}}, None),
     ],
+    ids=str,
 )
 def test_variables(entry: dict[str, Any], expected: str | None) -> None:
     assert env_of({"name": "V"} | entry).get("V") == expected
@@ -129,7 +130,9 @@ def test_where_a_probe_asks(container: dict[str, Any], expected: str) -> None:
     assert url(container, {"http": 20001}) == expected
 
 
-@pytest.mark.parametrize("probe", [{"exec": {"command": ["true"]}}, {"httpGet": {"port": 8080}}])
+@pytest.mark.parametrize(
+    "probe", [{"exec": {"command": ["true"]}}, {"httpGet": {"port": 8080}}], ids=str
+)
 def test_a_probe_that_a_laptop_cannot_ask_is_refused(probe: dict[str, Any]) -> None:
     with pytest.raises(PodError, match="readinessProbe"):
         url({"readinessProbe": probe}, {"http": 20001})
@@ -247,6 +250,7 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
         (1, [], [], "1 GPUs wanted, 0 of 0 free"),
         (1, ["0", "0"], ["0"], ["0"]),
     ],
+    ids=str,
 )
 def test_gpus_are_handed_out(
     wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str

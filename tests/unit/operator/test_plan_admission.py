@@ -175,6 +175,7 @@ def test_a_preempted_gang_queues_again_and_has_lost_no_restart() -> None:
         ({"kueue": {"queueName": "q"}}, "buffer", False, False),
         (None, "trainer", False, False),
     ],
+    ids=str,
 )
 def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
     policy: dict[str, object] | None, role: str, scheduled: bool, expected: bool

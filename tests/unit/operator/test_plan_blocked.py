@@ -76,6 +76,17 @@ def unscheduled(message: str) -> KubeObject:
         ),
         (waiting("SomethingNew", "who knows"), "SomethingNew", ["who knows"]),
     ],
+    ids=[
+        "image",
+        "secret",
+        "no free gpu",
+        "no free cpu",
+        "missing claim",
+        "unbound claim",
+        "taint",
+        "affinity",
+        "unknown reason",
+    ],
 )
 def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
     found = blocked([make_pod("buffer"), pod], {})

@@ -45,6 +45,16 @@ def steps(**facts: GangFacts) -> list[Step]:
         (TRAINED, [*steps(), Step(Gang("rollout", 1, 1), RESTARTED)], None, ("True", "Running")),
         (STARTED, steps(rollout=DOWN), Progress(1), ("False", "Restarting")),
     ],
+    ids=[
+        "buffer does not answer",
+        "starts",
+        "first engine in sync",
+        "trained before",
+        "trainer down",
+        "gangs missing",
+        "one engine restarted",
+        "rollout down",
+    ],
 )
 def test_running(status, found, progress, expected) -> None:  # type: ignore[no-untyped-def]
     finding = running(status, found, [], progress)
@@ -71,6 +81,7 @@ def test_running_says_why_a_pod_waits() -> None:
         (Progress(1, engines=2, engines_in_sync=1), ("False", "EnginesBehind")),
         (Progress(1, engines=2, engines_in_sync=2), ("True", "InSync")),
     ],
+    ids=["unknown", "no engines", "one behind", "in sync"],
 )
 def test_weights_in_sync(progress: Progress | None, expected: tuple[str, str]) -> None:
     finding = weights_in_sync(progress)
@@ -101,6 +112,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
         ([("Suspended", "True", "Suspended"), ("Failed", "True", "X")], "Failed"),
         ([("Running", "False", "Stopped"), ("Succeeded", "True", "X")], "Succeeded"),
     ],
+    ids=str,
 )
 def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
     conditions = [

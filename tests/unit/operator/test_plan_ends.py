@@ -23,6 +23,7 @@ CRASH = LastFailure(role="trainer", pod="p", time=clock.text(START))
         (Gang("trainer", 0, 2), GangFacts(succeeded=2, failure=CRASH), False),
         (Gang("buffer", 0, 1), GangFacts(succeeded=1), False),
     ],
+    ids=["all of the trainer", "half of the trainer", "one crashed", "a buffer"],
 )
 def test_has_succeeded(gang: Gang, facts: GangFacts, expected: bool) -> None:
     assert has_succeeded(gang, facts) is expected
@@ -37,6 +38,7 @@ def test_has_succeeded(gang: Gang, facts: GangFacts, expected: bool) -> None:
         (["rendezvous"], ["rendezvous"]),
         ([], []),
     ],
+    ids=str,
 )
 def test_workers_stop_before_what_they_report_to(roles: list[str], stopped: list[str]) -> None:
     found = drain([make_pod(role) for role in roles], START)

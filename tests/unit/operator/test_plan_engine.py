@@ -19,6 +19,7 @@ from tests.unit.operator.world import make_job
         ({"cuda-graph-bs": ["1", "2"]}, ["--cuda-graph-bs", "1", "2"]),
         ({"context-length": 4096}, ["--context-length", "4096"]),
     ],
+    ids=str,
 )
 def test_render_args(args: dict[str, Any], expected: list[str]) -> None:
     assert render_args(args) == expected
@@ -70,6 +71,7 @@ def test_random_weights_are_not_loaded() -> None:
         ({"gpusPerReplica": 8, "nodesPerReplica": 2}, "16"),
         ({"gpusPerReplica": 8, "engineArgs": {"tp": 4, "dp-size": 2}}, "4"),
     ],
+    ids=str,
 )
 def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
     assert value(engine_args(make_job(rollout=rollout)), "--tp-size") == size

@@ -89,6 +89,7 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
         ({}, {"a": 1}, False),
         (None, {"a": 1}, False),
     ],
+    ids=str,
 )
 def test_an_api_servers_defaults_are_no_difference(found: Any, wanted: Any, expected: bool) -> None:
     assert covers(found, wanted) is expected

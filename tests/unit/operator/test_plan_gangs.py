@@ -83,6 +83,13 @@ def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
         (DUE, pods(count=1), 4),
         (LATER, pods(attempt=2), 3),
     ],
+    ids=[
+        "pods were made",
+        "created without pods",
+        "due without pods",
+        "due with some pods",
+        "older pods",
+    ],
 )
 def test_retire_takes_a_new_number_only_where_pods_were_made(status, found, attempt) -> None:  # type: ignore[no-untyped-def]
     assert retire(status, found, START).attempt == attempt

@@ -79,6 +79,7 @@ WORKER = {"name": "worker", "image": "b"}
             {"volumeMounts": [{"name": "b", "mountPath": "/a"}, {"name": "c", "mountPath": "/c"}]},
         ),
     ],
+    ids=str,
 )
 def test_merge(base: object, patch: object, expected: object) -> None:
     assert merge(base, patch) == expected

@@ -106,6 +106,7 @@ def test_pods_of_several_nodes_need_a_claim_that_all_can_mount(
         ({"clusterIP": "10.0.0.7", "ports": [{"port": 7700}]}, "10.0.0.7:7700"),
         ({"clusterIP": "fd00::7", "ports": [{"port": 7700}]}, "[fd00::7]:7700"),
     ],
+    ids=str,
 )
 def test_rendezvous_address(spec: dict[str, Any], expected: str | None) -> None:
     objects = {("Service", "demo-rendezvous"): {"spec": spec}}

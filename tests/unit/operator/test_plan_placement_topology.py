@@ -96,7 +96,7 @@ def test_services_may_be_anywhere(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "topology", [{}, {"required": RACK, "preferred": BLOCK}, {"required": "a rack"}]
+    "topology", [{}, {"required": RACK, "preferred": BLOCK}, {"required": "a rack"}], ids=str
 )
 def test_exactly_one_level_by_a_label_of_nodes(topology: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match=r"topology|exactly one"):

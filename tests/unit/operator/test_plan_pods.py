@@ -232,6 +232,7 @@ def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
             True,
         ),
     ],
+    ids=str,
 )
 def test_engines_read_where_the_trainer_writes_when_weights_travel_by_disk(
     spec: dict[str, Any], shared: bool

@@ -25,6 +25,15 @@ EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEv
         (make_pod(phase="Failed", ends={"trainer": 137}), ""),
         (make_pod(phase="Failed", reason="DeadlineExceeded"), ""),
     ],
+    ids=[
+        "runs",
+        "eviction condition",
+        "evicted",
+        "stopped by kueue",
+        "out of gpus",
+        "killed",
+        "deadline",
+    ],
 )
 def test_disruption(pod: KubeObject, expected: str) -> None:
     assert podstate.disruption(pod) == expected
@@ -44,6 +53,7 @@ def test_a_pod_that_others_delete_is_disrupted() -> None:
         (make_pod(ends={"trainer": 0}), True),  # a sidecar of the user's still runs
         (make_pod(phase="Failed", ends={"trainer": 1}), False),
     ],
+    ids=["runs", "succeeded", "all containers ended", "failed"],
 )
 def test_succeeded(pod: KubeObject, expected: bool) -> None:
     assert podstate.succeeded(pod) is expected
@@ -68,6 +78,15 @@ def test_succeeded(pod: KubeObject, expected: bool) -> None:
             make_pod("trainer", phase="Failed", reason="Unknown", containerStatuses=[]),
             [("", "Unknown", None)],
         ),
+    ],
+    ids=[
+        "runs",
+        "worker failed",
+        "engine ended",
+        "buffer ended",
+        "trainer ended",
+        "both failed",
+        "no containers",
     ],
 )
 def test_failures_root_cause_first(

@@ -119,7 +119,9 @@ def test_a_job_without_engines_is_admitted_by_its_trainer_alone() -> None:
     assert group == PodGroup("demo-group-1234-1", 2)
 
 
-@pytest.mark.parametrize("policy", [{"kueue": {"queueName": "q"}}, {"volcano": {}}, {"native": {}}])
+@pytest.mark.parametrize(
+    "policy", [{"kueue": {"queueName": "q"}}, {"volcano": {}}, {"native": {}}], ids=str
+)
 @pytest.mark.parametrize("role", ["buffer", "rendezvous"])
 def test_services_do_not_queue(policy: dict[str, Any], role: Any) -> None:
     group, pods = render(policy, Gang(role, 0, 1))
@@ -165,7 +167,7 @@ def test_kubernetes_own_gangs() -> None:
             V1PodSchedulingGroup.model_validate(pod["spec"]["schedulingGroup"])
 
 
-@pytest.mark.parametrize("policy", [{"volcano": {}}, {"native": {}}])
+@pytest.mark.parametrize("policy", [{"volcano": {}}, {"native": {}}], ids=str)
 def test_the_group_of_a_further_engine_is_of_its_pods_alone(policy: dict[str, Any]) -> None:
     group, pods = render(policy, ENGINE)
     assert group is not None

@@ -55,6 +55,20 @@ STARTED = START - timedelta(seconds=5)
             Restart(1, 1, CRASH),
         ),
     ],
+    ids=[
+        "trainer runs",
+        "trainer, first crash",
+        "trainer, second crash",
+        "trainer evicted",
+        "trainer evicted and crashed",
+        "engine, first crash",
+        "engine, second crash",
+        "engine, tenth crash",
+        "engine ran too short",
+        "engine ran long enough",
+        "buffer, hundredth crash",
+        "buffer ran for an hour",
+    ],
 )
 def test_restart(gang: Gang, facts: GangFacts, restarts: int, expected: Restart | None) -> None:
     facts = facts if facts.started else replace(facts, started=STARTED)

@@ -49,6 +49,7 @@ def test_an_unchanged_world_needs_nothing() -> None:
         ({"ephemeral": True}, None),
         ({"volume": {"hostPath": {"path": "/c"}}}, None),
     ],
+    ids=str,
 )
 def test_the_status_names_the_claim_of_the_checkpoints(
     checkpoint: dict[str, Any], claim: str | None
@@ -70,6 +71,7 @@ def test_the_status_names_the_claim_of_the_checkpoints(
         (Progress(0, engines=1, engines_in_sync=1), "Running"),
         (Progress(3, engines=1), "Running"),
     ],
+    ids=["unknown", "no engines", "engine in sync", "trained"],
 )
 def test_a_job_runs_once_an_engine_holds_the_weights(progress: Progress | None, state: str) -> None:
     world = settled()

@@ -106,7 +106,7 @@ def test_mathematics(answer: str, label: str, verified: int, spelled: int) -> No
     assert (math(response), math_prm800k(response)) == (verified, spelled)
 
 
-@pytest.mark.parametrize("reward", [math, math_prm800k])
+@pytest.mark.parametrize("reward", [math, math_prm800k], ids=["math", "math_prm800k"])
 def test_without_a_box_there_is_no_answer(reward: Any) -> None:
     assert reward(sample("the answer is 5", "5")) == 0.0
     assert reward(sample(r"the answer is \boxed{5}", 5)) == 1.0

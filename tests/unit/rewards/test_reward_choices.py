@@ -56,6 +56,7 @@ def test_the_letter_a_response_settles_on(response: str, strict: int, forgiving:
         ("B", {"choices": {"A": "red", "B": "blue"}}),
         ("B", {"valid_letters": ["A", "B"]}),
     ],
+    ids=str,
 )
 def test_a_row_may_give_the_letter_in_several_ways(label: Any, metadata: dict[str, Any]) -> None:
     for reward in (multiple_choice, gpqa):
@@ -68,7 +69,7 @@ def test_a_letter_outside_of_the_choices_is_no_answer() -> None:
     assert multiple_choice(sample("Answer: E. Answer: Z", "E", valid_letters=["A", "E"])) == 1.0
 
 
-@pytest.mark.parametrize("reward", [multiple_choice, gpqa])
+@pytest.mark.parametrize("reward", [multiple_choice, gpqa], ids=["multiple_choice", "gpqa"])
 @pytest.mark.parametrize("label", [None, "", 12, "..."])
 def test_a_row_without_a_right_answer_is_refused(reward: Any, label: Any) -> None:
     with pytest.raises(RewardError, match=r"^label: "):

@@ -65,6 +65,18 @@ CHECK = "def check(f): assert f(1) == 2"
             [Case({"call": "g", "arguments": "[1]"}, 2)],
         ),
     ],
+    ids=[
+        "stdin",
+        "stdin in lines",
+        "call in lines",
+        "call",
+        "asserts",
+        "tests with set-up",
+        "check",
+        "stdin records",
+        "functional record",
+        "name in metadata",
+    ],
 )
 @pytest.mark.parametrize("as_text", [False, True])
 def test_forms_of_tests(
@@ -123,6 +135,7 @@ def test_outputs(output: str, expected: str, same: bool) -> None:
         ("1", 1, False),
         (None, None, True),
     ],
+    ids=str,
 )
 def test_values(ours: Any, expected: Any, same: bool) -> None:
     assert same_value(ours, expected) is same

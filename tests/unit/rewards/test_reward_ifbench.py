@@ -216,7 +216,11 @@ def test_all_must_be_followed_and_the_share_is_told() -> None:
     assert ifbench(sample("all, lower", judged)) == {"score": 0.0, "followed": 0.5}
 
 
-@pytest.mark.parametrize("kwargs", [[{"N": 3, "word": None}], {"N": 3}, json.dumps([{"N": 3}])])
+@pytest.mark.parametrize(
+    "kwargs",
+    [[{"N": 3, "word": None}], {"N": 3}, json.dumps([{"N": 3}])],
+    ids=["list", "mapping", "json"],
+)
 def test_arguments_come_as_list_object_or_json_and_null_is_no_argument(kwargs: Any) -> None:
     assert ifbench(sample("a b c", ["count:unique_word_count"], kwargs))["score"] == 1.0
 

@@ -42,8 +42,10 @@ def test_built_in(reward: Any, response: str, label: Any, expected: float) -> No
     assert reward(sample(response, label)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("reward", [exact_match, contains, f1])
-@pytest.mark.parametrize("label", [None, {"a": 1}])
+@pytest.mark.parametrize(
+    "reward", [exact_match, contains, f1], ids=["exact_match", "contains", "f1"]
+)
+@pytest.mark.parametrize("label", [None, {"a": 1}], ids=str)
 def test_a_row_without_a_label_is_named(reward: Any, label: Any) -> None:
     with pytest.raises(
         RewardError, match=f"^label: {reward.__name__} needs a text or a number, the row has"
@@ -77,6 +79,7 @@ def test_every_type_of_the_api_has_a_reward() -> None:
         ({"data_source": "codeforces"}, "data_source", "code"),
         ({"data_source": "openai/gsm8k", "rm_type": "math"}, "data_source", "math"),
     ],
+    ids=str,
 )
 def test_which_reward_judges_a_row(
     metadata: dict[str, Any], default: str | None, expected: str | None
@@ -128,13 +131,29 @@ def test_a_row_that_names_no_reward_is_told_which_exist(
         ({"x" * 200: 1}, None, "short names"),
         ("x" * 10**6, None, r"'x{199}\.\.\. \(1000002 characters\), expected a number"),
     ],
+    ids=[
+        "no score",
+        "no such part",
+        "text",
+        "nothing",
+        "list",
+        "infinite",
+        "part is nan",
+        "huge",
+        "array",
+        "many parts",
+        "long name",
+        "long text",
+    ],
 )
 def test_nonsense_is_refused_with_its_cause(value: Any, key: str | None, message: str) -> None:
     with pytest.raises(RewardError, match=message):
         read_value(value, key)
 
 
-@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.array(0.5)])
+@pytest.mark.parametrize(
+    "value", [0.5, np.float32(0.5), np.array(0.5)], ids=["float", "numpy scalar", "numpy array"]
+)
 def test_numbers_of_all_kinds_are_taken(value: Any) -> None:
     assert read_value(value, None) == (0.5, {})
 

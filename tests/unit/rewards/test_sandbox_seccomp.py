@@ -107,6 +107,7 @@ on_both = pytest.mark.parametrize("machine", ARCHITECTURES)
         ("socketpair", (1, 2), REFUSE),  # datagrams
         ("socketpair", (30, 1), REFUSE),  # AF_TIPC
     ],
+    ids=str,
 )
 def test_verdicts_that_depend_on_arguments(
     machine: str, name: str, arguments: tuple[int, ...], expected: int

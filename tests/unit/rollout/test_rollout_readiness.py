@@ -47,6 +47,7 @@ ADMITTED = pb.ServerMessage(admitted=True, version=3)
             "the engine is not healthy: /health answered 503",
         ),
     ],
+    ids=["admitted", "never joined", "connection lost", "no weights", "dropped", "unhealthy"],
 )
 def test_an_engine_is_ready_while_it_holds_weights_that_may_be_used(
     worker: Worker, expected: str

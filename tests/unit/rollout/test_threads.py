@@ -95,7 +95,7 @@ def disappointed() -> None:
     raise TimeoutError("its own")
 
 
-@pytest.mark.parametrize("function", [leaves, leaves_later])
+@pytest.mark.parametrize("function", [leaves, leaves_later], ids=["leaves", "leaves_later"])
 async def test_a_function_that_ends_the_process_ends_its_call(function: object) -> None:
     with pytest.raises(UserExitError, match="SystemExit: enough"):
         await Threads("test").call(function, seconds=10)  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>', [ADD]),
         ('<tool_call>{"name": "now"}</tool_call>', [ToolCall("now")]),
     ],
+    ids=["none", "one", "thought and two", "unclosed", "arguments in json", "no arguments"],
 )
 def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
     assert hermes_calls(text) == calls
@@ -69,6 +70,7 @@ def test_a_call_that_cannot_be_understood(text: str, error: str) -> None:
         ('{"name": "add", "parameters": {"a": 1, "b": 2}}', [ADD]),
         ("the answer is {3}", []),
     ],
+    ids=["bare", "list", "fenced", "number", "empty", "parameters", "braces"],
 )
 def test_calls_in_plain_json(text: str, calls: list[ToolCall]) -> None:
     assert json_calls(text) == calls

@@ -338,6 +338,7 @@ async def test_a_group_is_filled_in_one_call_and_needs_no_judge(
         ({}, {}, {"function": "every"}, (0, 0, 3)),
         ({}, {}, {}, (0, 0, 0)),
     ],
+    ids=str,
 )
 async def test_a_data_set_may_have_its_own_function_or_none(
     spec: Callable[..., RLJobSpec],

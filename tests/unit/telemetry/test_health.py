@@ -82,6 +82,22 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "train/loss is not a finite number",
         ),
     ],
+    ids=[
+        "equal rewards",
+        "entropy falls",
+        "entropy gone",
+        "ppo_kl",
+        "negative ppo_kl",
+        "kl_loss",
+        "other weights",
+        "same weights too",
+        "old samples",
+        "truncation",
+        "failures",
+        "gradient spike",
+        "teacher left",
+        "nan",
+    ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
     [finding] = health.findings(history)
@@ -92,23 +108,49 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
     assert words in finding.text
 
 
-@pytest.mark.parametrize("history", [
-    [], [{}], steps(40),
-    steps(9, **{ZERO: 1.0}),
-    steps(30, **{ZERO: 1.0, "step": 0})[:9] + steps(1, 10, **{ZERO: 0.99}),
-    steps(10) + steps(10, 11, **{ENTROPY: 0.01, REWARD: 1.0}),
-    steps(20, **{ENTROPY: 0.05}),
-    steps(3, **{APART: 0.08}), steps(3, **{APART: 0.04, SAME_WEIGHTS: 0.01}),
-    steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/tis": 1.0}),
-    steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/ppo_kl": 0.05}),
-    steps(20, **{ENTROPY: 1e-5, TEACHER: 0.1}),
-    steps(8, **{TEACHER: 0.01}) + steps(3, 9, **{TEACHER: 0.4}),
-    steps(8, **{TEACHER: 0.9}) + steps(3, 9, **{TEACHER: 1.7}),
-    steps(2, **{"rollout/truncated_ratio": 0.9}) + steps(1, 3),
-    steps(40, **{"rollout/truncated_ratio": 0.5}),
-    steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
-    steps(1, **{"train/grad_norm": 300.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        [{}],
+        steps(40),
+        steps(9, **{ZERO: 1.0}),
+        steps(30, **{ZERO: 1.0, "step": 0})[:9] + steps(1, 10, **{ZERO: 0.99}),
+        steps(10) + steps(10, 11, **{ENTROPY: 0.01, REWARD: 1.0}),
+        steps(20, **{ENTROPY: 0.05}),
+        steps(3, **{APART: 0.08}),
+        steps(3, **{APART: 0.04, SAME_WEIGHTS: 0.01}),
+        steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/tis": 1.0}),
+        steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/ppo_kl": 0.05}),
+        steps(20, **{ENTROPY: 1e-5, TEACHER: 0.1}),
+        steps(8, **{TEACHER: 0.01}) + steps(3, 9, **{TEACHER: 0.4}),
+        steps(8, **{TEACHER: 0.9}) + steps(3, 9, **{TEACHER: 1.7}),
+        steps(2, **{"rollout/truncated_ratio": 0.9}) + steps(1, 3),
+        steps(40, **{"rollout/truncated_ratio": 0.5}),
+        steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
+        steps(1, **{"train/grad_norm": 300.0}),
+    ],
+    ids=[
+        "no steps",
+        "empty step",
+        "well",
+        "nine steps of equal rewards",
+        "one step told apart",
+        "low entropy, high reward",
+        "entropy at 0.05",
+        "off by 0.08",
+        "off by 0.04",
+        "corrected by tis",
+        "moved by ppo",
+        "low entropy under a teacher",
+        "teacher was close",
+        "teacher left by less than twice",
+        "truncated and better",
+        "half truncated",
+        "small gradients",
+        "first gradient",
+    ],
+)
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
     assert health.findings(history) == []
 

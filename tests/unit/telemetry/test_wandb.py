@@ -11,7 +11,9 @@ from sluice.telemetry import wandb
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"WANDB_MODE": "online"}]
+    "variables",
+    [{}, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, {"WANDB_MODE": "online"}],
+    ids=str,
 )
 def test_nobody_is_told_who_did_not_ask(tmp_path: Path, variables: dict[str, str]) -> None:
     assert wandb.start(tmp_path, "job", {}, variables) is None

@@ -93,7 +93,7 @@ def test_moments_of_parts_add_up_to_those_of_the_whole() -> None:
     assert torch.allclose(whiten(values, parts), whole)
 
 
-@pytest.mark.parametrize("values", [[2.0], [0.0, 0.0, 0.0], [7.0, 7.0]])
+@pytest.mark.parametrize("values", [[2.0], [0.0, 0.0, 0.0], [7.0, 7.0]], ids=str)
 def test_whitening_what_does_not_vary_gives_zero(values: list[float]) -> None:
     tensor = torch.tensor(values)
     assert whiten(tensor, moments(tensor, torch.ones_like(tensor))).abs().max() < 1e-6

@@ -149,6 +149,7 @@ def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
             math.exp(-0.5) * -2.0,
         ),
     ],
+    ids=["geo_mean", "sapo", "dppo_tv", "dppo_tv, dual clip", "dppo_kl"],
 )
 def test_the_other_losses(spec: dict[str, Any], first: float, second: float) -> None:
     sums = objective(old=[-1.5, -1.5, 0.0], **spec).sums

@@ -89,7 +89,7 @@ def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
     assert [part.tolist() for part in batch.split(torch.tensor([1.0, 2.0, 3.0]))] == [[1, 2], [3]]
 
 
-@pytest.mark.parametrize("members", [[], [0], [1]])
+@pytest.mark.parametrize("members", [[], [0], [1]], ids=str)
 def test_rows_without_a_response_are_one_token(members: list[int]) -> None:
     batch = micro_batch([Sequence(ints(5), 0), Sequence(ints(), 0)], members, CPU)
     assert batch.tokens.tolist() == [0]

@@ -97,6 +97,7 @@ def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
         ),  # 0.065 and 0.05
         ({"measure": "k3", "over": "sequence_sum", "high": 0.1}, [1, 1, 0, 0, 0]),
     ],
+    ids=str,
 )
 def test_what_a_rule_drops(rule: dict[str, Any], dropped: list[int]) -> None:
     found = rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])

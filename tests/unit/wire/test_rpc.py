@@ -102,6 +102,7 @@ async def test_a_peer_that_does_not_come_is_named() -> None:
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     ],
+    ids=str,
 )
 async def test_a_refusal_is_not_repeated(code: grpc.StatusCode) -> None:
     call, left = failing(code, code)
