@@ -32,10 +32,10 @@ def test_unknown_fields_are_dropped_at_any_depth() -> None:
     document["spec"]["trainer"]["knob"] = True
     document["spec"]["data"]["prompts"][0]["hint"] = "x"
     document["status"] = {"restarts": 3, "future": []}
-    found = accept(document, None).job
-    assert found.spec.trainer.steps == 10
-    assert found.status is not None
-    assert found.status.restarts == 3
+    verdict = accept(document, None).job
+    assert verdict.spec.trainer.steps == 10
+    assert verdict.status is not None
+    assert verdict.status.restarts == 3
 
 
 def test_an_invalid_new_spec_names_job_and_field() -> None:
@@ -66,20 +66,20 @@ def test_a_template_that_no_pod_can_have_is_refused_before_the_start_and_not_aft
     ids=["suspend", "replicas", "deadline", "max restarts"],
 )
 def test_what_may_change_is_followed(change: dict[str, Any], read: Any) -> None:
-    found = accept(stored(**change), started(stored()))
-    assert found.refused == ""
-    assert read(found.job.spec)
+    verdict = accept(stored(**change), started(stored()))
+    assert verdict.refused == ""
+    assert read(verdict.job.spec)
 
 
 def test_any_other_change_is_refused_by_name_and_the_allowed_part_is_followed() -> None:
-    found = accept(stored(trainer={"steps": 20}, rollout={"replicas": 5}), started(stored()))
-    assert found.refused == "cannot be changed: spec.trainer.steps: 10 -> 20"
-    assert (found.job.spec.trainer.steps, found.job.spec.rollout.replicas) == (10, 5)
+    verdict = accept(stored(trainer={"steps": 20}, rollout={"replicas": 5}), started(stored()))
+    assert verdict.refused == "cannot be changed: spec.trainer.steps: 10 -> 20"
+    assert (verdict.job.spec.trainer.steps, verdict.job.spec.rollout.replicas) == (10, 5)
 
 
 def test_an_autoscaler_that_lets_go_of_the_replicas_is_followed() -> None:
-    found = accept(stored(trainer={"steps": 20}), started(stored(rollout={"replicas": 5})))
-    assert found.job.spec.rollout.replicas is None
+    verdict = accept(stored(trainer={"steps": 20}), started(stored(rollout={"replicas": 5})))
+    assert verdict.job.spec.rollout.replicas is None
 
 
 def test_a_default_that_is_written_out_is_no_change() -> None:
@@ -130,23 +130,23 @@ def test_a_refused_change_leaves_the_config_map_as_it_was() -> None:
     before = stored(model={"path": "models/a", "volume": volume})
     config = started(before)
     changed = stored(model={"path": "models/b", "volume": volume})
-    found = accept(changed, config)
-    assert "spec.model.path: 'models/a' -> 'models/b'" in found.refused
-    assert config_map(found.job)["data"] == config["data"]
+    verdict = accept(changed, config)
+    assert "spec.model.path: 'models/a' -> 'models/b'" in verdict.refused
+    assert config_map(verdict.job)["data"] == config["data"]
 
 
 def test_a_started_job_survives_a_spec_that_became_invalid() -> None:
     document = stored(suspend=True)
     document["spec"]["trainer"]["steps"] = -1
-    found = accept(document, started(stored()))
-    assert "spec.trainer.steps" in found.refused
-    assert found.job.spec.suspend
-    assert found.job.spec.trainer.steps == 10
+    verdict = accept(document, started(stored()))
+    assert "spec.trainer.steps" in verdict.refused
+    assert verdict.job.spec.suspend
+    assert verdict.job.spec.trainer.steps == 10
 
 
 def test_a_started_job_survives_an_allowed_field_that_is_invalid() -> None:
     document = stored()
     document["spec"]["rollout"]["replicas"] = -1
-    found = accept(document, started(stored()))
-    assert "spec.rollout.replicas" in found.refused
-    assert found.job.spec.rollout.replicas is None
+    verdict = accept(document, started(stored()))
+    assert "spec.rollout.replicas" in verdict.refused
+    assert verdict.job.spec.rollout.replicas is None

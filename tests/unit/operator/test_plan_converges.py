@@ -129,9 +129,9 @@ def test_promises_hold_and_plans_converge(events: list[tuple[str, int]]) -> None
         world.settle()
         world.advance(120)
         watched.check()
-    found = world.plan()
-    assert (found.create, found.delete, found.events) == ((), (), ())
-    assert found.status == world.status
+    decision = world.plan()
+    assert (decision.create, decision.delete, decision.events) == ((), (), ())
+    assert decision.status == world.status
     if is_finished(world.status):
         assert all(podstate.is_finished(pod) for pod in world.pods.values())
     else:

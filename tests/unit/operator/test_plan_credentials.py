@@ -18,12 +18,12 @@ WANDB = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
 
 def variables(role: Any, **spec: Any) -> dict[str, dict[str, Any]]:
     """Container -> variables."""
-    found = pod(make_job(**spec), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
+    rendered = pod(make_job(**spec), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
     return {
         each["name"]: {
             entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in each["env"]
         }
-        for each in found["spec"]["containers"]
+        for each in rendered["spec"]["containers"]
     }
 
 
@@ -38,12 +38,12 @@ def variables(role: Any, **spec: Any) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_who_gets_which_token(role: str, container: str, hub: Any, wandb: Any) -> None:
-    found = variables(role, secrets=SECRETS)[container]
-    assert (found.get("HF_TOKEN"), found.get("WANDB_API_KEY")) == (hub, wandb)
-    assert found["HF_HUB_OFFLINE"] == ("0" if hub else "1")
+    variables_of = variables(role, secrets=SECRETS)[container]
+    assert (variables_of.get("HF_TOKEN"), variables_of.get("WANDB_API_KEY")) == (hub, wandb)
+    assert variables_of["HF_HUB_OFFLINE"] == ("0" if hub else "1")
 
 
 def test_without_secrets_nothing_is_referred_to() -> None:
-    found = variables("trainer")["trainer"]
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(found)
-    assert found["HF_HUB_OFFLINE"] == "1"
+    variables_of = variables("trainer")["trainer"]
+    assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(variables_of)
+    assert variables_of["HF_HUB_OFFLINE"] == "1"

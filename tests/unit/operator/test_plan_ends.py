@@ -41,8 +41,8 @@ def test_has_succeeded(gang: Gang, facts: GangFacts, expected: bool) -> None:
     ids=str,
 )
 def test_workers_stop_before_what_they_report_to(roles: list[str], stopped: list[str]) -> None:
-    found = drain([make_pod(role) for role in roles], START)
-    assert [deletion.name for deletion in found] == [f"demo-{role}-0-1-0" for role in stopped]
+    decision = drain([make_pod(role) for role in roles], START)
+    assert [deletion.name for deletion in decision] == [f"demo-{role}-0-1-0" for role in stopped]
 
 
 def test_later_stages_wait_for_terminating_pods() -> None:
@@ -55,7 +55,7 @@ def test_later_stages_do_not_wait_for_ended_pods() -> None:
     """A kubelet takes up to a minute until it takes the object of an ended pod away."""
     rollout = make_pod("rollout", phase="Failed")
     rollout["metadata"]["deletionTimestamp"] = clock.text(START)
-    found = drain(
+    decision = drain(
         [
             rollout,
             make_pod("trainer", phase="Succeeded"),
@@ -64,7 +64,7 @@ def test_later_stages_do_not_wait_for_ended_pods() -> None:
         ],
         START,
     )
-    assert [deletion.name for deletion in found] == ["demo-trainer-0-1-0", "demo-buffer-0-1-0"]
+    assert [deletion.name for deletion in decision] == ["demo-trainer-0-1-0", "demo-buffer-0-1-0"]
 
 
 def test_ended_pods_stay_for_their_logs() -> None:

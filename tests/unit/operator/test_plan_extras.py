@@ -26,20 +26,20 @@ BUDGET, POLICY = ("PodDisruptionBudget", "demo-rollout"), ("NetworkPolicy", "dem
 def test_one_engine_stays_while_machines_are_drained(
     spec: Any, replicas: int, expected: int | None
 ) -> None:
-    found = disruption_budget(make_job(**spec), replicas)
-    assert (found["spec"]["minAvailable"] if found else None) == expected
-    if found:
-        assert found["spec"]["selector"]["matchLabels"] == {
+    budget = disruption_budget(make_job(**spec), replicas)
+    assert (budget["spec"]["minAvailable"] if budget else None) == expected
+    if budget:
+        assert budget["spec"]["selector"]["matchLabels"] == {
             "sluice.dev/job-name": "demo",
             "sluice.dev/role": "rollout",
         }
 
 
 def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:
-    found = network_policy(make_job(), "sluice-system")
-    assert found is not None
-    own, operator, scrape = found["spec"]["ingress"]
-    assert own == {"from": [{"podSelector": {"matchLabels": {"sluice.dev/job-name": "demo"}}}]}
+    policy = network_policy(make_job(), "sluice-system")
+    assert policy is not None
+    members, operator, scrape = policy["spec"]["ingress"]
+    assert members == {"from": [{"podSelector": {"matchLabels": {"sluice.dev/job-name": "demo"}}}]}
     assert operator["from"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "sluice-system"
     }
@@ -49,20 +49,20 @@ def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:
         "from": [{"namespaceSelector": {}}],
         "ports": [{"protocol": "TCP", "port": 9400}],
     }
-    assert found["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
 def test_who_may_scrape_can_be_narrowed() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"team": "sre"}}}
-    found = network_policy(make_job(networkPolicy={"metricsFrom": [peer]}), "sluice-system")
-    assert found is not None
-    assert found["spec"]["ingress"][-1]["from"] == [peer]
+    policy = network_policy(make_job(networkPolicy={"metricsFrom": [peer]}), "sluice-system")
+    assert policy is not None
+    assert policy["spec"]["ingress"][-1]["from"] == [peer]
 
 
 def test_without_an_operator_in_the_cluster_nobody_else_gets_in() -> None:
-    found = network_policy(make_job(), None)
-    assert found is not None
-    assert len(found["spec"]["ingress"]) == 2
+    policy = network_policy(make_job(), None)
+    assert policy is not None
+    assert len(policy["spec"]["ingress"]) == 2
 
 
 def test_a_job_may_do_without_a_network_policy() -> None:
@@ -155,8 +155,8 @@ def test_groups_of_a_suspended_job_go_with_its_pods() -> None:
 def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made() -> None:
     world = World(make_job(**VOLCANO))
     world.step()
-    found = world.plan()
-    order = [(each["kind"], each["metadata"]["name"]) for each in found.create]
+    decision = world.plan()
+    order = [(each["kind"], each["metadata"]["name"]) for each in decision.create]
     assert order.index(("PodGroup", WHOLE)) < order.index(("Pod", "demo-trainer-0-1-0"))
     world.step(create=order.index(("PodGroup", WHOLE)) + 1)
     again = world.plan()

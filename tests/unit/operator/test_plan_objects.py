@@ -19,13 +19,14 @@ def test_what_is_missing_is_made_once() -> None:
     job = make_job()
     wanted = supporting_objects(job)
     assert missing_objects(job, Observed()) == wanted
-    objects = {(found["kind"], found["metadata"]["name"]): found for found in wanted}
+    objects = {(document["kind"], document["metadata"]["name"]): document for document in wanted}
     assert missing_objects(job, Observed(objects=objects)) == ()
 
 
 def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
     objects = {
-        found["metadata"]["name"]: found["metadata"] for found in supporting_objects(make_job())
+        document["metadata"]["name"]: document["metadata"]
+        for document in supporting_objects(make_job())
     }
     claim = objects.pop("demo-checkpoint-1234")
     assert {each["ownerReferences"][0]["uid"] for each in objects.values()} == {"1234"}
@@ -37,7 +38,9 @@ def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
 
 
 def checkpoint_claim(**spec: Any) -> KubeObject | None:
-    objects = {found["metadata"]["name"]: found for found in supporting_objects(make_job(**spec))}
+    objects = {
+        document["metadata"]["name"]: document for document in supporting_objects(make_job(**spec))
+    }
     return objects.get("demo-checkpoint-1234")
 
 
@@ -186,11 +189,15 @@ def test_the_job_file_is_json_and_the_token_is_left_to_whoever_applies_it() -> N
 def test_a_secret_carries_the_jobs_uid_in_its_name_since_it_is_never_read() -> None:
     job = make_job(tls={"enabled": True})
     secrets = [
-        found["metadata"]["name"] for found in supporting_objects(job) if found["kind"] == "Secret"
+        document["metadata"]["name"]
+        for document in supporting_objects(job)
+        if document["kind"] == "Secret"
     ]
     assert secrets == ["demo-token-1234", "demo-tls-1234"]
 
 
 def test_without_tls_there_are_no_certificates() -> None:
-    annotations = [found["metadata"].get("annotations") for found in supporting_objects(make_job())]
+    annotations = [
+        document["metadata"].get("annotations") for document in supporting_objects(make_job())
+    ]
     assert {names.GENERATE: names.GENERATE_TLS} not in annotations

@@ -38,8 +38,8 @@ def test_trainer_and_engines_prefer_one_zone_and_demand_nothing(role: str) -> No
 
 
 def test_engines_are_spread_over_machines_where_there_is_a_choice() -> None:
-    (found,) = render(make_job(), "rollout")["spec"]["topologySpreadConstraints"]
-    assert (found["topologyKey"], found["whenUnsatisfiable"]) == (HOST, "ScheduleAnyway")
+    (constraint,) = render(make_job(), "rollout")["spec"]["topologySpreadConstraints"]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == (HOST, "ScheduleAnyway")
     assert "topologySpreadConstraints" not in render(make_job(), "trainer")["spec"]
 
 
@@ -64,8 +64,8 @@ def test_the_grace_of_a_role_covers_what_it_does_at_its_end(role: str, needs: fl
 
 
 def test_a_trainer_gets_time_for_a_step_a_checkpoint_and_an_update_that_waits() -> None:
-    found = render(make_job(weightSync={"timeoutSeconds": 45.5}), "trainer")
-    assert found["spec"]["terminationGracePeriodSeconds"] == GRACE["trainer"] + 46
+    trainer = render(make_job(weightSync={"timeoutSeconds": 45.5}), "trainer")
+    assert trainer["spec"]["terminationGracePeriodSeconds"] == GRACE["trainer"] + 46
 
 
 def test_users_choose_nodes_priority_account_and_grace() -> None:
@@ -78,8 +78,8 @@ def test_users_choose_nodes_priority_account_and_grace() -> None:
         "terminationGracePeriodSeconds": 1800,
     }
     overrides = [{"roles": ["trainer"], "template": {"spec": wanted}}]
-    found = render(make_job(podTemplateOverrides=overrides), "trainer")["spec"]
-    assert {key: found[key] for key in wanted} == wanted
+    pod_spec = render(make_job(podTemplateOverrides=overrides), "trainer")["spec"]
+    assert {key: pod_spec[key] for key in wanted} == wanted
 
 
 def test_users_remove_or_replace_our_wishes() -> None:
@@ -87,9 +87,9 @@ def test_users_remove_or_replace_our_wishes() -> None:
         "affinity": None,
         "topologySpreadConstraints": [{"$patch": "delete", "topologyKey": HOST}],
     }
-    found = render(make_job(rollout={"template": {"spec": spec}}), "rollout")["spec"]
-    assert "affinity" not in found
-    assert found["topologySpreadConstraints"] == []
+    pod_spec = render(make_job(rollout={"template": {"spec": spec}}), "rollout")["spec"]
+    assert "affinity" not in pod_spec
+    assert pod_spec["topologySpreadConstraints"] == []
 
 
 def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None:
@@ -113,13 +113,13 @@ def test_rdma_by_template() -> None:
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
     }
     job = make_job(trainer={"gpusPerNode": 8, "template": {"spec": {"containers": [trainer]}}})
-    (found,) = render(job, "trainer")["spec"]["containers"]
-    assert found["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
-    assert found["securityContext"] == {
+    (container,) = render(job, "trainer")["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
+    assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
     }
-    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in found["env"]
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in container["env"]
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])

@@ -89,7 +89,7 @@ def to_yaml(objects: list[KubeObject]) -> str:
     yaml.width = 4096
     yaml.representer.ignore_aliases = lambda _: True
     text = io.StringIO()
-    yaml.dump_all([literal(found) for found in objects], text)
+    yaml.dump_all([literal(document) for document in objects], text)
     return text.getvalue()
 
 
@@ -128,13 +128,13 @@ def test_a_template_changes_one_container_and_leaves_the_other() -> None:
         "metadata": {"annotations": {"a": "b"}},
         "spec": {"containers": [patch], "hostNetwork": True},
     }
-    found = render(make_job(rollout={"template": template}), "rollout")
-    assert found["spec"]["hostNetwork"] is True
-    assert found["metadata"]["annotations"]["a"] == "b"
-    assert containers(found)["worker"]["image"] == "mine"
-    assert env(containers(found)["worker"])["DEBUG"] == "1"
-    assert env(containers(found)["worker"])["SLUICE_ROLE"] == "rollout"
-    assert containers(found)["engine"] == containers(render(make_job(), "rollout"))["engine"]
+    rendered = render(make_job(rollout={"template": template}), "rollout")
+    assert rendered["spec"]["hostNetwork"] is True
+    assert rendered["metadata"]["annotations"]["a"] == "b"
+    assert containers(rendered)["worker"]["image"] == "mine"
+    assert env(containers(rendered)["worker"])["DEBUG"] == "1"
+    assert env(containers(rendered)["worker"])["SLUICE_ROLE"] == "rollout"
+    assert containers(rendered)["engine"] == containers(render(make_job(), "rollout"))["engine"]
 
 
 def test_overrides_go_over_the_roles_template() -> None:
@@ -151,17 +151,17 @@ def test_overrides_go_over_the_roles_template() -> None:
 def test_no_template_can_change_who_a_pod_is() -> None:
     labels = {"sluice.dev/attempt": "99", "team": "rl"}
     template = {"metadata": {"name": "x", "labels": labels}, "spec": {"restartPolicy": "Always"}}
-    found = render(make_job(trainer={"template": template}), "trainer")
-    assert found["metadata"]["name"] == "demo-trainer-0-3-0"
-    assert found["metadata"]["labels"]["sluice.dev/attempt"] == "3"
-    assert found["metadata"]["labels"]["team"] == "rl"
-    assert found["spec"]["restartPolicy"] == "Never"
+    rendered = render(make_job(trainer={"template": template}), "trainer")
+    assert rendered["metadata"]["name"] == "demo-trainer-0-3-0"
+    assert rendered["metadata"]["labels"]["sluice.dev/attempt"] == "3"
+    assert rendered["metadata"]["labels"]["team"] == "rl"
+    assert rendered["spec"]["restartPolicy"] == "Never"
 
 
 def test_the_engine_does_not_get_the_token() -> None:
-    found = containers(render(make_job(), "rollout"))
-    assert "SLUICE_TOKEN" in env(found["worker"])
-    assert "SLUICE_TOKEN" not in env(found["engine"])
+    rendered = containers(render(make_job(), "rollout"))
+    assert "SLUICE_TOKEN" in env(rendered["worker"])
+    assert "SLUICE_TOKEN" not in env(rendered["engine"])
 
 
 def test_only_the_first_pod_of_an_engine_has_a_worker() -> None:
@@ -173,19 +173,23 @@ def test_only_the_first_pod_of_an_engine_has_a_worker() -> None:
 @pytest.mark.parametrize("role", ["trainer", "rollout", "buffer", "rendezvous"])
 def test_every_container_knows_what_the_contract_promises(role: str) -> None:
     for container in render(make_job(), role)["spec"]["containers"]:
-        found = env(container)
-        assert found["SLUICE_JOB_FILE"] == "/sluice/config/rljob.json"
-        assert found["SLUICE_RENDEZVOUS"] == "10.0.0.1:7700"
-        assert (found["SLUICE_ROLE"], found["SLUICE_NAME"]) == (role, f"{role}-0")
-        assert (found["SLUICE_ATTEMPT"], found["SLUICE_REPLICA"], found["SLUICE_INDEX"]) == (
+        variables = env(container)
+        assert variables["SLUICE_JOB_FILE"] == "/sluice/config/rljob.json"
+        assert variables["SLUICE_RENDEZVOUS"] == "10.0.0.1:7700"
+        assert (variables["SLUICE_ROLE"], variables["SLUICE_NAME"]) == (role, f"{role}-0")
+        assert (
+            variables["SLUICE_ATTEMPT"],
+            variables["SLUICE_REPLICA"],
+            variables["SLUICE_INDEX"],
+        ) == (
             "3",
             "0",
             "0",
         )
-        assert found["SLUICE_BIND"] == "0.0.0.0"
-        assert found["SLUICE_ADVERTISE"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert variables["SLUICE_BIND"] == "0.0.0.0"
+        assert variables["SLUICE_ADVERTISE"] == {"fieldRef": {"fieldPath": "status.podIP"}}
         for port in container["ports"]:
-            assert found[f"SLUICE_PORT_{port['name'].upper()}"] == str(port["containerPort"])
+            assert variables[f"SLUICE_PORT_{port['name'].upper()}"] == str(port["containerPort"])
 
 
 def place(found: KubeObject, container: str, path: str) -> tuple[Any, Any] | None:
@@ -200,20 +204,20 @@ def place(found: KubeObject, container: str, path: str) -> tuple[Any, Any] | Non
 
 
 def test_checkpoints_and_the_runs_files_lie_on_the_jobs_claim() -> None:
-    found, claim = (
+    rendered, claim = (
         render(make_job(), "trainer"),
         {"persistentVolumeClaim": {"claimName": "demo-checkpoint-1234"}},
     )
-    assert place(found, "trainer", "/sluice/run") == (claim, None)
-    assert place(found, "trainer", "/sluice/checkpoint") == (claim, "checkpoints"), (
+    assert place(rendered, "trainer", "/sluice/run") == (claim, None)
+    assert place(rendered, "trainer", "/sluice/checkpoint") == (claim, "checkpoints"), (
         "as in runs/NAME on a laptop"
     )
 
 
 def test_an_ephemeral_jobs_files_go_with_its_pod() -> None:
-    found = render(make_job(checkpoint={"ephemeral": True}), "trainer")
-    assert place(found, "trainer", "/sluice/run") == ({"emptyDir": {}}, None)
-    assert place(found, "trainer", "/sluice/checkpoint") == ({"emptyDir": {}}, "checkpoints")
+    rendered = render(make_job(checkpoint={"ephemeral": True}), "trainer")
+    assert place(rendered, "trainer", "/sluice/run") == ({"emptyDir": {}}, None)
+    assert place(rendered, "trainer", "/sluice/checkpoint") == ({"emptyDir": {}}, "checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -281,10 +285,10 @@ def test_a_pod_names_a_claim_once_whatever_it_is_for() -> None:
 
 
 def test_code_that_makes_rows_has_no_token_and_sees_its_own_directory_alone() -> None:
-    found = pod(
+    rendered = pod(
         JOBS["rows"], Gang("buffer", 0, 1), 1, 0, "1.2.3.4:7700", Images(rollout="worker:1")
     )
-    (init,) = found["spec"]["initContainers"]
+    (init,) = rendered["spec"]["initContainers"]
     assert init["image"] == "worker:1"
     assert not {"SLUICE_TOKEN", "SLUICE_TLS_DIR"} & {each["name"] for each in init["env"]}
     storage = [mount for mount in init["volumeMounts"] if mount["name"] == "storage"]
@@ -304,18 +308,21 @@ def test_a_job_of_files_has_no_container_that_makes_rows() -> None:
 
 
 def test_the_engine_starts_with_our_plugin_from_the_workers_image() -> None:
-    found = pod(make_job(), Gang("rollout", 0, 1), 1, 0, "", Images(rollout="worker:1"))
-    (init,) = found["spec"]["initContainers"]
+    rendered = pod(make_job(), Gang("rollout", 0, 1), 1, 0, "", Images(rollout="worker:1"))
+    (init,) = rendered["spec"]["initContainers"]
     assert (init["image"], init["env"]) == ("worker:1", [])
     assert init["command"][-1] == "/sluice/sglang"
-    assert containers(found)["engine"]["command"] == ["python3", "/sluice/sglang/launch_server.py"]
-    mounts = containers(found)["engine"]["volumeMounts"]
+    assert containers(rendered)["engine"]["command"] == [
+        "python3",
+        "/sluice/sglang/launch_server.py",
+    ]
+    mounts = containers(rendered)["engine"]["volumeMounts"]
     assert {"name": "sglang", "mountPath": "/sluice/sglang", "readOnly": True} in mounts
-    assert {"name": "sglang", "emptyDir": {}} in found["spec"]["volumes"]
+    assert {"name": "sglang", "emptyDir": {}} in rendered["spec"]["volumes"]
 
 
 def test_without_the_plugin_sglang_is_started_as_it_is() -> None:
-    found = render(make_job(weightSync={"enginePlugin": False}), "rollout")
-    assert containers(found)["engine"]["command"] == ["python3", "-m", "sglang.launch_server"]
-    assert "initContainers" not in found["spec"]
-    assert "sglang" not in [volume["name"] for volume in found["spec"]["volumes"]]
+    rendered = render(make_job(weightSync={"enginePlugin": False}), "rollout")
+    assert containers(rendered)["engine"]["command"] == ["python3", "-m", "sglang.launch_server"]
+    assert "initContainers" not in rendered["spec"]
+    assert "sglang" not in [volume["name"] for volume in rendered["spec"]["volumes"]]

@@ -92,8 +92,10 @@ def test_succeeded(pod: KubeObject, expected: bool) -> None:
 def test_failures_root_cause_first(
     pod: KubeObject, expected: list[tuple[str, str, int | None]]
 ) -> None:
-    found = podstate.failures(pod, START)
-    assert [(failure.container, failure.reason, failure.exit_code) for failure in found] == expected
+    failures = podstate.failures(pod, START)
+    assert [
+        (failure.container, failure.reason, failure.exit_code) for failure in failures
+    ] == expected
 
 
 def test_what_died_first_is_the_root_cause() -> None:
@@ -101,8 +103,8 @@ def test_what_died_first_is_the_root_cause() -> None:
     late = make_pod(
         "trainer", index=0, phase="Failed", ends={"trainer": 1}, at=START + timedelta(seconds=2)
     )
-    found = [podstate.failures(pod, START)[0] for pod in (late, early)]
-    assert min(found, key=podstate.root_cause_order).pod == "demo-trainer-0-1-1"
+    failures = [podstate.failures(pod, START)[0] for pod in (late, early)]
+    assert min(failures, key=podstate.root_cause_order).pod == "demo-trainer-0-1-1"
 
 
 @pytest.mark.parametrize(

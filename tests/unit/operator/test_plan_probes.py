@@ -12,9 +12,10 @@ from tests.unit.operator.world import make_job
 
 @pytest.mark.parametrize("container", ["buffer", "rendezvous", "worker"])
 def test_services_and_workers_are_asked_at_their_metrics_port(container: str) -> None:
-    found = probes(make_job(), container)
+    rendered = probes(make_job(), container)
     paths = {
-        kind: (probe["httpGet"]["port"], probe["httpGet"]["path"]) for kind, probe in found.items()
+        kind: (probe["httpGet"]["port"], probe["httpGet"]["path"])
+        for kind, probe in rendered.items()
     }
     assert paths == {
         "startupProbe": ("metrics", "/healthz"),
@@ -29,9 +30,9 @@ def test_a_trainer_is_never_killed_for_its_silence() -> None:
 
 @pytest.mark.parametrize(("timeout", "at_least"), [(10, 600), (300, 600), (1200, 2400)])
 def test_an_engine_outlives_every_pause_for_an_update(timeout: int, at_least: int) -> None:
-    found = probes(make_job(weightSync={"timeoutSeconds": timeout}), "engine")["livenessProbe"]
-    assert found["periodSeconds"] * found["failureThreshold"] >= at_least
-    assert found["httpGet"]["path"] == "/health"
+    liveness = probes(make_job(weightSync={"timeoutSeconds": timeout}), "engine")["livenessProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= at_least
+    assert liveness["httpGet"]["path"] == "/health"
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def test_an_engine_outlives_every_pause_for_an_update(timeout: int, at_least: in
 def test_every_container_says_when_it_is_ready_at_a_port_that_it_has(
     role: Any, size: int, index: int
 ) -> None:
-    found = pod(make_job(), Gang(role, 0, size), 1, index, "10.0.0.1:7700", Images())
-    for container in found["spec"]["containers"]:
+    rendered = pod(make_job(), Gang(role, 0, size), 1, index, "10.0.0.1:7700", Images())
+    for container in rendered["spec"]["containers"]:
         ports = {port["name"] for port in container["ports"]}
         assert container["readinessProbe"]["httpGet"]["port"] in ports
 

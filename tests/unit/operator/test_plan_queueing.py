@@ -134,11 +134,11 @@ def test_services_do_not_queue(policy: dict[str, Any], role: Any) -> None:
 
 def test_volcano_gets_one_pod_group_for_the_job() -> None:
     policy = {"volcano": {"queue": "team-a", "priorityClassName": "high"}}
-    found = whole(policy)
-    assert found is not None
-    assert (found["apiVersion"], found["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
-    assert found["metadata"]["name"] == "demo-group-1234-5"
-    spec = found["spec"]
+    group = whole(policy)
+    assert group is not None
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert group["metadata"]["name"] == "demo-group-1234-5"
+    spec = group["spec"]
     assert (spec["minMember"], spec["queue"], spec["priorityClassName"]) == (4, "team-a", "high")
     assert spec["minResources"]["nvidia.com/gpu"] == "18", "of trainer and engines"
     for gang in (TRAINER, Gang("rollout", 1, 1)):
@@ -151,15 +151,15 @@ def test_volcano_gets_one_pod_group_for_the_job() -> None:
 
 
 def test_kubernetes_own_gangs() -> None:
-    found = whole({"native": {}})
-    assert found is not None
-    assert found["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert found["spec"] == {
+    group = whole({"native": {}})
+    assert group is not None
+    assert group["apiVersion"] == "scheduling.k8s.io/v1beta1"
+    assert group["spec"] == {
         "schedulingPolicy": {"gang": {"minCount": 4}},
         "disruptionMode": {"all": {}},
     }
     V1beta1PodGroup.model_validate(
-        found
+        group
     )  # of Kubernetes 1.37; refuses fields that it does not know
     for gang in (TRAINER, Gang("rollout", 1, 1)):
         for pod in render({"native": {}}, gang)[1]:
@@ -186,10 +186,10 @@ def test_a_group_has_the_priority_of_its_trainer() -> None:
 
 
 def test_groups_are_labelled_and_owned_like_their_pods() -> None:
-    found, (_, pods) = whole({"volcano": {}}), render({"volcano": {}}, TRAINER)
-    assert found is not None
-    assert found["metadata"]["ownerReferences"] == pods[0]["metadata"]["ownerReferences"]
-    assert found["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
+    group, (_, pods) = whole({"volcano": {}}), render({"volcano": {}}, TRAINER)
+    assert group is not None
+    assert group["metadata"]["ownerReferences"] == pods[0]["metadata"]["ownerReferences"]
+    assert group["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
 
 
 def test_resources_are_summed_over_containers_and_pods() -> None:

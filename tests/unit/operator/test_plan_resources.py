@@ -25,10 +25,10 @@ def render(role: str, **spec: Any) -> KubeObject:
 
 
 def resources(role: str, container: str, **spec: Any) -> dict[str, Any]:
-    found = render(role, **spec)["spec"]
+    pod_spec = render(role, **spec)["spec"]
     return next(
         each["resources"]
-        for each in found.get("initContainers", []) + found["containers"]
+        for each in pod_spec.get("initContainers", []) + pod_spec["containers"]
         if each["name"] == container
     )
 
@@ -36,20 +36,21 @@ def resources(role: str, container: str, **spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("spec", [ROWS, GPU_JOB], ids=["CPU", "GPU"])
 def test_every_container_asks_for_cpu_and_memory(role: str, spec: dict[str, Any]) -> None:
-    found = render(role, **spec)["spec"]
-    for container in found.get("initContainers", []) + found["containers"]:
+    pod_spec = render(role, **spec)["spec"]
+    for container in pod_spec.get("initContainers", []) + pod_spec["containers"]:
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
 
 
 @pytest.mark.parametrize("role", ["rollout", "buffer"])
 def test_init_containers_do_not_make_a_pod_larger(role: str) -> None:
-    found = render(role, **ROWS)["spec"]
+    pod_spec = render(role, **ROWS)["spec"]
     for name in ("cpu", "memory"):
         first = [
-            quantity_value(each["resources"]["requests"][name]) for each in found["initContainers"]
+            quantity_value(each["resources"]["requests"][name])
+            for each in pod_spec["initContainers"]
         ]
         assert max(first) <= sum(
-            quantity_value(each["resources"]["requests"][name]) for each in found["containers"]
+            quantity_value(each["resources"]["requests"][name]) for each in pod_spec["containers"]
         )
 
 
@@ -89,8 +90,8 @@ def test_what_the_spec_names_replaces_the_default_and_the_rest_stays() -> None:
 
 def test_a_limit_beside_gpus_keeps_the_gpus() -> None:
     trainer = {"gpusPerNode": 8, "resources": {"limits": {"memory": "1Ti"}}}
-    found = resources("trainer", "trainer", trainer=trainer)
-    assert found == {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}, "requests": {"cpu": "16"}}
+    wanted = resources("trainer", "trainer", trainer=trainer)
+    assert wanted == {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}, "requests": {"cpu": "16"}}
 
 
 def test_a_template_goes_over_the_spec() -> None:
@@ -98,25 +99,25 @@ def test_a_template_goes_over_the_spec() -> None:
         "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "512Mi"}}}]}
     }
     trainer = {"resources": {"requests": {"cpu": 3}}, "template": template}
-    found = resources("trainer", "trainer", trainer=trainer)
-    assert found == {"limits": {"memory": "512Mi"}, "requests": {"cpu": "3"}}
+    wanted = resources("trainer", "trainer", trainer=trainer)
+    assert wanted == {"limits": {"memory": "512Mi"}, "requests": {"cpu": "3"}}
 
 
 def test_containers_of_the_user_ask_for_what_he_says() -> None:
     template = {"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}}
-    found = {
+    wanted = {
         each["name"]: each
         for each in render("trainer", trainer={"template": template})["spec"]["containers"]
     }
-    assert found["logs"] == {"name": "logs", "image": "logs:1"}
+    assert wanted["logs"] == {"name": "logs", "image": "logs:1"}
 
 
 def test_a_templates_claims_are_added_to_ours() -> None:
     mine = {"name": "nic"}
     template = {"spec": {"containers": [{"name": "trainer", "resources": {"claims": [mine]}}]}}
     trainer = {"gpusPerNode": 2, "colocate": True, "template": template}
-    found = resources("trainer", "trainer", trainer=trainer, rollout={"gpusPerReplica": 1})
-    assert found["claims"] == [{"name": "gpus"}, mine]
+    wanted = resources("trainer", "trainer", trainer=trainer, rollout={"gpusPerReplica": 1})
+    assert wanted["claims"] == [{"name": "gpus"}, mine]
 
 
 def test_gpus_are_asked_for_by_their_own_fields() -> None:

@@ -72,8 +72,10 @@ def test_a_sweep_buries_what_a_list_lacks_but_nothing_newer_than_the_list() -> N
     store = make()
     for name, version in (("kept", 5), ("lost", 5), ("new", 20)):
         store.put(pod(name, version))
-    assert [found["metadata"]["name"] for found in store.sweep({"uid-kept"}, at=10)] == ["lost"]
-    assert [found["metadata"]["name"] for found in store.of(KEY)] == ["kept", "new"]
+    assert [document["metadata"]["name"] for document in store.sweep({"uid-kept"}, at=10)] == [
+        "lost"
+    ]
+    assert [document["metadata"]["name"] for document in store.of(KEY)] == ["kept", "new"]
 
 
 def test_a_sweep_of_one_namespace_leaves_the_others() -> None:
@@ -87,9 +89,9 @@ def test_of_two_lives_of_one_name_the_newest_is_the_present_one() -> None:
     store = make()
     store.put(pod("first", 1))
     store.put(pod("second", 5))
-    found = store.newest(KEY)
-    assert found is not None
-    assert found["metadata"]["name"] == "second"
+    newest = store.newest(KEY)
+    assert newest is not None
+    assert newest["metadata"]["name"] == "second"
 
 
 WAITS = {

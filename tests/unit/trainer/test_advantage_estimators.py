@@ -31,9 +31,9 @@ def responses(**changes: Any) -> Responses:
 def advantages(
     given: Responses | None = None, custom: Custom | None = None, **algorithm: Any
 ) -> list[list[float]]:
-    found = estimate(given or responses(), Algorithm.model_validate(algorithm), custom)
-    assert all(row.dtype == torch.float32 for row in found.advantages)
-    return [row.tolist() for row in found.advantages]
+    estimates = estimate(given or responses(), Algorithm.model_validate(algorithm), custom)
+    assert all(row.dtype == torch.float32 for row in estimates.advantages)
+    return [row.tolist() for row in estimates.advantages]
 
 
 def approximately(rows: list[list[float]]) -> list[Any]:
@@ -87,15 +87,15 @@ def test_group_estimators_leave_the_kl_to_the_reward() -> None:
 
 
 def test_reinforce_plus_plus() -> None:
-    found = advantages(estimator="reinforce_plus_plus", gamma=0.5, kl={"coef": 1.0})
+    estimates = advantages(estimator="reinforce_plus_plus", gamma=0.5, kl={"coef": 1.0})
     second = [-0.1 + 0.5 * (0 + 0.5 * 1.8), 0.5 * 1.8, 1.8, 0]
-    assert found == approximately([[4.5], second, [0, 0]])
+    assert estimates == approximately([[4.5], second, [0, 0]])
 
 
 def test_reinforce_plus_plus_baseline() -> None:
-    found = advantages(estimator="reinforce_plus_plus_baseline", kl={"coef": 1.0})
-    assert found[0] == pytest.approx([0 - 0.5])
-    assert [found[1][0], found[1][2]] == pytest.approx([1 - 0.1, 1 - 0.2])
+    estimates = advantages(estimator="reinforce_plus_plus_baseline", kl={"coef": 1.0})
+    assert estimates[0] == pytest.approx([0 - 0.5])
+    assert [estimates[1][0], estimates[1][2]] == pytest.approx([1 - 0.1, 1 - 0.2])
 
 
 def test_remax_subtracts_the_greedy_reward() -> None:
@@ -113,17 +113,17 @@ def test_remax_needs_baselines() -> None:
 def test_ppo_is_gae_over_values() -> None:
     values = [torch.tensor([4.5]), torch.tensor([0.5, -9.0, 1.0, -9.0]), torch.tensor([3.0, 3.0])]
     algorithm = Algorithm.model_validate({"estimator": "ppo", "gamma": 0.9, "lambda": 0.8})
-    found = estimate(responses(values=values), algorithm)
+    estimates = estimate(responses(values=values), algorithm)
     last = 2 - 1.0
     first = 0.9 * 1.0 - 0.5 + 0.9 * 0.8 * last
-    assert [row.tolist() for row in found.advantages] == approximately(
+    assert [row.tolist() for row in estimates.advantages] == approximately(
         [[0.5], [first, 0, last, 0], [0, 0]]
     )
-    assert found.returns is not None
-    assert [row.tolist() for row in found.returns] == approximately(
+    assert estimates.returns is not None
+    assert [row.tolist() for row in estimates.returns] == approximately(
         [[5], [first + 0.5, 0, 2, 0], [0, 0]]
     )
-    assert all(row.dtype == torch.float32 for row in found.returns)
+    assert all(row.dtype == torch.float32 for row in estimates.returns)
 
 
 def test_ppo_needs_values() -> None:

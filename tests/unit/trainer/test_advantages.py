@@ -148,8 +148,8 @@ REWARDS, GROUPS = (
 def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
     lengths = torch.tensor([2, 9, 1, 1, 5, 3, 0])
     four, six = (2 * 1 + 1 * 3) / 8, 20 / 4
-    found = length_weighted(REWARDS, GROUPS, lengths)
-    assert found.tolist() == pytest.approx(
+    advantages = length_weighted(REWARDS, GROUPS, lengths)
+    assert advantages.tolist() == pytest.approx(
         [1 - four, 0, 5 - six, 3 - four, 0 - four, 5 - six, 1 - six]
     )
     equal = length_weighted(REWARDS, GROUPS, torch.full_like(lengths, 7))
@@ -168,8 +168,10 @@ def test_only_a_best_that_leads_is_paid_in_pass_at_k() -> None:
 
 
 def test_gpg_weighs_more_the_fewer_rewards_there_are() -> None:
-    found = nonzero_scaled(REWARDS, GROUPS)
-    assert torch.allclose(found, group_advantages(REWARDS, GROUPS, normalize_std=False) * 7 / 6)
+    advantages = nonzero_scaled(REWARDS, GROUPS)
+    assert torch.allclose(
+        advantages, group_advantages(REWARDS, GROUPS, normalize_std=False) * 7 / 6
+    )
     assert nonzero_scaled(torch.zeros(4), torch.tensor([0, 0, 1, 1])).tolist() == [0] * 4
 
 

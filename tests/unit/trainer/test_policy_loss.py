@@ -122,8 +122,8 @@ LOG_RATIO = torch.tensor([0.1, 0.3, -0.2, 99.0, -0.4])
 
 
 def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
-    found = sequence_log_ratio(LOG_RATIO, MASK, SEQUENCE)
-    assert found.tolist() == pytest.approx([0.2, 0.2, -0.3, -0.3, -0.3])
+    log_ratios = sequence_log_ratio(LOG_RATIO, MASK, SEQUENCE)
+    assert log_ratios.tolist() == pytest.approx([0.2, 0.2, -0.3, -0.3, -0.3])
 
 
 def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token() -> None:
@@ -158,10 +158,12 @@ def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token()
 def test_geo_mean_clips_each_token_before_the_mean(
     advantage: float, first: float, second: float
 ) -> None:
-    found = geo_mean_loss(LOG_RATIO, torch.full((5,), advantage), MASK, SEQUENCE, low=0.3, high=0.2)
+    result = geo_mean_loss(
+        LOG_RATIO, torch.full((5,), advantage), MASK, SEQUENCE, low=0.3, high=0.2
+    )
     expected = [-advantage * ratio for ratio in (first, first, second, second, second)]
-    assert found.loss.tolist() == pytest.approx(expected)
-    assert found.clipped[MASK > 0].tolist() == ([0, 1, 0, 0] if advantage > 0 else [0, 0, 0, 1])
+    assert result.loss.tolist() == pytest.approx(expected)
+    assert result.clipped[MASK > 0].tolist() == ([0, 1, 0, 0] if advantage > 0 else [0, 0, 0, 1])
 
 
 def test_geo_mean_shares_its_gradient_among_the_tokens_that_were_not_clipped() -> None:
@@ -183,12 +185,12 @@ def test_geo_mean_shares_its_gradient_among_the_tokens_that_were_not_clipped() -
     ],
 )
 def test_sapo_is_a_gate(ratio: float, advantage: float, loss: float, slope: float) -> None:
-    given = torch.tensor([ratio], requires_grad=True)
-    found = sapo_loss(given, torch.tensor([advantage]), positive=1.0, negative=2.0)
-    found.loss.sum().backward()
-    assert found.loss.item() == pytest.approx(loss)
-    assert given.grad is not None
-    assert given.grad.item() == pytest.approx(slope)
+    ratios = torch.tensor([ratio], requires_grad=True)
+    result = sapo_loss(ratios, torch.tensor([advantage]), positive=1.0, negative=2.0)
+    result.loss.sum().backward()
+    assert result.loss.item() == pytest.approx(loss)
+    assert ratios.grad is not None
+    assert ratios.grad.item() == pytest.approx(slope)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_dppo_leaves_out_what_moved_too_far_away(
     ratio: float, advantage: float, moved: float, outside: int
 ) -> None:
     log_probs = torch.tensor([-1.5], requires_grad=True)
-    found = dppo_loss(
+    result = dppo_loss(
         log_probs,
         torch.tensor([ratio]),
         torch.tensor([advantage]),
@@ -214,10 +216,10 @@ def test_dppo_leaves_out_what_moved_too_far_away(
         high=0.2,
         most=1.2,
     )
-    found.loss.sum().backward()
-    assert found.clipped.item() == outside
+    result.loss.sum().backward()
+    assert result.clipped.item() == outside
     weight = 0.0 if outside else min(ratio, 1.2)
-    assert found.loss.item() == pytest.approx(weight * advantage * 1.5)
+    assert result.loss.item() == pytest.approx(weight * advantage * 1.5)
     assert log_probs.grad is not None
     assert log_probs.grad.item() == pytest.approx(-weight * advantage)
 
@@ -231,10 +233,10 @@ def test_dppo_leaves_out_what_moved_too_far_away(
     ],
 )
 def test_levels_of_the_correction(level: str, expected: list[float | None]) -> None:
-    found = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
+    ratios = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
     known = [
         (value, math.exp(log))
-        for value, log in zip(found, expected, strict=True)
+        for value, log in zip(ratios, expected, strict=True)
         if log is not None
     ]
     assert [value for value, _ in known] == pytest.approx([value for _, value in known])
@@ -242,10 +244,10 @@ def test_levels_of_the_correction(level: str, expected: list[float | None]) -> N
 
 def test_the_ratio_of_a_long_sequence_stays_finite() -> None:
     tokens = torch.full((1000,), 5.0)
-    found = correction_ratio(
+    ratios = correction_ratio(
         tokens, "sequence", torch.ones(1000), torch.zeros(1000, dtype=torch.int64)
     )
-    assert torch.isfinite(found).all()
+    assert torch.isfinite(ratios).all()
 
 
 def test_opsm_drops_bad_sequences_from_which_the_policy_has_moved_away() -> None:
@@ -297,8 +299,8 @@ def test_weights_have_their_mean_over_tokens_or_over_sequences(
 ) -> None:
     """Masked tokens, and a sequence without a trained one, do not count."""
     weight = torch.tensor([2.0, 2.0, 2.0, 0.5, 9.0])
-    found = weight_sums(weight, level, TRAINED, SHARED)  # type: ignore[arg-type]
-    assert [float(value) for value in found] == pytest.approx([total, count])
+    sums = weight_sums(weight, level, TRAINED, SHARED)  # type: ignore[arg-type]
+    assert [float(value) for value in sums] == pytest.approx([total, count])
 
 
 def test_sums_of_weights_of_nothing_are_nothing() -> None:
@@ -312,7 +314,7 @@ def test_sums_of_weights_of_nothing_are_nothing() -> None:
 def test_normalized_weights_are_one_on_average() -> None:
     """verl's example: weights 2, 0.5, 1 and 0.25 have the mean 0.9375."""
     weight = torch.tensor([2.0, 0.5, 1.0, 0.25])
-    found = normalized(weight, 0.9375)
-    assert found.tolist() == pytest.approx([2.1333333, 0.5333333, 1.0666667, 0.2666667])
-    assert float(found.mean()) == pytest.approx(1)
+    weights = normalized(weight, 0.9375)
+    assert weights.tolist() == pytest.approx([2.1333333, 0.5333333, 1.0666667, 0.2666667])
+    assert float(weights.mean()) == pytest.approx(1)
     assert normalized(torch.zeros(2), 0.0).tolist() == [0, 0], "icepop may have dropped everything"

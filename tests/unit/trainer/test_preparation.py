@@ -62,8 +62,8 @@ def test_kl_penalties_come_off_the_rewards() -> None:
 
 
 def test_totals_of_the_optimizer_steps() -> None:
-    found = [(t.sequences, t.tokens, t.longest) for t in batch_totals(BATCH, spec())]
-    assert found == [(2, 4, 100), (1, 1, 100)]
+    totals = [(t.sequences, t.tokens, t.longest) for t in batch_totals(BATCH, spec())]
+    assert totals == [(2, 4, 100), (1, 1, 100)]
 
 
 def test_a_failed_sample_counts_as_a_sequence() -> None:
@@ -115,10 +115,10 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 
 def test_metrics_of_a_critic() -> None:
     goals = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 99.0])]
-    given = example(values=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])])
-    found = metrics(token_sums(given, Estimate(goals, goals)), Algorithm(estimator="ppo"))
-    assert (found["rollout/returns"], found["rollout/values"]) == (2, 2)
-    assert found["critic/vf_explained_var"] == 1
+    responses = example(values=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])])
+    averages = metrics(token_sums(responses, Estimate(goals, goals)), Algorithm(estimator="ppo"))
+    assert (averages["rollout/returns"], averages["rollout/values"]) == (2, 2)
+    assert averages["critic/vf_explained_var"] == 1
 
 
 def test_a_rank_without_responses_has_the_same_names() -> None:
@@ -134,9 +134,9 @@ BY_URL = Algorithm.model_validate({"distillation": {"teacher": {"url": "http://t
 
 def test_log_probs_of_a_teacher_behind_a_url_come_with_the_samples() -> None:
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
-    [found] = taught([trained(5, 0)], {(5, 0): sample}, BY_URL)
-    assert found.teacher_log_probs is not None
-    assert found.teacher_log_probs.tolist() == [-0.5, -1.5]
+    [sequence_of_teacher] = taught([trained(5, 0)], {(5, 0): sample}, BY_URL)
+    assert sequence_of_teacher.teacher_log_probs is not None
+    assert sequence_of_teacher.teacher_log_probs.tolist() == [-0.5, -1.5]
     with pytest.raises(EstimatorError, match="group 5 sample 0 has no log-probs of the teacher"):
         taught([trained(5, 0)], {(5, 0): Sample(0)}, BY_URL)
 
@@ -146,5 +146,5 @@ def test_where_the_trainer_scores_or_nobody_teaches_they_are_left_alone() -> Non
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
     by_path = Algorithm.model_validate({"distillation": {"teacher": {"path": "t"}}})
     for algorithm in (by_path, Algorithm()):
-        [found] = taught([trained(5, 0)], {(5, 0): sample}, algorithm)
-        assert found.teacher_log_probs is None
+        [untaught] = taught([trained(5, 0)], {(5, 0): sample}, algorithm)
+        assert untaught.teacher_log_probs is None

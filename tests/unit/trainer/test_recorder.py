@@ -40,12 +40,12 @@ def test_metrics_of_a_batch() -> None:
         sequence(2, 0, 0.0, min_version=4, max_version=4),
         sequence(2, 1, 1.0, response_length=0, status=common.SAMPLE_STATUS_FAILED),
     ]
-    found = batch_metrics(batch, step=5)
-    assert found["rollout/raw_reward"] == 0.75
-    assert found["rollout/response_len/mean"] == 2.5
-    assert found["rollout/truncated_ratio"] == found["rollout/failed_ratio"] == 0.25
-    assert found["rollout/zero_std/ratio"] == 0.5
-    assert found["rollout/policy_lag"] == pytest.approx(1 / 3), (
+    metrics = batch_metrics(batch, step=5)
+    assert metrics["rollout/raw_reward"] == 0.75
+    assert metrics["rollout/response_len/mean"] == 2.5
+    assert metrics["rollout/truncated_ratio"] == metrics["rollout/failed_ratio"] == 0.25
+    assert metrics["rollout/zero_std/ratio"] == 0.5
+    assert metrics["rollout/policy_lag"] == pytest.approx(1 / 3), (
         "what was never generated has no lag"
     )
 
@@ -60,12 +60,12 @@ def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_tw
     batch = [
         sequence(g, i, reward) for g, group in enumerate(rewards) for i, reward in enumerate(group)
     ]
-    found = batch_metrics(batch, step=1)
-    assert found["rollout/zero_std/ratio"] == 0.75
-    assert {n: v for n, v in found.items() if "count_" in n} == {
+    metrics = batch_metrics(batch, step=1)
+    assert metrics["rollout/zero_std/ratio"] == 0.75
+    assert {n: v for n, v in metrics.items() if "count_" in n} == {
         "rollout/zero_std/count_0.0": 2, "rollout/zero_std/count_1.0": 1,
     }  # fmt: skip
-    rates = {n: v for n, v in found.items() if n.startswith("passrate/")}
+    rates = {n: v for n, v in metrics.items() if n.startswith("passrate/")}
     assert rates == {
         "passrate/pass@1": pytest.approx((1 + 0.5) / 4),
         "passrate/pass@2": pytest.approx((1 + 1 - 1 / 6) / 4),
@@ -74,8 +74,11 @@ def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_tw
 
 
 def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
-    found = batch_metrics([sequence(1, 0, 1.0, response_length=9, trainable_tokens=4)], step=1)
-    assert (found["rollout/response_len/mean"], found["rollout/effective_response_len/mean"]) == (
+    metrics = batch_metrics([sequence(1, 0, 1.0, response_length=9, trainable_tokens=4)], step=1)
+    assert (
+        metrics["rollout/response_len/mean"],
+        metrics["rollout/effective_response_len/mean"],
+    ) == (
         9,
         4,
     )
@@ -94,8 +97,8 @@ def test_shards_make_whole_groups_again() -> None:
     def part(group: int, *indices: int) -> SampleGroup:
         return SampleGroup(Prompt(group, "?"), [Sample(i) for i in indices])
 
-    found = merged([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
-    assert [(g.group_id, [s.index for s in g.samples]) for g in found] == [
+    groups = merged([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
+    assert [(g.group_id, [s.index for s in g.samples]) for g in groups] == [
         (1, [0, 1, 2]),
         (3, [0, 1]),
     ]
@@ -153,8 +156,8 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
 
 
 def test_samples_without_rewards_tell_of_none() -> None:
-    found = batch_metrics([sequence(1, 0, 0.0), sequence(2, 0, 0.0)], step=1, judged=False)
+    metrics = batch_metrics([sequence(1, 0, 0.0), sequence(2, 0, 0.0)], step=1, judged=False)
     assert not [
-        name for name in found if "reward" in name or "zero_std" in name or "passrate" in name
+        name for name in metrics if "reward" in name or "zero_std" in name or "passrate" in name
     ]
-    assert found["rollout/response_len/mean"] == 2
+    assert metrics["rollout/response_len/mean"] == 2

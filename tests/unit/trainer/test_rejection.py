@@ -36,9 +36,9 @@ NOWHERE = [0] * 5
     ],
 )
 def test_measures(measure: Any, expected: list[float]) -> None:
-    found = divergence(TRAIN.clone().requires_grad_(), ROLLOUT, measure)
-    assert found.tolist() == pytest.approx(expected, rel=1e-4)
-    assert not found.requires_grad
+    divergences = divergence(TRAIN.clone().requires_grad_(), ROLLOUT, measure)
+    assert divergences.tolist() == pytest.approx(expected, rel=1e-4)
+    assert not divergences.requires_grad
 
 
 def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
@@ -54,8 +54,8 @@ def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
 
 @pytest.mark.parametrize("sure", [0.0, -200.0])
 def test_binary_kl_of_a_sure_token_is_finite(sure: float) -> None:
-    found = divergence(torch.tensor([sure]), torch.tensor([-0.7]), "binary_kl")
-    assert 0 < found.item() < 20
+    divergences = divergence(torch.tensor([sure]), torch.tensor([-0.7]), "binary_kl")
+    assert 0 < divergences.item() < 20
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
     ids=str,
 )
 def test_what_a_rule_drops(rule: dict[str, Any], dropped: list[int]) -> None:
-    found = rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])
-    assert found.tolist() == dropped
+    marks = rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])
+    assert marks.tolist() == dropped
 
 
 def test_what_any_rule_drops_is_dropped() -> None:

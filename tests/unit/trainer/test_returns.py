@@ -18,21 +18,21 @@ def rows(*values: list[float]) -> list[Tensor]:
 def test_the_reward_comes_at_the_last_unmasked_token() -> None:
     masks = rows([1, 0, 1, 0], [1], [0, 0], [])
     kl = rows([1, 50, 2, 50], [3], [9, 9], [])
-    found = token_rewards(torch.tensor([10.0, 20.0, 30.0, 40.0]), masks, kl, 0.1)
-    assert found[0].tolist() == pytest.approx([-0.1, 0, 10 - 0.2, 0])
-    assert found[1].tolist() == pytest.approx([19.7])
-    assert found[2].tolist() == [0, 0]
-    assert found[3].tolist() == []
+    rewards = token_rewards(torch.tensor([10.0, 20.0, 30.0, 40.0]), masks, kl, 0.1)
+    assert rewards[0].tolist() == pytest.approx([-0.1, 0, 10 - 0.2, 0])
+    assert rewards[1].tolist() == pytest.approx([19.7])
+    assert rewards[2].tolist() == [0, 0]
+    assert rewards[3].tolist() == []
 
 
 def test_a_masked_token_may_have_any_kl() -> None:
-    found = token_rewards(torch.tensor([1.0]), rows([1, 0]), rows([0, float("nan")]), 0.5)
-    assert found[0].tolist() == [1, 0]
+    rewards = token_rewards(torch.tensor([1.0]), rows([1, 0]), rows([0, float("nan")]), 0.5)
+    assert rewards[0].tolist() == [1, 0]
 
 
 def test_returns_by_hand() -> None:
-    found = discounted_returns(rows([1, 2, 4], [8]), 0.5)
-    assert [row.tolist() for row in found] == [[1 + 1 + 1, 2 + 2, 4], [8]]
+    returns = discounted_returns(rows([1, 2, 4], [8]), 0.5)
+    assert [row.tolist() for row in returns] == [[1 + 1 + 1, 2 + 2, 4], [8]]
 
 
 def test_without_a_discount_returns_are_sums() -> None:
@@ -50,8 +50,8 @@ Factor = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 @given(Rows, Factor)
 def test_returns_equal_a_loop(batch: list[list[tuple[int, int, int]]], gamma: float) -> None:
-    found = discounted_returns(rows(*[[float(r) for r, _, _ in row] for row in batch]), gamma)
-    for row, ours in zip(batch, found, strict=True):
+    returns = discounted_returns(rows(*[[float(r) for r, _, _ in row] for row in batch]), gamma)
+    for row, ours in zip(batch, returns, strict=True):
         running = 0.0
         expected: list[float] = []
         for reward, _, _ in reversed(row):

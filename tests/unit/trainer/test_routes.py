@@ -16,9 +16,11 @@ def choices(draw: st.DrawFn) -> tuple[Tensor, int]:
     columns = draw(st.integers(1, 5))
     rows = draw(st.lists(st.sets(st.integers(0, columns - 1)), max_size=7))
     chosen = torch.zeros(len(rows), columns, dtype=torch.bool)
-    for token, own in enumerate(rows):
-        chosen[token, list(own)] = True
-    most = draw(st.integers(max((len(own) for own in rows), default=0), columns))
+    for token, columns_of_token in enumerate(rows):
+        chosen[token, list(columns_of_token)] = True
+    most = draw(
+        st.integers(max((len(columns_of_token) for columns_of_token in rows), default=0), columns)
+    )
     return chosen, max(most, 1)
 
 
