@@ -29,8 +29,9 @@ from torch import Tensor
 
 from benchmarks.processes import on_ranks
 from sluice.api import Parallelism
+from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron import parallel
-from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.dispatch import Dispatcher
 
 T = TypeVar("T")

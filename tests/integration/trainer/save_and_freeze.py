@@ -15,7 +15,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
+from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.trainer import tiny
 

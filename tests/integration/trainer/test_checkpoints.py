@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import filesystem
 
 from sluice_trainer import checkpoint_directory
 from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
+from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.trainer import tiny, train_steps
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice_trainer.megatron.checkpoints.checkpoint import CheckpointError
+from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
 from tests.integration.trainer import estimate_steps, tiny

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.megatron.offload import Storages
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.storages import Storages
 from tests.integration.trainer import tiny
 
 pytestmark = [

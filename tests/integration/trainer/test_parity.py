@@ -14,10 +14,10 @@ import torch
 from sluice.api import Parallelism
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
+from sluice_trainer.huggingface_files import CheckpointFilesError, save_hf
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
-from sluice_trainer.megatron.huggingface.files import CheckpointFilesError, save_hf
 from sluice_trainer.megatron.model.building import build, load_hf, load_random
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
@@ -279,7 +279,7 @@ def test_chunked_logits_do_not_change_the_result(
         return policy.train([shard], [tiny.totals(shard)])
 
     whole = train()
-    monkeypatch.setattr("sluice_trainer.megatron.step.forward.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
+    monkeypatch.setattr("sluice_trainer.step.logits.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
     assert train() == pytest.approx(whole, rel=1e-5, abs=1e-7)
 
 

@@ -15,8 +15,8 @@ import torch
 
 from sluice_trainer.algorithms.covariance import lots
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.step.packing import MicroBatch
 from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")

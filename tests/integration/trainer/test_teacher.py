@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step import forward
 from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.step import logits
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same
 
@@ -258,7 +258,7 @@ def plain_divergences(
 def test_a_divergence_over_all_words_equals_transformers(
     student: Path, teacher: Path, kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(logits, "CHUNK_ELEMENTS", chunk)
     policy = make(student, {"path": str(teacher)}, coef=0.5, **KINDS[kind])
     batches = [tiny.batch(8, seed=step) for step in range(3)]
     expected = plain_divergences(student, teacher, batches, KINDS[kind], 0.5)

@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.huggingface.config import (
-    ModelShape,
-    UnsupportedModelError,
-    check_tied,
-    read_shape,
-)
+from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
 from sluice_trainer.megatron.huggingface.rope import Rope
 from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.unsupported import UnsupportedModelError, check_tied
 
 BASE = {
     "model_type": "qwen3",
@@ -148,11 +144,11 @@ def test_what_cannot_be_trained_is_named(
 
 def test_an_engine_that_would_not_tie_the_embedding_is_named(tmp_path: Path) -> None:
     tied = shape(tmp_path, **MIXTURE | {"tie_word_embeddings": True})
-    check_tied(tied, ["qwen2"], "sglang")
+    check_tied(tied.tied, tied.model_type, ["qwen2"], "sglang")
     with pytest.raises(
         UnsupportedModelError, match=r"tie_word_embeddings with model_type .* not supported: sglang"
     ):
-        check_tied(tied, [tied.model_type], "sglang")
+        check_tied(tied.tied, tied.model_type, [tied.model_type], "sglang")
 
 
 def test_a_directory_without_config(tmp_path: Path) -> None:

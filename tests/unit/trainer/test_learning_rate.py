@@ -6,7 +6,7 @@ import pytest
 
 from sluice.api import Optimizer
 from sluice.api.algorithm import Critic
-from sluice_trainer.megatron.step.optimizer import learning_rate, steps_of_policy
+from sluice_trainer.step.rates import learning_rate, steps_of_policy
 
 
 def rates(steps: int, total: int | None = 8, **spec: object) -> list[float]:

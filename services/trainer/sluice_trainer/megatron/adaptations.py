@@ -22,15 +22,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sluice_trainer.device import DEVICE
+
 with warnings.catch_warnings():
     # Each of a dozen modules warns that TransformerEngine and Apex are not installed. We know.
     warnings.simplefilter("ignore")
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-DEVICE = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-"""Where the model lives: the current GPU, or the CPU where there is none."""
 
 
 class _Stream:

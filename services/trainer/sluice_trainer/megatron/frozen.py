@@ -11,26 +11,18 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.api.distillation import Distillation
-from sluice.data.vocabulary import check_teacher
-from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
 from sluice_trainer.megatron.model.building import build, load_initial
-from sluice_trainer.megatron.step.divergence import Teaching
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score
-from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.sequences import Sequence
-
-TEACHER = "spec.algorithm.distillation.teacher.path"
+from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.packing import MicroBatch
+from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
 
 class Frozen:
-    """Weights that stay as they are, under the policy's parallel layout and in its precision. Calls
-    are collective.
-
-    They come from files or from the seed, never from the current weights, so they are the same
-    after a resume.
-    """
+    """Weights that stay as they are, under the policy's parallel layout and in its precision."""
 
     def __init__(self, spec: RLJobSpec, shape: ModelShape, weights: Path | None) -> None:
         """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init:
@@ -68,34 +60,22 @@ class Frozen:
 
 
 def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:
-    """The reference policy, only where a KL term asks for it: `model.referencePath`, else the model
-    at version 0.
-    """
-    if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
+    """The reference policy, only where a KL term asks for it."""
+    weights = reference_weights(spec, model_dir)
+    if weights is None:
         return None
-    if spec.model.reference_path:
-        directory = Path(spec.model.reference_path)
-        return Frozen(spec, read_shape(directory), directory)
-    return Frozen(spec, read_shape(model_dir), None if spec.model.init == "random" else model_dir)
+    directory, drawn = weights
+    return Frozen(spec, read_shape(directory), None if drawn else directory)
 
 
 def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | None:
-    """The teacher that the trainer scores with. Raises ConfigurationError where its tokens are not
-    the student's.
+    """The teacher that the trainer scores with.
+
+    Raises ConfigurationError where its tokens are not the student's.
     """
-    distillation = spec.algorithm.distillation
-    if distillation is None or distillation.teacher.path is None:
+    directory = teacher_directory(spec)
+    if directory is None:
         return None
-    directory = Path(distillation.teacher.path)
     shape = read_shape(directory)
-    if shape.vocab < student.vocab:
-        raise ConfigurationError(
-            f"{TEACHER}: {directory}/config.json has a vocab_size of {shape.vocab}, the student's "
-            f"is {student.vocab}: "
-            "some of its tokens would have no log-prob"
-        )
-    try:
-        check_teacher(model_dir, directory, trust_remote_code=spec.model.trust_remote_code)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{TEACHER}: {error}") from error
+    check_vocabulary(spec, model_dir, directory, student=student.vocab, teacher=shape.vocab)
     return Frozen(spec, shape, directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypeVar
 
@@ -11,28 +9,20 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from torch._C._distributed_c10d import HashStore
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.layout import Split
+from sluice_trainer.process_group import join
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.step.results import reduced
 
 T = TypeVar("T")
 
 
-def initialize(
-    parallelism: Parallelism, *, seed: int, timeout: timedelta, env: Mapping[str, str] = os.environ
-) -> None:
-    """Join the process group and build Megatron's groups. Every collective fails after `timeout`.
-
-    Rank and address come from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
-    Without them this process is alone and opens no port. gloo on the CPU, NCCL on GPUs.
-    """
-    if DEVICE.type == "cuda":
-        torch.cuda.set_device(int(env.get("LOCAL_RANK", 0)))
-    if not dist.is_initialized():
-        _join(env, timeout)
+def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta) -> None:
+    """Join the process group (`process_group.join`) and build Megatron's groups."""
+    join(timeout)
     model_parallel = parallelism.tensor * parallelism.pipeline * parallelism.context
     if dist.get_world_size() % model_parallel:
         raise ValueError(
@@ -60,20 +50,6 @@ def initialize(
             )
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
-
-
-def _join(env: Mapping[str, str], timeout: timedelta) -> None:
-    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
-    if "WORLD_SIZE" in env:
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            timeout=timeout,
-        )
-    else:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def shutdown() -> None:
@@ -104,17 +80,11 @@ def ranks(timeout: timedelta) -> Ranks:
 def reduce_over_data_parallel(
     values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType
 ) -> dict[str, float]:
-    """All-reduce scalars over the data-parallel group, in one collective. Every rank must hold the
-    same names.
+    """All-reduce scalars over the data-parallel group: `reduced`.
 
     Context-parallel ranks of one data-parallel rank hold the same values; they do not count twice.
     """
-    if not values:
-        return {}
-    names = sorted(values)
-    flat = torch.stack([values[name].detach().double() for name in names]).to(DEVICE)
-    dist.all_reduce(flat, op=op, group=parallel_state.get_data_parallel_group())
-    return dict(zip(names, flat.tolist(), strict=True))
+    return reduced(values, op, parallel_state.get_data_parallel_group())
 
 
 def from_last_stage(value: T) -> T:
@@ -134,10 +104,3 @@ def largest_over_data_parallel(count: int) -> int:
     return int(
         reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"]
     )
-
-
-def any_rank(fact: bool) -> bool:
-    """True where it is so on any data-parallel rank: what all ranks do together they must decide
-    together.
-    """
-    return largest_over_data_parallel(int(fact)) > 0

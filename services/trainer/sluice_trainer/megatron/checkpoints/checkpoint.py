@@ -1,26 +1,16 @@
-"""Checkpoints that survive a kill at any moment, written in training's way or beside it.
+"""Megatron's part of a checkpoint: its torch_dist format with fully reshardable optimizer state.
 
-The promise is that of `checkpoint_directory`. A `Writing` keeps it in three parts: what is to be
-written is collected (all ranks together; with `beside` it is also copied, so that training may
-change the original), then each rank writes its files (with `beside` in a thread), then all ranks
-together complete and commit it. Until then nobody sees it.
-
-The format is Megatron's torch_dist with fully reshardable optimizer state: it loads under any
-parallel layout. A critic is a second one inside, in `critic/`: both are there or none is.
+It loads under any parallel layout.
 """
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
@@ -29,25 +19,11 @@ from torch.distributed.checkpoint.api import (
 )  # a BaseException: `except Exception` misses it
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from sluice_trainer.checkpoint_directory import (
-    Author,
-    DamagedError,
-    Record,
-    SupersededError,
-    check,
-    commit,
-    files,
-    path_of,
-    record,
-    temporary_of,
-    verify,
-)
-from sluice_trainer.megatron.adaptations import (
-    DEVICE,
-    checkpoint_writer_in_process,
-    megatron_device,
-)
-from sluice_trainer.megatron.step.optimizer import set_learning_rate
+from sluice_trainer.checkpoints import CheckpointError, Collect, verified
+from sluice_trainer.device import DEVICE
+from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.step.rates import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
 """Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and
@@ -59,143 +35,46 @@ METADATA = {
 }
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read. The message is for people."""
+class Collected:
+    """One part of a checkpoint on this rank: a request of Megatron's to write."""
 
+    def __init__(self, request: Any, *, copy: bool) -> None:
+        """copy: the content now, so that training may change the original."""
+        self._request = request
+        self._write = _write(request, copy=copy)
 
-class Writing:
-    """Checkpoint `step` on its way to the disk. Made and completed by all ranks together; one at a
-    time.
-    """
+    def write(self) -> None:
+        self._write()
 
-    @megatron_device()
-    def __init__(
-        self,
-        directory: Path,
-        step: int,
-        parts: Parts,
-        user_state: dict[str, Any],
-        *,
-        author: Author,
-        beside: bool = False,
-    ) -> None:
-        """Collect weights, optimizer state, RNG states and `user_state` (picklable, equal on all
-        ranks).
-
-        beside: copy all of it, and write it in a thread from now on; else write it here.
-        `directory` must be shared by all nodes, and claimed by `author`. A step that is saved
-        already is left as it is: version n is version n.
-        """
-        self.step = step
-        self._author = author
-        self._final = path_of(directory, step)
-        self._temporary = temporary_of(self._final, author)
-        self._records: dict[str, Record] = {}
-        self._completions: list[Callable[[], None]] = []
-        self._thread: threading.Thread | None = None
-        self._cleanup = ExitStack()
-        self.needed = not agreed(self._final.exists())
-        if not self.needed:
-            return
-        self._messages = self._cleanup.enter_context(checkpoint_writer_in_process())
-        with self._failing():
-            self._begin(directory, parts, user_state, beside)
-
-    def _begin(
-        self, directory: Path, parts: Parts, user_state: dict[str, Any], beside: bool
-    ) -> None:
-        if dist.get_rank() == 0:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            for name in parts:
-                (self._temporary / name).mkdir()
-        dist.barrier()
-        writes = []
-        for name, part in parts.items():
-            request = dist_checkpointing.save(
-                _state(*part, user_state),
-                self._temporary / name,
-                content_metadata=dict(METADATA),
-                async_sharded_save=True,
-                async_strategy="mcore",
-            )
-            self._completions += request.finalize_fns
-            writes.append(_write(request, copy=beside))
-            writes.append(partial(self._record, request))
-        if beside:
-            self._thread = threading.Thread(
-                target=_in_order, args=(writes,), name=f"checkpoint-{self.step}"
-            )
-            self._thread.start()
-        else:
-            _in_order(writes)
-
-    @megatron_device()
-    def ready(self) -> bool:
-        """True once all ranks have written their files. Collective."""
-        writing = torch.tensor(
-            float(self._thread is not None and self._thread.is_alive()), device=DEVICE
-        )
-        dist.all_reduce(writing, op=dist.ReduceOp.MAX)
-        return not writing.item()
+    def files(self) -> list[Path]:
+        if self._request.async_fn is None:
+            return []
+        return [Path(path) for path, _, _ in self._request.async_fn_args[1]]
 
     @megatron_device()
     def complete(self) -> None:
-        """Wait for the files and make them a checkpoint. Collective.
+        for completion in self._request.finalize_fns:
+            completion()
 
-        Raises CheckpointError where it could not be written, for instance because the disk is full;
-        older checkpoints stay intact.
-        """
-        if not self.needed:
-            return
-        if self._thread is not None:
-            self._thread.join()
-        with self._failing(), self._cleanup:
-            for completion in self._completions:
-                completion()
-            records: dict[str, Record] = {}
-            for of_rank in gathered(self._records):
-                records |= of_rank
-            if dist.get_rank() == 0:
-                commit(self._temporary, self._final, self._author, records)
-            dist.barrier()
 
-    def _superseded(self) -> str:
-        """That a newer attempt has the directory, which explains whatever else went wrong; empty:
-        it has not.
-        """
-        try:
-            check(self._final.parent, self._author)
-        except SupersededError as error:
-            return str(error)
-        return ""
+def collectors(parts: Parts, user_state: dict[str, Any]) -> dict[str, Collect]:
+    """How weights, optimizer state, RNG states and `user_state` are collected.
 
-    def _record(self, request: Any) -> None:
-        """Note what this rank's files hold, while they are in memory. One that could not be written
-        fails later.
-        """
-        if request.async_fn is None:
-            return
-        for path, _, _ in request.async_fn_args[1]:
-            if Path(path).exists():
-                self._records[Path(path).relative_to(self._temporary).as_posix()] = record(
-                    Path(path)
-                )
+    user_state: picklable, equal on all ranks.
+    """
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Turn what goes wrong into one message, and leave nothing behind."""
-        try:
-            yield
-        except (Exception, CheckpointException) as error:
-            self._cleanup.close()
-            if dist.get_rank() == 0:
-                shutil.rmtree(self._temporary, ignore_errors=True)
-            reason = self._superseded() or _reason(
-                [repr(error), *self._messages], self._final.parent
-            )
-            raise CheckpointError(
-                f"checkpoint {self._final} could not be written: {reason}"
-            ) from error
+    @megatron_device()
+    def collect(part: tuple[list[Any], Any], directory: Path, copy: bool) -> Collected:
+        request = dist_checkpointing.save(
+            _state(*part, user_state),
+            directory,
+            content_metadata=dict(METADATA),
+            async_sharded_save=True,
+            async_strategy="mcore",
+        )
+        return Collected(request, copy=copy)
+
+    return {name: partial(collect, part) for name, part in parts.items()}
 
 
 def _write(request: Any, *, copy: bool) -> Callable[[], None]:
@@ -214,64 +93,22 @@ def _write(request: Any, *, copy: bool) -> Callable[[], None]:
     return partial(request.async_fn, rank, staged, results)
 
 
-def _in_order(writes: list[Callable[[], None]]) -> None:
-    for write in writes:
-        write()
-
-
-def agreed(value: Any) -> Any:
-    """Rank 0's value on every rank: file systems may show other ranks a directory as it was a
-    moment ago.
-    """
-    box = [value]
-    dist.broadcast_object_list(box, src=0, device=DEVICE)
-    return box[0]
-
-
-def gathered(value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _reason(messages: list[str], directory: Path) -> str:
-    """Words about an error that has passed through several layers."""
-    free = shutil.disk_usage(directory).free / 2**20 if directory.is_dir() else 0
-    if any("No space left on device" in message or "Errno 28" in message for message in messages):
-        return f"no space left on the disk of {directory} ({free:.0f} MiB free)"
-    return f"{messages[-1]} ({free:.0f} MiB free)"
-
-
 @megatron_device()
-def load(directory: Path, step: int, parts: Parts) -> dict[str, Any]:
-    """Restore checkpoint `step` into models and optimizers, and the RNG states; returns the user
-    state. Collective.
+def load(directory: Path, step: int, parts: Parts, ranks: Ranks) -> dict[str, Any]:
+    """Restore checkpoint `step` into models and optimizers, and the RNG states. Collective.
 
-    Raises CheckpointError, on all ranks, where a file is missing or not what was written.
+    Returns the user state. Raises CheckpointError, on all ranks, where a file is missing or not
+    what was written.
     """
-    _verify(path_of(directory, step))
-    states = [_load(path_of(directory, step) / name, *part) for name, part in parts.items()]
+    final = verified(directory, step, parts, ranks)
+    states = [_load(final / name, *part) for name, part in parts.items()]
     if "rng" in states[0]:
         _restore_rng(states[0]["rng"])
     user_state: dict[str, Any] = states[0]["user"]
     return user_state
 
 
-def _verify(final: Path) -> None:
-    """Compare all files with the manifest: every rank takes its share of them."""
-    problem = ""
-    try:
-        verify(final, files(final)[dist.get_rank() :: dist.get_world_size()])
-    except DamagedError as error:
-        problem = str(error)
-    if problem := next(filter(None, gathered(problem)), ""):
-        raise CheckpointError(f"checkpoint {final} could not be read: {problem}")
-
-
 def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
-    if not final.is_dir():
-        raise CheckpointError(f"there is no checkpoint {final}")
     wanted = _state(chunks, optimizer, {}, loading=True)
     try:
         if (

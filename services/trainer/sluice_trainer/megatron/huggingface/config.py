@@ -5,19 +5,15 @@ needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.huggingface.rope import Rope, yarn_magnitude
+from sluice_trainer.unsupported import UnsupportedModelError
 
 Config = dict[str, Any]
-
-
-class UnsupportedModelError(ConfigurationError):
-    """A checkpoint whose architecture the trainer cannot build. No restart cures it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +228,6 @@ def read_shape(directory: Path) -> ModelShape:
     for problem in _problems(config, shape):
         raise UnsupportedModelError(f"{path}: {problem}")
     return shape
-
-
-def check_tied(shape: ModelShape, untied: Sequence[str], engine: str) -> None:
-    """Raise UnsupportedModelError where the model has one tensor for embedding and output layer,
-    and the engine two.
-
-    untied: model types of which the engine has two, whatever the configuration says.
-    """
-    if shape.tied and shape.model_type in untied:
-        raise UnsupportedModelError(
-            f"tie_word_embeddings with model_type {shape.model_type!r} is not supported: {engine} "
-            "would not tie them"
-        )
 
 
 def _problems(config: Config, shape: ModelShape) -> list[str]:

@@ -14,12 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sluice_trainer.huggingface_files import EMBEDDING, HEAD, VALUE_HEAD
 from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-VALUE_HEAD = "score.weight"
-"""Of a critic: a reward model's, as transformers calls it in `...ForSequenceClassification`."""
 Source = tuple[str, tuple[int, ...]]
 """Name and shape of a Hugging Face tensor."""
 

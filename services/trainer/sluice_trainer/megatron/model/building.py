@@ -14,11 +14,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from sluice_trainer.megatron.adaptations import DEVICE, megatron_device
+from sluice_trainer.device import DEVICE
+from sluice_trainer.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import ModelShape
-from sluice_trainer.megatron.huggingface.entries import VALUE_HEAD
-from sluice_trainer.megatron.huggingface.files import reader
 from sluice_trainer.megatron.model.spec import block_spec, set_latent_rotary
 
 

@@ -10,14 +10,10 @@ import torch.nn.functional as F
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from sluice.api import Parallelism
-from sluice_trainer.megatron.adaptations import DEVICE
-from sluice_trainer.megatron.compiled import COMPILED
-from sluice_trainer.megatron.huggingface.config import (
-    Experts,
-    Latent,
-    ModelShape,
-    UnsupportedModelError,
-)
+from sluice_trainer.compiled import COMPILED
+from sluice_trainer.device import DEVICE
+from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape
+from sluice_trainer.unsupported import UnsupportedModelError
 
 
 def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:

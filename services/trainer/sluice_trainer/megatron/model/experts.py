@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
-from sluice_trainer.megatron.compiled import compiled
+from sluice_trainer.compiled import compiled
 
 
 @compiled

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sluice_trainer.megatron.compiled import compiled
+from sluice_trainer.compiled import compiled
 
 
 @dataclass(frozen=True)

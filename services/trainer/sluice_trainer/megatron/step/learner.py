@@ -1,6 +1,4 @@
-"""A learner, which policy and critic are: a Megatron model, its optimizer, its way through
-micro-batches.
-"""
+"""A Megatron model that learns: its optimizer, its way through micro-batches."""
 
 from __future__ import annotations
 
@@ -13,16 +11,20 @@ from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron import parallel
-from sluice_trainer.megatron.adaptations import DEVICE
 from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
-from sluice_trainer.megatron.step.forward import Forward, compute
-from sluice_trainer.megatron.step.optimizer import build_optimizer, learning_rate, set_learning_rate
-from sluice_trainer.megatron.step.optimizer_step import Loss, StepResult, train_step
-from sluice_trainer.megatron.step.packing import MicroBatch, micro_batch, train_micro_batch
+from sluice_trainer.megatron.step.forward import compute
+from sluice_trainer.megatron.step.optimizer import build_optimizer
+from sluice_trainer.megatron.step.optimizer_step import train_step
+from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.step import learner as step
+from sluice_trainer.step.learner import by_sequence
+from sluice_trainer.step.packing import Forward, MicroBatch
+from sluice_trainer.step.results import Loss, StepResult
 
 
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
@@ -45,11 +47,7 @@ def score(
     """
     split = parallel.row_split()
     batches = [micro_batch(shard, members, DEVICE, split=split) for members in _bins(shard, spec)]
-    result: list[Tensor] = [torch.empty(0)] * len(shard)
-    for batch, values in zip(batches, compute(chunks, batches, forward), strict=True):
-        for index, value in zip(batch.members, values, strict=True):
-            result[index] = value
-    return result
+    return by_sequence(batches, compute(chunks, batches, forward), len(shard))
 
 
 def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
@@ -65,8 +63,8 @@ def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
     return equalise(bins, count + -count % (layout.pipeline if layout.virtual_pipeline else 1))
 
 
-class Learner:
-    """A model, its optimizer and how far it has come. Calls are collective over all ranks."""
+class Learner(step.Learner):
+    """A Megatron model, its optimizer and how far it has come."""
 
     def __init__(
         self,
@@ -76,38 +74,22 @@ class Learner:
         optimizer: Optimizer,
         total_steps: int | None,
     ) -> None:
-        """total_steps: training steps that this model learns in, for the learning-rate schedule;
-        None: not known.
-        """
+        super().__init__(spec, optimizer, total_steps)
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(self.chunks, config, optimizer)
-        self.optimizer_steps = 0
-        self.rate = 0.0
-        """Learning rate of the last optimizer step."""
-        self._spec = spec
-        self._rates = optimizer
-        self._total = total_steps and total_steps * spec.trainer.steps_per_batch
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
-        """This rank's part of an optimizer step, packed. totals: of the step over all ranks."""
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()
         return [
             train_micro_batch(shard, members, totals, aggregation, DEVICE, split=split)
             for members in _bins(shard, self._spec)
         ]
 
-    def step(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        """An optimizer step, at the learning rate that is its turn."""
-        self.rate = learning_rate(self.optimizer_steps, self._rates, self._total)
-        set_learning_rate(self.optimizer, self.rate)
-        result = train_step(self.chunks, self.optimizer, batches, forward, loss)
-        self.optimizer_steps += 1
-        return result
+    def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
+        return compute(self.chunks, batches, forward)
 
+    def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
+        return score(self.chunks, shard, self._spec, forward)
 
-def means(results: Seq[StepResult]) -> dict[str, float]:
-    """Of several optimizer steps: means, and the largest of what is named `_max`."""
-    count = len(results)
-    sums = {name: sum(r.sums[name] for r in results) / count for name in results[0].sums}
-    maxima = {name: max(r.maxima[name] for r in results) for name in results[0].maxima}
-    return {**sums, **maxima, "grad_norm": sum(r.grad_norm for r in results) / count}
+    def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
+        return train_step(self.chunks, self.optimizer, batches, forward, loss)

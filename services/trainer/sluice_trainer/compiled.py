@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from sluice_trainer.megatron.adaptations import DEVICE
+from sluice_trainer.device import DEVICE
 
 P = ParamSpec("P")
 T = TypeVar("T")

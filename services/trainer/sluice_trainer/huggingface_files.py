@@ -15,8 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sluice.environment import ConfigurationError
-from sluice_trainer.megatron.huggingface.entries import EMBEDDING, HEAD, VALUE_HEAD
 
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+VALUE_HEAD = "score.weight"
+"""Of a critic: a reward model's, as transformers calls it in `...ForSequenceClassification`."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
@@ -30,10 +29,9 @@ from sluice_trainer.algorithms.covariance import (
 )
 from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
-from sluice_trainer.megatron.parallel import reduce_over_data_parallel
-from sluice_trainer.megatron.step.packing import MicroBatch
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.step.packing import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def survey(
     known = several and (step.number == 0 or not algorithm.by_covariance)
     log_probs = [_old(inputs) for _, inputs in _with_inputs(batches)] if known else score(batches)
     if algorithm.off_policy.normalize:
-        batches = with_mean_weight(batches, log_probs, algorithm)
+        batches = with_mean_weight(batches, log_probs, algorithm, ranks)
     if algorithm.by_covariance:
         batches = with_picked(batches, log_probs, step, algorithm, ranks, spec.data.seed)
         if step.number == 0:
@@ -86,7 +84,7 @@ def _old(inputs: LossInputs) -> Tensor:
 
 
 def with_mean_weight(
-    batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm: Algorithm
+    batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm: Algorithm, ranks: Ranks
 ) -> list[MicroBatch]:
     """With the mean of the off-policy weights. log_probs: of each micro-batch, [r]."""
     off_policy = algorithm.off_policy
@@ -95,7 +93,9 @@ def with_mean_weight(
         present, _ = before(current, inputs, algorithm)
         weight = correction_of(present, inputs, off_policy).weight
         found.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
-    sums = _over_ranks(weight=[total for total, _ in found], count=[count for _, count in found])
+    sums = _over_ranks(
+        ranks, weight=[total for total, _ in found], count=[count for _, count in found]
+    )
     mean = sums["weight"] / max(sums["count"], 1)
     return [
         replace(batch, loss=replace(inputs, mean_weight=mean))
@@ -122,7 +122,10 @@ def with_picked(
     )
     kept = mask.double()
     sums = _over_ranks(
-        count=[kept.sum()], log_prob=[(current * kept).sum()], advantage=[(advantages * kept).sum()]
+        ranks,
+        count=[kept.sum()],
+        log_prob=[(current * kept).sum()],
+        advantage=[(advantages * kept).sum()],
     )
     count = max(sums["count"], 1)
     found = covariances(current, advantages, sums["log_prob"] / count, sums["advantage"] / count)
@@ -203,7 +206,8 @@ def _tokens(batches: Seq[MicroBatch], log_probs: Seq[Tensor]) -> list[tuple[Loss
     ]
 
 
-def _over_ranks(**sums: list[Tensor]) -> dict[str, float]:
-    return reduce_over_data_parallel(
-        {name: torch.stack(parts).sum() for name, parts in sums.items()}, dist.ReduceOp.SUM
-    )
+def _over_ranks(ranks: Ranks, **sums: list[Tensor]) -> dict[str, float]:
+    """Sums of all data-parallel ranks, added up in the same order on every rank."""
+    local = {name: float(torch.stack(parts).double().sum()) for name, parts in sums.items()}
+    of_rank = dict(ranks.gather((ranks.data_parallel_rank, local)))
+    return {name: sum(of_rank[rank][name] for rank in sorted(of_rank)) for name in local}

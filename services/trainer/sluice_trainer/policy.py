@@ -1,0 +1,260 @@
+"""A policy of any backend: what its steps do with sequences, and its turns with checkpoints.
+
+A backend adds how the model is built, spread, computed and written.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.api import RLJobSpec
+from sluice.engines.base import StackName
+from sluice_trainer import custom
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.algorithms.kl import kl_estimate
+from sluice_trainer.algorithms.objective import (
+    DIFFERENCE_ON_POLICY,
+    ON_POLICY,
+    Divergence,
+    LossInputs,
+    Objective,
+    policy_objective,
+)
+from sluice_trainer.algorithms.sft import sft_objective
+from sluice_trainer.checkpoint_directory import Author, claim, latest, prune
+from sluice_trainer.checkpoints import Writing
+from sluice_trainer.critic import Critic
+from sluice_trainer.huggingface_files import save_hf
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.learner import Learner
+from sluice_trainer.step.packing import Forward, MicroBatch
+from sluice_trainer.step.results import means
+from sluice_trainer.step.survey import OptimizerStep, survey
+from sluice_trainer.storages import Offload, memory_used
+from sluice_trainer.teacher import Frozen
+
+_LARGEST_LOG = 700.0
+"""Of a perplexity that is still a number."""
+
+
+class Policy(ABC):
+    """A model that generates log-probs and learns. One per process; a `Backend`."""
+
+    ranks: Ranks
+    _learner: Learner
+    _reference: Frozen | None
+    _teacher: Frozen | None
+    critic: Critic | None
+    _offload: Offload
+
+    def __init__(self, spec: RLJobSpec, model_dir: Path, author: Author | None) -> None:
+        self.spec = spec
+        self.model_dir = model_dir
+        self.step = 0
+        self._author = author or Author()
+        self._claimed: set[Path] = set()
+        self._writing: Writing | None = None
+        self._custom_loss = custom.loss(spec.algorithm)
+
+    @property
+    def _teaching(self) -> Teaching | None:
+        distillation = self.spec.algorithm.distillation
+        return self._teacher.teaching(distillation) if self._teacher and distillation else None
+
+    @property
+    @abstractmethod
+    def _forward(self) -> Forward:
+        """The forward pass: [2, r] log-probs and entropies; what `_teaching` compares below."""
+
+    @abstractmethod
+    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
+        """Begin checkpoint `step` of all `_learners`, with a state that is equal on all ranks."""
+
+    @abstractmethod
+    def _load(self, directory: Path, step: int) -> dict[str, Any]:
+        """Restore checkpoint `step` into all `_learners`; returns its state."""
+
+    @abstractmethod
+    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]: ...
+
+    @property
+    def _learners(self) -> Mapping[str, Learner]:
+        """The learners, by their directories in a checkpoint."""
+        return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
+
+    # --- log-probs
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        """Log-probs of each response token under the current weights: [response] float32, CPU."""
+        return self._learner.score(shard, self._forward)
+
+    def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
+        """The same under the reference policy; None where no KL term is on."""
+        return self._reference.log_probs(list(shard)) if self._reference else None
+
+    def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
+        kl = self.spec.algorithm.kl
+        if not kl.coef > 0:
+            return list(shard), None
+        current, reference = self.log_probs(shard), self.reference_log_probs(shard)
+        assert reference is not None
+        pairs = zip(current, reference, strict=True)
+        divergences = [kl_estimate(log_probs, ref, kl.type) for log_probs, ref in pairs]
+        if self.spec.trainer.steps_per_batch > 1:
+            shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
+        return list(shard), divergences
+
+    def values(self, shard: Seq[TrainSequence]) -> list[Tensor] | None:
+        return self.critic.values(shard) if self.critic else None
+
+    # --- a training step
+
+    def train(
+        self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]
+    ) -> dict[str, float]:
+        parts = shard_by_optimizer_step
+        if len(parts) != len(totals):
+            raise ValueError(f"{len(parts)} optimizer steps but {len(totals)} totals")
+        metrics = self.critic.train(parts, totals) if self.critic else {}
+        if not self.critic or self.step >= self.critic.settings.warmup_steps:
+            metrics |= self._train(parts, totals)
+        self.step += 1
+        return metrics
+
+    def _train(self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
+        parts = self._with_log_probs(parts)
+        results = []
+        for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
+            batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
+            results.append(self._learner.step(batches, self._forward, self._objective))
+        metrics = means(results) | {"lr": self._learner.rate}
+        if "nll" in metrics:
+            metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
+        if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
+            tokens, share = metrics.pop(DIFFERENCE_ON_POLICY), metrics[ON_POLICY]
+            metrics |= {DIFFERENCE_ON_POLICY: tokens / share} if share else {}
+        named = {"lr-pg_0" if name == "lr" else name: value for name, value in metrics.items()}
+        return {f"train/{name}": value for name, value in named.items()}
+
+    def _surveyed(
+        self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]
+    ) -> list[MicroBatch]:
+        """The micro-batches with what their losses must know of the whole optimizer step."""
+
+        def score(batches: list[MicroBatch]) -> list[Tensor]:
+            values = self._learner.compute(batches, self._forward)
+            return [torch.cat([torch.empty(0), *parts]) for parts in values]
+
+        step = OptimizerStep(number, self._learner.optimizer_steps, shard)
+        batches = survey(batches, step, self.spec, self.ranks, score)
+        if self._teacher and self._teaching:
+            batches = self._teacher.with_hidden_states(batches)
+        return batches
+
+    def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
+        log_probs, entropy, *taught = output
+        algorithm = self.spec.algorithm
+        if algorithm.sft:
+            return sft_objective(log_probs, entropy, inputs, algorithm)
+        divergence = Divergence(*taught) if taught else None
+        return policy_objective(
+            log_probs, entropy, inputs, algorithm, self._custom_loss, divergence
+        )
+
+    def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
+        """Add the log-probs that a step needs beforehand.
+
+        Old ones where there are several optimizer steps, the reference's for a KL loss, the
+        teacher's. With one optimizer step the old policy is the current one, so the step's own
+        forward pass has its log-probs.
+        """
+        shard = [sequence for part in parts for sequence in part]
+        of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
+        if of_ratios and self._any_rank(any(s.old_log_probs is None for s in shard)):
+            old = self.log_probs(shard)
+            shard = [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
+        in_loss = self.spec.algorithm.kl.loss_coef > 0
+        if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
+            reference = self.reference_log_probs(shard) or []
+            shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
+        if self._teacher and not self._teaching:
+            taught = self._teacher.log_probs(list[Sequence](shard))
+            shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
+        remaining = iter(shard)
+        return [[next(remaining) for _ in part] for part in parts]
+
+    def _any_rank(self, fact: bool) -> bool:
+        """True where it is so on any rank: what ranks do together they must decide together."""
+        return any(self.ranks.gather(fact))
+
+    # --- memory
+
+    def make_room(self, *, weights: bool) -> None:
+        self._offload.leave(weights=weights)
+
+    def come_back(self, *, weights_only: bool = False) -> None:
+        self._offload.come_back(weights_only=weights_only)
+
+    def memory_used(self) -> int:
+        return memory_used()
+
+    # --- checkpoints
+
+    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
+        """One that is under way is completed first."""
+        self.finish_save(directory, wait=True)
+        self._claim(directory)
+        counts = {name: learner.optimizer_steps for name, learner in self._learners.items()}
+        state = {"step": self.step, "optimizer_steps": counts}
+        self._writing = self._write(directory, step, state, beside=beside)
+
+    def finish_save(self, directory: Path, *, wait: bool) -> int | None:
+        """All but the newest `checkpoint.keep` then go."""
+        writing = self._writing
+        if writing is None or not (wait or writing.ready()):
+            return None
+        self._writing = None
+        writing.complete()
+        if self.ranks.rank == 0:
+            prune(directory, self.spec.checkpoint.keep, self._author)
+        return writing.step
+
+    def load_latest(self, directory: Path) -> int | None:
+        self._claim(directory)
+        # Rank 0 says: file systems may show other ranks a directory as it was a moment ago.
+        step = self.ranks.broadcast(latest(directory))
+        if step is None:
+            return None
+        state = self._load(directory, step)
+        self.step = state["step"]
+        for name, learner in self._learners.items():
+            learner.optimizer_steps = state["optimizer_steps"][name]
+        return step
+
+    def _claim(self, directory: Path) -> None:
+        """Make the directory ours, once: an attempt that has lost it must not take it back."""
+        if self.ranks.rank == 0 and directory not in self._claimed:
+            claim(directory, self._author)
+        self._claimed.add(directory)
+
+    def export_hf(self, directory: Path) -> None:
+        """Every rank gathers, rank 0 writes."""
+        tensors = self.hf_tensors()
+        if self.ranks.rank == 0:
+            save_hf(tensors, directory, self.model_dir)
+        else:
+            for _ in tensors:
+                pass
+        dist.barrier()
