@@ -203,7 +203,7 @@ class Parallelism(Model):
 
 
 class Optimizer(Model):
-    """AdamW with Megatron's distributed optimizer."""
+    """AdamW, its state spread over the ranks."""
 
     lr: NonNegativeFloat = Field(1e-6, description="Learning rate, after the warm-up.")
     min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule ends.")
@@ -225,8 +225,19 @@ class Optimizer(Model):
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
 
 
+def _whole(field: str) -> Rule:
+    """FSDP2 spreads parameters and sequences over all ranks: there is no other way to share."""
+    return Rule(
+        f"self.backend != 'fsdp' || self.parallelism.{field} == 1",
+        lambda t: t.backend != "fsdp" or getattr(t.parallelism, field) == 1,
+        f"backend: fsdp has no parallelism.{field}: it spreads parameters and sequences over all "
+        "trainer processes; leave it out, or choose backend: megatron",
+        f"parallelism.{field}",
+    )
+
+
 class Trainer(Model):
-    """The Megatron trainer."""
+    """The trainer."""
 
     nodes: PositiveInt = Field(1, description="Trainer pods.")
     gpus_per_node: NonNegativeInt = Field(
@@ -251,7 +262,11 @@ class Trainer(Model):
     processes_per_node: PositiveInt | None = Field(
         None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
     )
-    backend: Literal["megatron"] = Field("megatron", description="What trains.")
+    backend: Literal["megatron", "fsdp"] = Field(
+        "megatron",
+        description="What trains. megatron: fastest, for the families that docs/models.md lists. "
+        "fsdp: FSDP2, for any causal language model of transformers.",
+    )
     parallelism: Parallelism = Field(default_factory=Parallelism)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     steps: PositiveInt | None = Field(
@@ -298,6 +313,7 @@ class Trainer(Model):
             "only a trainer that shares its GPUs offloads: it needs colocate: true",
             "offload",
         ),
+        *map(_whole, ("tensor", "pipeline", "context", "expert")),
     )
 
     @property

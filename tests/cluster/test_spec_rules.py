@@ -41,6 +41,13 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"trainer": {}}, "exactly one of steps and epochs"),
     ({"trainer": {"steps": 4, "epochs": 1}}, "exactly one of steps and epochs"),
+    *(
+        (
+            {"trainer": {"steps": 4, "backend": "fsdp", "parallelism": {kind: 2}}},
+            f"backend: fsdp has no parallelism.{kind}",
+        )
+        for kind in ("tensor", "pipeline", "context", "expert")
+    ),
     ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
@@ -128,6 +135,7 @@ SENSIBLE: list[dict[str, Any]] = [
         }
     },
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
+    {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
     {
         "trainer": {"steps": 4, "nodes": 2},
         "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}},

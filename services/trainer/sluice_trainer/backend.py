@@ -142,6 +142,10 @@ def backend_of(spec: RLJobSpec) -> MakeBackend:
     """
     match spec.trainer.backend:
         case "megatron":
-            from sluice_trainer.megatron.policy import Policy
+            from sluice_trainer.megatron import policy as megatron
 
-            return Policy
+            return megatron.Policy
+        case "fsdp":
+            from sluice_trainer.fsdp import policy as fsdp
+
+            return fsdp.Policy

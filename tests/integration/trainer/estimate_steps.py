@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from sluice.sample import BASELINE_REWARD, Prompt, Sample, SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.backend import MakeBackend, backend_of
 from sluice_trainer.megatron import parallel
-from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.preparation import prepare
 from tests.integration.trainer import tiny
 from tests.integration.trainer.train_steps import digest
@@ -88,7 +89,10 @@ def train(
     checkpoints: str | None = None,
     save_at: int = 0,
     init: str = "pretrained",
+    dump: str | None = None,
+    backend: MakeBackend | None = None,
 ) -> dict[str, Any]:
+    """dump: a file for rank 0's weights. backend: default: the one that `trainer` names."""
     spec = tiny.spec(
         Path(model),
         model={"path": model, "init": init},
@@ -96,7 +100,8 @@ def train(
         trainer=trainer or {},
         rollout={"sampling": {"temperature": 0.9, "maxResponseTokens": 40}},
     )
-    policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
+    make, timeout = backend or backend_of(spec), timedelta(seconds=tiny.TIMEOUT)
+    policy = make(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
     history, advantages = [], []
@@ -114,10 +119,13 @@ def train(
         history.append(prepared.metrics | policy.train(prepared.shard, prepared.totals))
         if checkpoints and policy.step == save_at:
             tiny.save(policy, Path(checkpoints), policy.step)
+    tensors = dict(policy.hf_tensors())
+    if dump and policy.ranks.rank == 0:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)
     return {
         "history": history,
         "advantages": advantages,
-        "weights": digest(dict(policy.hf_tensors())),
+        "weights": digest(tensors),
         "resumed": resumed,
     }
 

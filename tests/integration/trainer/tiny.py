@@ -118,13 +118,20 @@ MIXTURES = ("qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonligh
 
 
 def save_model(family: str, directory: Path) -> Path:
-    """A checkpoint with norms and biases that are not 1 and 0, so that a mix-up shows."""
+    """A checkpoint of one of our families."""
+    return save_kind(*FAMILIES[family], directory)
+
+
+def save_kind(kind: str, changes: dict[str, Any], directory: Path) -> Path:
+    """A checkpoint with norms and biases that are not 1 and 0, so that a mix-up shows.
+
+    kind: of transformers' `...Config`.
+    """
     import transformers  # seconds, and child processes do without
 
-    kind, changes = FAMILIES[family]
     config = getattr(transformers, f"{kind}Config")(**{**_SHAPE, **changes})
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)
@@ -169,12 +176,11 @@ def hf_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
     return values
 
 
-def hf_model(directory: Path) -> Any:
+def hf_model(directory: Path, attention: str = "sdpa") -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, attn_implementation="sdpa"
-    ).eval()
+    kind = transformers.AutoModelForCausalLM
+    return kind.from_pretrained(directory, attn_implementation=attention).eval()
 
 
 def spec(
@@ -241,7 +247,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 """Importing torch and Megatron takes longer than what ranks do: they are forked from a process that
 has done it."""
 _FORKS.set_forkserver_preload(
-    ["sluice_trainer.megatron.policy", "sluice_trainer.preparation", "safetensors.torch"]
+    ["sluice_trainer.megatron.policy", "sluice_trainer.fsdp.policy", "sluice_trainer.preparation"]
 )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from sluice_trainer.backend import backend_of
 from sluice_trainer.megatron import parallel
-from sluice_trainer.megatron.policy import Policy
 from tests.integration.trainer import tiny
 
 
@@ -44,7 +44,8 @@ def train(
     dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written.
     """
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
-    policy = Policy(spec, model_dir=Path(model), timeout=timedelta(seconds=tiny.TIMEOUT))
+    timeout = timedelta(seconds=tiny.TIMEOUT)
+    policy = backend_of(spec)(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     history = []
     while policy.step < steps:

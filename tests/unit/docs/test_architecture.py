@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 PRODUCTION = ("sluice", "cli", "operator", "services")
 OWN_FOLDERS = {
     "sglang": "sluice/engines/sglang",
-    "megatron": "services/trainer/sluice_trainer/megatron",
+    "fsdp": "services/trainer/sluice_trainer/fsdp",
 }
 IMPORTER = "cli/sluice_cli/importing"
 

@@ -109,6 +109,11 @@ def load(directory: Path, step: int, parts: Parts, ranks: Ranks) -> dict[str, An
 
 
 def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
+    if not (final / "metadata.json").is_file():
+        raise CheckpointError(
+            f"checkpoint {final} could not be read: it was not written with trainer.backend: "
+            "megatron"
+        )
     wanted = _state(chunks, optimizer, {}, loading=True)
     try:
         if (

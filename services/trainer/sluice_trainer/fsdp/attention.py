@@ -1,0 +1,64 @@
+"""Attention over packed sequences on a GPU, as transformers' models call it.
+
+torch's own FlashAttention, for GPUs without the flash-attn package: nothing looks at what lies
+between two sequences, and no mask of [tokens, tokens] exists.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+
+PACKED_ATTENTION = "sluice_packed"
+_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""torch 2.11 has no grouped queries here, 2.13 has."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence: [1, t, heads, dv].
+
+    query [1, heads, t, d], key [1, kv heads, t, d], value [1, kv heads, t, dv]. sliding_window:
+    keys that a query sees, its own included. cu_seq_lens_q: [sequences + 1] int32.
+    """
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention
+    options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
+    if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    bound = sliding_window is not None and sliding_window < max_length_q
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(sliding_window - 1, 0) if bound and sliding_window else (-1, 0),
+        **options,
+    )
+    assert isinstance(out, Tensor)
+    return out[None, ..., :width], None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -1,0 +1,145 @@
+"""A learner's part of a checkpoint: torch's distributed format, which any number of ranks loads.
+
+Planning is all ranks' work; writing is each rank's own, so that it can go on in a thread. The names
+are transformers'.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.state_dict_loader import load as read
+from torch.distributed.checkpoint.storage import WriteResult
+
+from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.sharding import named_tensors
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.step.rates import set_learning_rate
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Collected:
+    """One part of a checkpoint, on this rank: what it writes, and how all complete it."""
+
+    def __init__(self, state: dict[str, Any], directory: Path, ranks: Ranks, *, copy: bool) -> None:
+        """copy: the content now, so that training may change the original."""
+        self._ranks, self._directory = ranks, directory
+        first = ranks.rank == 0
+        planner = _Planner()
+        planner.set_up_planner(state, is_coordinator=first)
+        self._writer = FileSystemWriter(directory, sync_files=True)
+        self._writer.set_up_storage_writer(first)
+        local = self._writer.prepare_local_plan(planner.create_local_plan())
+        # Every rank makes the same plan of all plans, which takes their order alone.
+        plans, self._metadata = planner.create_global_plan(ranks.gather(local))
+        plans = self._writer.prepare_global_plan(plans)
+        self._plan: SavePlan = planner.finish_plan(plans[ranks.rank])
+        self._planner = planner
+        if copy:
+            planner.copy(self._plan)
+        self._outcome: list[WriteResult] | str = "nothing was written"
+
+    def write(self) -> None:
+        try:
+            self._outcome = self._writer.write_data(self._plan, self._planner).wait()
+        except (Exception, CheckpointException) as error:  # told by `complete`, on all ranks
+            self._outcome = repr(error)
+
+    def files(self) -> list[Path]:
+        prefix = self._plan.storage_data.prefix
+        return sorted(self._directory.glob(f"{prefix}*"))
+
+    def complete(self) -> None:
+        outcomes = self._ranks.gather(self._outcome)
+        problem = next((outcome for outcome in outcomes if isinstance(outcome, str)), "")
+        if problem:
+            raise CheckpointError(problem)
+        results = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+        if self._ranks.rank == 0:
+            try:
+                self._writer.finish(self._metadata, results)
+            except OSError as error:
+                problem = repr(error)
+        if problem := self._ranks.broadcast(problem):
+            raise CheckpointError(problem)
+
+
+class _Planner(DefaultSavePlanner):
+    """torch's, which can take a copy of what this rank is to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[Any, Any] = {}
+
+    def copy(self, plan: SavePlan) -> None:
+        self._copies = {item.index: _copied(self.resolve_data(item)) for item in plan.items}
+        self.state_dict = {}
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        if write_item.index in self._copies:
+            return self._copies[write_item.index]
+        return super().resolve_data(write_item)
+
+
+def _copied(data: Any) -> Any:
+    return data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data
+
+
+def state_of(learner: Learner, user_state: dict[str, Any]) -> dict[str, Any]:
+    """Weights, moments and Adam's step. Moments are made where there was no step yet."""
+    _allocate(learner)
+    parameters = dict(learner.net.model.named_parameters())
+    states = {name: learner.optimizer.state[p] for name, p in parameters.items()}
+    steps = {int(state["step"]) for state in states.values()}
+    return {
+        "model": named_tensors(learner.net.model),
+        "optimizer": {n: {m: state[m] for m in _MOMENTS} for n, state in states.items()},
+        "adam_step": max(steps, default=0),
+        "user": json.dumps(user_state),  # a dictionary would be taken apart
+    }
+
+
+def load(directory: Path, learner: Learner) -> dict[str, Any]:
+    """Restore one part into a learner; returns the user state. Collective."""
+    state = state_of(learner, {})
+    reader, failed = FileSystemReader(directory), f"checkpoint {directory} could not be read: "
+    try:
+        names = reader.read_metadata().state_dict_metadata
+        foreign = not any(name.startswith("model.") for name in names)
+        if not foreign:
+            read(state, storage_reader=reader)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(failed + str(error)) from error
+    if foreign:
+        raise CheckpointError(failed + "it was not written with trainer.backend: fsdp")
+    for moments in learner.optimizer.state.values():
+        moments["step"].fill_(state["adam_step"])
+    user_state: dict[str, Any] = json.loads(state["user"])
+    return user_state
+
+
+def _allocate(learner: Learner) -> None:
+    """Give an Adam that has taken no step its state, as its first step would: moments of 0."""
+    optimizer = learner.optimizer
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in learner.net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    set_learning_rate(optimizer, 0.0)  # nor does weight decay change the weights then
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        state["step"].zero_()

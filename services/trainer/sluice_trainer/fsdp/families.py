@@ -1,0 +1,86 @@
+"""Differences between transformers' families that matter here, all in one place."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice_trainer.device import DEVICE
+from sluice_trainer.fsdp.attention import PACKED_ATTENTION
+from sluice_trainer.unsupported import UnsupportedModelError
+
+_PACKABLE = {"full_attention", "sliding_attention"}
+"""Layers that look at places in a row only through attention's mask. Others (gated delta nets,
+state spaces, convolutions, chunked attention) would see the sequence before their own."""
+_ALONE = {"gpt_oss"}
+"""Model types of which transformers 5.12 makes masks that know nothing of positions."""
+
+
+def packs(model: Any) -> bool:
+    """True where several sequences may lie in one row; else each has a row of its own.
+
+    With torch's operations alone transformers keeps packed sequences apart in attention and nowhere
+    else; families without `layer_types` have attention in every layer.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    parameters = inspect.signature(body(model).forward).parameters
+    recurrent = any(hasattr(module, "A_log") for module in model.modules())
+    alone = recurrent or config.model_type in _ALONE
+    return kinds <= _PACKABLE and "position_ids" in parameters and not alone
+
+
+def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
+    """Transformers' name of the attention to use: one that keeps packed sequences apart.
+
+    kind: the model's class. Where softmax alone does not describe it (gpt-oss' sinks, Gemma 2's
+    capped scores) the eager one is the only one that all releases compute right.
+    """
+    softmax_only = kind._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
+    if not softmax_only:
+        return "eager"
+    if DEVICE.type == "cuda" and dtype != torch.float32:
+        if kind._supports_flash_attn and importlib.util.find_spec("flash_attn"):
+            return "flash_attention_2"
+        if kind._supports_attention_backend:
+            return PACKED_ATTENTION
+    return "sdpa"
+
+
+def body(model: Any) -> Any:
+    """The model without its output layer: token ids -> hidden states."""
+    return getattr(model, model.base_model_prefix)
+
+
+def final(config: Any) -> Callable[[Tensor], Tensor]:
+    """The family's last operation on the output layer's logits."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    factor = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+
+    def apply(logits: Tensor) -> Tensor:
+        if factor != 1.0 or divisor != 1.0:
+            logits = logits * (factor / divisor)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return apply
+
+
+def blocks(model: Any) -> list[nn.Module]:
+    """The decoder's layers, which are gathered one at a time.
+
+    Raises UnsupportedModelError where the family does not name them.
+    """
+    names = set(model._no_split_modules or [])
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise UnsupportedModelError(
+            f"model_type {model.config.model_type!r} is not supported by trainer.backend: fsdp: "
+            f"{type(model).__name__} of transformers does not name its layers"
+        )
+    return layers

@@ -1,0 +1,83 @@
+"""A second model that only scores: the reference policy, or the teacher of a distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from sluice.api import RLJobSpec
+from sluice.api.distillation import Distillation
+from sluice_trainer.fsdp.learner import score
+from sluice_trainer.fsdp.loading import Recipe
+from sluice_trainer.fsdp.net import Net, forward, forward_hidden
+from sluice_trainer.fsdp.sharding import build, reshard
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import Sequence
+from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.packing import MicroBatch
+from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
+
+
+class Frozen:
+    """Weights that stay as they are, spread over all ranks, in the precision of computing."""
+
+    def __init__(self, spec: RLJobSpec, recipe: Recipe, ranks: Ranks) -> None:
+        self.net: Net = build(recipe, ranks, learns=False)
+        self._spec, self._ranks = spec, ranks
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
+        scorer = partial(forward, temperature=self._spec.temperature)
+        return score(self.net, shard, self._spec, self._ranks, scorer)
+
+    @torch.no_grad()
+    def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The micro-batches with what the last layer sees of them."""
+        states = [forward_hidden(self.net, batch).cpu() for batch in batches]
+        reshard(self.net)
+        return [replace(batch, taught=s) for batch, s in zip(batches, states, strict=True)]
+
+    def teaching(self, distillation: Distillation) -> Teaching | None:
+        """How a training forward pass compares its model with this one."""
+        if distillation.whole is None:
+            return None
+        return Teaching(self._logits, distillation.whole, distillation.mixture)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The output layer alone, outside of a forward pass. What it needs stays gathered."""
+        assert isinstance(self.net, FSDPModule)
+        self.net.unshard()
+        return self.net.logits(hidden)
+
+
+def reference(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> Frozen | None:
+    """The reference policy, only where a KL term asks for it."""
+    weights = reference_weights(spec, policy.directory)
+    if weights is None:
+        return None
+    directory, drawn = weights
+    return Frozen(spec, replace(policy, directory=directory, drawn=drawn), ranks)
+
+
+def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> Frozen | None:
+    """The teacher that the trainer scores with.
+
+    Raises ConfigurationError where its tokens are not the student's.
+    """
+    directory = teacher_directory(spec)
+    if directory is None:
+        return None
+    recipe = replace(policy, directory=directory, drawn=False)
+    words = [_words(each.config()) for each in (policy, recipe)]
+    check_vocabulary(spec, policy.directory, directory, student=words[0], teacher=words[1])
+    return Frozen(spec, recipe, ranks)
+
+
+def _words(config: object) -> int:
+    size: int = config.get_text_config().vocab_size  # type: ignore[attr-defined]
+    return size

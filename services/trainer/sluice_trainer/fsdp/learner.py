@@ -1,0 +1,125 @@
+"""A model of transformers that learns: its AdamW, its way through micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sluice.api import Optimizer, RLJobSpec
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.device import DEVICE
+from sluice_trainer.fsdp.net import Net
+from sluice_trainer.fsdp.row import row
+from sluice_trainer.fsdp.sharding import reshard
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.step import learner as step
+from sluice_trainer.step.learner import by_sequence
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
+from sluice_trainer.step.results import (
+    Loss,
+    StepResult,
+    check_gradient,
+    check_loss,
+    largest,
+    reduced,
+    summed,
+)
+
+
+class Learner(step.Learner):
+    """A spread-out model, its optimizer and how far it has come."""
+
+    def __init__(
+        self, net: Net, spec: RLJobSpec, ranks: Ranks, rates: Optimizer, total_steps: int | None
+    ) -> None:
+        super().__init__(spec, rates, total_steps)
+        self.net = net
+        self.optimizer = adamw(net, rates)
+        self._ranks = ranks
+
+    def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
+        aggregation = self._spec.algorithm.loss_aggregation
+        rows = micro_batches(self.net, shard, self._spec, self._ranks)
+        return [with_loss(batch, shard, totals, aggregation, DEVICE) for batch in rows]
+
+    def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
+        return compute(self.net, batches, forward)
+
+    def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
+        return score(self.net, shard, self._spec, self._ranks, forward)
+
+    def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
+        self.optimizer.zero_grad()
+        objectives = []
+        for batch in batches:
+            assert batch.loss is not None
+            objective = loss(forward(self.net, batch), batch.loss)
+            objective.loss.backward()  # type: ignore[no-untyped-call]
+            objectives.append(objective)
+        sums = reduced(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
+        maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
+        check_loss(sums)
+        limit = self._rates.clip_grad or math.inf
+        norm = float(_whole(nn.utils.clip_grad_norm_(self.net.parameters(), limit)))
+        check_gradient(norm, sums["loss"])
+        self.optimizer.step()
+        return StepResult(sums, maxima, norm)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
+    """AdamW over this rank's shares. Norms and biases get no weight decay (Megatron's rule)."""
+    plain: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
+    for name, parameter in net.named_parameters():
+        without = parameter.dim() == 1 or name.endswith(".bias")
+        (plain if without else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": rates.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=rates.lr,
+        betas=(rates.beta1, rates.beta2),
+        eps=rates.eps,
+        fused=DEVICE.type == "cuda",
+    )
+
+
+def micro_batches(
+    net: Net, shard: Seq[Sequence], spec: RLJobSpec, ranks: Ranks
+) -> list[MicroBatch]:
+    """This rank's sequences in rows, as many on every rank: layers are gathered by all."""
+    most = spec.trainer.max_tokens_per_gpu if net.packs else 1
+    bins = pack([len(s.tokens) for s in shard], most)
+    count = max(*ranks.gather(len(bins)), 1)
+    layout = partial(row, device=DEVICE)
+    return [packed_row(shard, members, DEVICE, layout) for members in equalise(bins, count)]
+
+
+@torch.no_grad()
+def compute(net: Net, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
+    """The first of the forward pass's numbers, per micro-batch and member, on the CPU."""
+    values = [batch.split(forward(net, batch)[0].float().cpu()) for batch in batches]
+    reshard(net)
+    return values
+
+
+def score(
+    net: Net, shard: Seq[Sequence], spec: RLJobSpec, ranks: Ranks, forward: Forward
+) -> list[Tensor]:
+    """The same by sequence. Collective, also for a rank without one."""
+    batches = micro_batches(net, shard, spec, ranks)
+    return by_sequence(batches, compute(net, batches, forward), len(shard))

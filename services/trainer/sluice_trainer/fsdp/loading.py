@@ -1,0 +1,117 @@
+"""Building transformers' model, and its first weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from sluice_trainer.device import DEVICE
+from sluice_trainer.fsdp.families import attention
+from sluice_trainer.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.unsupported import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a model begins.
+
+    directory: a Hugging Face checkpoint; drawn: only its config is used, weights come from `seed`.
+    values: a head of one number in place of the output layer's, which starts at 0 unless the
+    checkpoint is a reward model's. compute: the precision of forward and backward passes.
+    """
+
+    directory: Path
+    drawn: bool
+    seed: int
+    compute: torch.dtype
+    values: bool = False
+    trust_remote_code: bool = False
+
+    def config(self) -> Any:
+        """Transformers' configuration. Raises UnsupportedModelError where it cannot train."""
+        try:
+            config = transformers.AutoConfig.from_pretrained(
+                self.directory, trust_remote_code=self.trust_remote_code
+            )
+            kind = _class(config, self.trust_remote_code)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UnsupportedModelError(
+                f"{self.directory}/config.json is no language model of transformers "
+                f"{transformers.__version__}: {_first_line(error)}"
+            ) from error
+        if getattr(config, "quantization_config", None):
+            raise UnsupportedModelError(
+                f"{self.directory}: quantized weights are not supported: "
+                "convert the checkpoint to bf16 first"
+            )
+        text = config.get_text_config()
+        if self.values:
+            text.tie_word_embeddings = config.tie_word_embeddings = False
+        config._attn_implementation = attention(kind, text, self.compute)
+        return config
+
+    def blank(self) -> Any:
+        """The model without memory: names and shapes of its tensors, in float32."""
+        with torch.device("meta"):
+            return self._built(self.config())
+
+    def source(self) -> Any:
+        """The model with its first weights, in host memory and the checkpoint's own precision."""
+        transformers.utils.logging.disable_progress_bar()
+        config = self.config()
+        torch.manual_seed(self.seed)
+        if self.drawn:
+            return self._built(config)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            self.directory,
+            config=config,
+            dtype="auto",
+            trust_remote_code=self.trust_remote_code,
+        )
+        if self.values:
+            head = _with_value_head(model)
+            with reader(self.directory) as read:
+                head.weight.data = read(VALUE_HEAD, tuple(head.weight.shape))
+        return model
+
+    def _built(self, config: Any) -> Any:
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
+        )
+        if self.values:
+            nn.init.zeros_(_with_value_head(model).weight)
+        return model
+
+
+def _class(config: Any, trust_remote_code: bool) -> type[Any]:
+    """The model's class. A checkpoint's own code has none here: its attention is asked for less."""
+    if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        kind: type[Any] = transformers.PreTrainedModel
+        return kind
+    mapping = transformers.AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise ValueError(f"model_type {config.model_type!r} has no AutoModelForCausalLM")
+    kind = mapping[type(config)]
+    return kind
+
+
+def _with_value_head(model: Any) -> nn.Linear:
+    before = model.get_output_embeddings().weight
+    head = nn.Linear(before.shape[1], 1, bias=False, device=before.device, dtype=torch.float32)
+    model.set_output_embeddings(head)
+    return head
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def precision(word: str | None) -> torch.dtype:
+    """Of `trainer.precision`."""
+    word = word or ("bf16" if DEVICE.type == "cuda" else "fp32")
+    return torch.bfloat16 if word == "bf16" else torch.float32

@@ -1,0 +1,52 @@
+"""Which memory models and optimizers hold, for `trainer.offload`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.net import Net
+from sluice_trainer.fsdp.sharding import reshard
+from sluice_trainer.storages import Offload
+
+
+def offload(
+    what: Literal["none", "optimizer", "all"], learners: Sequence[Learner], frozen: Sequence[Net]
+) -> Offload:
+    """frozen: models that are only asked (reference, teacher)."""
+
+    def let_go() -> None:
+        for learner in learners:
+            learner.optimizer.zero_grad()
+        for net in (*(learner.net for learner in learners), *frozen):
+            reshard(net)
+
+    return Offload(
+        what,
+        weights=partial(_tensors_of, [learner.net for learner in learners]),
+        frozen=partial(_tensors_of, frozen),
+        gradients=tuple,  # they are gone already
+        optimizer=partial(_optimizer_state, learners),
+        before=let_go,
+    )
+
+
+def _tensors_of(nets: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for net in nets:
+        yield from (_local(tensor) for tensor in net.parameters())
+        yield from (_local(tensor) for tensor in net.buffers())
+
+
+def _optimizer_state(learners: Iterable[Learner]) -> Iterator[Tensor]:
+    for learner in learners:
+        for state in learner.optimizer.state.values():
+            yield from (_local(value) for value in state.values() if isinstance(value, Tensor))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

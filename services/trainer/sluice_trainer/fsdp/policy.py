@@ -1,0 +1,119 @@
+"""The policy under FSDP2: model, optimizer, reference, teacher and critic of one trainer process.
+
+A `Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.api import RLJobSpec
+from sluice.api.algorithm import Critic as CriticSettings
+from sluice.engines import engine_of
+from sluice.engines.base import StackName
+from sluice_trainer import checkpoints, critic, policy
+from sluice_trainer.checkpoint_directory import Author
+from sluice_trainer.checkpoints import Writing
+from sluice_trainer.fsdp import checkpoint, export, frozen
+from sluice_trainer.fsdp.check import check_log_probs
+from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.loading import Recipe, precision
+from sluice_trainer.fsdp.net import forward, forward_values
+from sluice_trainer.fsdp.offload import offload
+from sluice_trainer.fsdp.sharding import build
+from sluice_trainer.process_group import join
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.step.packing import Forward
+from sluice_trainer.step.rates import steps_of_policy
+from sluice_trainer.unsupported import check_tied
+
+
+class Policy(policy.Policy):
+    """A model of transformers that generates log-probs and learns.
+
+    One per process; joins the process group when it is made.
+    """
+
+    _learner: Learner
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        model_dir: Path,
+        timeout: timedelta,
+        total_steps: int | None = None,
+        author: Author | None = None,
+    ) -> None:
+        super().__init__(spec, model_dir, author)
+        join(timeout)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.ranks = Ranks.here(timeout, data_parallel_rank=rank, data_parallel_size=size)
+        recipe = Recipe(
+            model_dir,
+            drawn=spec.model.init == "random",
+            seed=spec.data.seed,
+            compute=precision(spec.trainer.precision),
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+        config = recipe.config()
+        tied = bool(config.get_text_config().tie_word_embeddings)
+        check_tied(tied, config.model_type, engine_of(spec).layout.untied, spec.rollout.engine)
+        self._compute = recipe.compute
+        total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
+        net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
+        check_log_probs(net, recipe.compute, spec.data.seed)
+        own_steps = steps_of_policy(total_steps, settings)
+        self._learner = Learner(net, spec, self.ranks, spec.trainer.optimizer, own_steps)
+        self._reference = frozen.reference(spec, recipe, self.ranks)
+        self._teacher = frozen.teacher(spec, recipe, self.ranks)
+        self.critic = self._critic(settings, recipe, total_steps) if settings else None
+        asked = [each.net for each in (self._reference, self._teacher) if each]
+        learners = [each for each in self._learners.values() if isinstance(each, Learner)]
+        self._offload = offload(spec.trainer.offloaded, learners, asked)
+
+    def _critic(
+        self, settings: CriticSettings, policy: Recipe, total_steps: int | None
+    ) -> critic.Critic:
+        """The critic at version 0: from `critic.modelPath`, else as the policy begins."""
+        recipe = replace(policy, values=True)
+        if settings.model_path:
+            recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
+        spec = self.spec
+        net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
+        rates = critic.rates(settings, spec.trainer.optimizer)
+        learner = Learner(net, spec, self.ranks, rates, total_steps)
+        return critic.Critic(settings, learner, forward_values)
+
+    @property
+    def _forward(self) -> Forward:
+        return partial(forward, temperature=self.spec.temperature, teaching=self._teaching)
+
+    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+        return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
+
+    @property
+    def _parts(self) -> dict[str, Learner]:
+        return {name: each for name, each in self._learners.items() if isinstance(each, Learner)}
+
+    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
+        def collect(learner: Learner, directory: Path, copy: bool) -> checkpoint.Collected:
+            content = checkpoint.state_of(learner, state)
+            return checkpoint.Collected(content, directory, self.ranks, copy=copy)
+
+        parts = {name: partial(collect, learner) for name, learner in self._parts.items()}
+        ranks, author = self.ranks, self._author
+        return Writing(directory, step, parts, ranks=ranks, author=author, beside=beside)
+
+    def _load(self, directory: Path, step: int) -> dict[str, Any]:
+        final = checkpoints.verified(directory, step, self._parts, self.ranks)
+        states = [checkpoint.load(final / name, each) for name, each in self._parts.items()]
+        return states[0]

@@ -1,0 +1,169 @@
+"""A backend of transformers and torch alone: one sequence at a time, one process, no packing.
+
+What others compute is compared with it. It shares no more than the loss and what leads to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice.api import Optimizer, RLJobSpec
+from sluice.engines.base import StackName
+from sluice_trainer import critic, policy
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.checkpoint_directory import Author
+from sluice_trainer.checkpoints import Writing
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.step import learner
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
+from sluice_trainer.step.results import Loss, StepResult
+from sluice_trainer.storages import Offload
+from tests.integration.trainer import tiny
+
+CPU = torch.device("cpu")
+
+
+class Lengths:
+    """A row as its sequences' lengths: nothing else is asked of it here."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = tuple(lengths)
+        self.positions = torch.cat([torch.arange(length) for length in lengths])
+
+
+def forward(model: Any, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """[2, r] log-probs and entropies, from the logits of each sequence."""
+    rows, targets = [], list(torch.split(batch.targets, list(batch.response_lengths)))
+    for tokens, target in zip(_sequences(batch), targets, strict=True):
+        logits = model(input_ids=tokens[None]).logits[0, len(tokens) - len(target) :]
+        log_p = torch.log_softmax(logits.float() / temperature, -1)
+        chosen = log_p.gather(-1, target[:, None]).squeeze(-1)
+        rows.append(torch.stack([chosen, -(log_p.exp() * log_p).sum(-1)]))
+    return torch.cat(rows, dim=1)
+
+
+def forward_values(model: Any, batch: MicroBatch) -> Tensor:
+    """[1, r] values: a head on the state before each response token."""
+    rows = []
+    for tokens, length in zip(_sequences(batch), batch.response_lengths, strict=True):
+        hidden = model.model.model(input_ids=tokens[None]).last_hidden_state[0]
+        rows.append(model.score(hidden).squeeze(-1)[len(tokens) - length :])
+    return torch.cat(rows)[None]
+
+
+def _sequences(batch: MicroBatch) -> list[Tensor]:
+    return list(torch.split(batch.tokens, list(batch.packing.lengths)))
+
+
+class WithValues(torch.nn.Module):
+    """A language model's decoder with a head of one number."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.score = torch.nn.Linear(model.config.hidden_size, 1, bias=False)
+        torch.nn.init.zeros_(self.score.weight)
+
+
+class Learner(learner.Learner):
+    def __init__(self, model: Any, spec: RLJobSpec, rates: Optimizer, total: int | None) -> None:
+        super().__init__(spec, rates, total)
+        self.model = model
+        betas = (rates.beta1, rates.beta2)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), betas=betas, eps=rates.eps, weight_decay=0.0
+        )
+
+    def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
+        aggregation = self._spec.algorithm.loss_aggregation
+        rows = [packed_row(shard, [i], CPU, Lengths) for i in range(len(shard))]
+        return [with_loss(row, shard, totals, aggregation, CPU) for row in rows]
+
+    @torch.no_grad()
+    def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
+        return [batch.split(forward(self.model, batch)[0]) for batch in batches]
+
+    def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
+        rows = [packed_row(shard, [i], CPU, Lengths) for i in range(len(shard))]
+        return [values for (values,) in self.compute(rows, forward)]
+
+    def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
+        self.optimizer.zero_grad()
+        objectives = []
+        for batch in batches:
+            assert batch.loss is not None
+            objectives.append(loss(forward(self.model, batch), batch.loss))
+        torch.stack([objective.loss for objective in objectives]).sum().backward()
+        limit = self._rates.clip_grad
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.optimizer.step()
+        first = objectives[0]
+        sums = {name: float(sum(o.sums[name].double() for o in objectives)) for name in first.sums}
+        maxima = {name: float(max(o.maxima[name] for o in objectives)) for name in first.maxima}
+        return StepResult(sums, maxima, float(norm))
+
+
+class Frozen:
+    def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
+        self._learner = Learner(tiny.hf_model(model_dir), spec, spec.trainer.optimizer, None)
+        self._forward = partial(forward, temperature=spec.temperature)
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        return self._learner.score(shard, self._forward)
+
+    def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        raise NotImplementedError
+
+    def teaching(self, distillation: object) -> None:
+        return None
+
+
+class Plain(policy.Policy):
+    """transformers' model, AdamW, and the steps that all backends share."""
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        *,
+        model_dir: Path,
+        timeout: timedelta,
+        total_steps: int | None = None,
+        author: Author | None = None,
+    ) -> None:
+        super().__init__(spec, model_dir, author)
+        self.ranks = Ranks(0, 1, 0, 1, None)
+        rates, settings = spec.trainer.optimizer, spec.algorithm.value_model
+        self._model = tiny.hf_model(model_dir)
+        self._learner = Learner(self._model, spec, rates, spec.trainer.steps)
+        kl = spec.algorithm.kl
+        self._reference = Frozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
+        self._teacher = None
+        self.critic = None
+        if settings:
+            body = WithValues(tiny.hf_model(model_dir))
+            values = Learner(body, spec, critic.rates(settings, rates), spec.trainer.steps)
+            self.critic = critic.Critic(settings, values, forward_values)
+        nothing = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
+        self._offload = Offload("none", **nothing, before=lambda: None)
+
+    @property
+    def _forward(self) -> Forward:
+        return partial(forward, temperature=self.spec.temperature)
+
+    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
+        raise NotImplementedError
+
+    def _load(self, directory: Path, step: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, p.detach()) for name, p in self._model.named_parameters())

@@ -1,0 +1,250 @@
+"""FSDP2's checkpoints: an exact resume on any number of ranks, and no harm by what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import filesystem
+
+from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.fsdp.policy import Policy
+from tests.integration.trainer import estimate_steps, tiny, train_steps
+from tests.integration.trainer.test_estimators import same
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+TRAINER: dict[str, Any] = {
+    "backend": "fsdp",
+    "optimizer": {"lr": 1e-3, "schedule": "cosine", "weightDecay": 0.1},
+    "steps": 10,
+}
+KL = {"kl": {"lossCoef": 0.05, "type": "k3"}}
+PPO = {"estimator": "ppo", "critic": {"lr": 1e-3, "warmupSteps": 2}, **KL}
+
+
+def make(model: Path, /, **changes: Any) -> Policy:
+    changes["trainer"] = {**TRAINER, **changes.get("trainer", {})}
+    timeout = timedelta(seconds=tiny.TIMEOUT)
+    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
+
+
+def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
+    result = []
+    for _ in range(steps):
+        shard = tiny.batch(8, seed=policy.step)
+        if policy.critic:
+            pairs = zip(shard, policy.critic.values(shard), strict=True)
+            shard = [replace(s, values=v, returns=torch.ones(len(v))) for s, v in pairs]
+        result.append(policy.train([shard], [tiny.totals(shard)]))
+    return result
+
+
+def job(model: Path, **options: Any) -> dict[str, Any]:
+    return {"model": str(model), "algorithm": KL, "trainer": TRAINER, "share": 30, **options}
+
+
+def on_two(script: str, options: Any) -> Any:
+    return tiny.run(script, json.dumps(options), world=2)[0]
+
+
+def close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def through(qwen3: Path) -> dict[str, Any]:
+    """Five steps without a stop, on one rank."""
+    return train_steps.train(**job(qwen3, steps=5))
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
+    qwen3: Path, tmp_path: Path, through: dict[str, Any]
+) -> None:
+    train_steps.train(**job(qwen3, steps=3, save_at=3, checkpoints=str(tmp_path)))
+    resumed = train_steps.train(**job(qwen3, steps=5, checkpoints=str(tmp_path)))
+    later = {"history": through["history"][3:], "resumed": 3, "saved": None}
+    assert {**resumed, "rng": 0} == {**through, **later, "rng": 0}
+
+
+def test_two_ranks_write_beside_training_and_any_number_goes_on(
+    qwen3: Path, tmp_path: Path, through: dict[str, Any]
+) -> None:
+    place = {"checkpoints": str(tmp_path)}
+    both = on_two("train_steps.py", job(qwen3, steps=5, save_at=3, beside=True, **place))
+    assert both["saved"] == 3
+    close(both["history"], through["history"])
+    again = on_two("train_steps.py", job(qwen3, steps=5, **place))
+    assert (again["resumed"], again["weights"]) == (3, both["weights"])
+    alone = train_steps.train(**job(qwen3, steps=5, **place))
+    assert alone["resumed"] == 3
+    close(alone["history"], through["history"][3:])
+
+
+def test_a_checkpoint_of_one_rank_and_its_critic_continue_on_two(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Tied embeddings, and a policy that has taken no step: the critic's warm-up."""
+    options = {"model": str(models["qwen3-tied"]), "algorithm": PPO, "trainer": TRAINER}
+    whole = estimate_steps.train(**options, steps=4)
+    estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
+    (resumed,) = on_two(
+        "estimate_steps.py", [{**options, "steps": 4, "checkpoints": str(tmp_path)}]
+    )
+    assert resumed["resumed"] == 2
+    same(resumed, {name: whole[name][2:] for name in ("history", "advantages")})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("what", ["optimizer", "all"])
+def test_memory_that_leaves_and_comes_back_changes_no_bit(
+    qwen3: Path, tmp_path: Path, what: str, precision: str
+) -> None:
+    options: dict[str, Any] = {"algorithm": PPO, "rollout": {"gpusPerReplica": 0}}
+    colocated = {"precision": precision, "colocate": True, "offload": what}
+    still = make(qwen3, **options, trainer={"precision": precision})
+    shared = make(qwen3, **options, trainer=colocated)
+    for turn in range(4):
+        assert train(shared) == train(still)
+        shared.make_room(weights=False)
+        sent = {name: tensor.clone() for name, tensor in shared.hf_tensors()}
+        shared.make_room(weights=True)
+        assert bytes_held(shared, weights=what == "all") == 0
+        if turn == 1:
+            shared.come_back(weights_only=True)  # an engine has joined
+            shared.make_room(weights=True)
+        shared.come_back()
+        assert all(torch.equal(sent[name], tensor) for name, tensor in still.hf_tensors())
+    tiny.save(shared, tmp_path, 4)
+    resumed = make(qwen3, **options, trainer=colocated)
+    resumed.make_room(weights=True)
+    resumed.come_back()
+    assert resumed.load_latest(tmp_path) == 4
+    assert train(resumed) == train(still)
+
+
+def bytes_held(policy: Policy, *, weights: bool) -> int:
+    """Behind moments and, with `weights`, all parameters of everything that the policy has."""
+    assert policy.critic is not None
+    tensors = []
+    for learner in policy._parts.values():
+        states = learner.optimizer.state.values()
+        tensors += [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        if weights:
+            tensors += list(learner.net.parameters())
+    if weights:
+        tensors += list(policy._reference.net.parameters())  # type: ignore[union-attr]
+    return sum(tensor.to_local().untyped_storage().nbytes() for tensor in tensors)
+
+
+@pytest.fixture
+def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Checkpoint files are written only once the event is set."""
+    released = threading.Event()
+    write = filesystem.FileSystemWriter.write_data
+
+    def held(*arguments: Any, **options: Any) -> Any:
+        assert released.wait(tiny.TIMEOUT)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(filesystem.FileSystemWriter, "write_data", held)
+    yield released
+    released.set()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    qwen3: Path, tmp_path: Path, held_writer: threading.Event
+) -> None:
+    policy = make(qwen3)
+    train(policy, 2)
+    policy.begin_save(tmp_path, 2, beside=True)
+    after = train(policy, 2)
+    assert policy.finish_save(tmp_path, wait=False) is None
+    assert checkpoint_directory.latest(tmp_path) is None
+    held_writer.set()
+    assert policy.finish_save(tmp_path, wait=True) == 2
+    resumed = make(qwen3)
+    assert resumed.load_latest(tmp_path) == 2
+    assert train(resumed, 2) == after  # what was saved is not what training has changed since
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["now", "beside"])
+@pytest.mark.parametrize("where", ["write_data", "finish"])
+def test_a_full_disk_is_said_clearly_and_harms_nothing(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, beside: bool
+) -> None:
+    policy = make(qwen3)
+    train(policy)
+    tiny.save(policy, tmp_path, 1)
+    train(policy)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(filesystem.FileSystemWriter, where, full)
+
+    def save() -> None:
+        policy.begin_save(tmp_path, 2, beside=beside)
+        policy.finish_save(tmp_path, wait=True)
+
+    with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left"):
+        save()
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["iter_0000001"]
+    tiny.save(policy, tmp_path, 2)
+    assert make(qwen3).load_latest(tmp_path) == 2
+
+
+def test_a_damaged_checkpoint_is_named(qwen3: Path, tmp_path: Path) -> None:
+    policy = make(qwen3)
+    train(policy)
+    tiny.save(policy, tmp_path, 1)
+    file = tmp_path / "iter_0000001" / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"could not be read: .*__0_0.distcp has \d+ bytes"):
+        make(qwen3).load_latest(tmp_path)
+
+
+def test_a_checkpoint_of_megatron_is_not_read(qwen3: Path, tmp_path: Path) -> None:
+    train_steps.train(
+        **job(qwen3, steps=1, save_at=1, checkpoints=str(tmp_path))
+        | {"trainer": {**TRAINER, "backend": "megatron"}}
+    )
+    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read: .*trainer.backend"):
+        make(qwen3).load_latest(tmp_path)
+
+
+def test_a_checkpoint_of_fsdp_is_not_read_by_megatron(qwen3: Path, tmp_path: Path) -> None:
+    train_steps.train(**job(qwen3, steps=1, save_at=1, checkpoints=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"iter_0000001 could not be read: .*trainer.backend"):
+        train_steps.train(
+            **job(qwen3, steps=2, checkpoints=str(tmp_path))
+            | {"trainer": {**TRAINER, "backend": "megatron"}}
+        )
+
+
+def test_export_is_a_checkpoint_that_transformers_and_megatron_read(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("qwen3", "qwen3-moe", "qwen3-tied"):
+        policy = make(models[name])
+        train(policy)
+        policy.export_hf(tmp_path / name)
+        policy.export_hf(tmp_path / name)  # replaces the older one
+        shard = tiny.batch(2, seed=0)
+        exported = tiny.hf_model(tmp_path / name).requires_grad_(False)
+        expected = tiny.hf_log_probs(exported, shard[0])[0]
+        assert torch.allclose(policy.log_probs(shard)[0], expected, atol=1e-5)
+        assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
+        megatron = estimate_steps.train(str(tmp_path / name), algorithm={}, steps=1)
+        ours = estimate_steps.train(str(tmp_path / name), algorithm={}, trainer=TRAINER, steps=1)
+        close(ours["history"], megatron["history"])

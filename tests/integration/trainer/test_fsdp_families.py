@@ -1,0 +1,175 @@
+"""Families without a mapping of ours: packed log-probs are those of transformers' own logits."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from sluice.engines.sglang.layout import Layout
+from sluice_trainer.fsdp import families
+from sluice_trainer.fsdp.policy import Policy
+from sluice_trainer.unsupported import UnsupportedModelError
+from tests.integration.trainer import tiny
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+_GATED_DELTA = {
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+_WINDOWED = {"head_dim": 32, "sliding_window": 8}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3Next",
+        {**_GATED_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 48},
+    ),
+    "qwen3.5": ("Qwen3_5Text", _GATED_DELTA),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **_WINDOWED,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {**_WINDOWED, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gemma2": ("Gemma2", {**_WINDOWED, "query_pre_attn_scalar": 32}),
+    "phi4": ("Phi3", {**_TOKENS, "sliding_window": 16}),
+    "mistral": ("Mistral", _WINDOWED),
+    "granite": ("Granite", {"logits_scaling": 8.0}),
+    "cohere": ("Cohere", {**_TOKENS, "logit_scale": 0.5}),
+}
+ONES_OF_OURS = ("qwen3", "qwen3-tied", "qwen3-moe", "glm4", "glm4-moe", "deepseek-v3")
+ROWS_OF_THEIR_OWN = ("qwen3-next", "qwen3.5", "gpt-oss")
+
+
+@pytest.fixture(scope="module")
+def all_models(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("others")
+    others = {name: tiny.save_kind(*how, root / name) for name, how in OTHERS.items()}
+    return others | {name: models[name] for name in ONES_OF_OURS}
+
+
+def make(model: Path, **changes: Any) -> Policy:
+    changes["trainer"] = {"backend": "fsdp", **changes.get("trainer", {})}
+    timeout = timedelta(seconds=tiny.TIMEOUT)
+    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+def test_log_probs_and_tensors_are_those_of_transformers(
+    all_models: dict[str, Path], name: str
+) -> None:
+    policy, directory = make(all_models[name]), all_models[name]
+    assert policy._learner.net.packs == (name not in ROWS_OF_THEIR_OWN)
+    plain, shard = tiny.hf_model(directory, "eager"), tiny.batch(6, seed=0)
+    for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
+        with torch.no_grad():
+            expected, _ = tiny.hf_log_probs(plain, sequence)
+        assert torch.allclose(values, expected, atol=1e-5)
+    tensors = dict(policy.hf_tensors())
+    stored = safetensors.torch.load_file(directory / "model.safetensors")
+    assert tensors.keys() == stored.keys()
+    assert all(torch.equal(tensors[key], value) for key, value in stored.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "gemma3", "phi4"])
+def test_they_learn(all_models: dict[str, Path], name: str) -> None:
+    """A step of plain transformers with AdamW, and the same of ours."""
+    directory = all_models[name]
+    policy, plain = make(directory), tiny.hf_model(directory, "eager")
+    adam = torch.optim.AdamW(
+        plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
+    )
+    shard = tiny.batch(6, seed=1)
+    metrics = policy.train([shard], [tiny.totals(shard)])
+    loss = tiny.plain_loss(plain, shard, tiny.totals(shard))
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    adam.step()
+    assert metrics["train/loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
+        with torch.no_grad():
+            expected, _ = tiny.hf_log_probs(plain, sequence)
+        assert torch.allclose(values, expected, atol=1e-4)
+
+
+def test_experts_come_in_stacks_for_an_engine_that_wants_them(models: dict[str, Path]) -> None:
+    policy = make(models["qwen3-moe"])
+    single, stacked = (
+        dict(policy.hf_tensors()),
+        dict(policy.hf_tensors(Layout().stack_name)),
+    )
+    layers = {name.partition(".experts.")[0] for name in single if ".experts." in name}
+    assert layers
+    for layer in layers:
+        for number, up in enumerate(stacked.pop(f"{layer}.experts.w13_weight")):
+            parts = [
+                single.pop(f"{layer}.experts.{number}.{k}_proj.weight") for k in ("gate", "up")
+            ]
+            assert torch.equal(up, torch.cat(parts))
+        for number, down in enumerate(stacked.pop(f"{layer}.experts.w2_weight")):
+            assert torch.equal(down, single.pop(f"{layer}.experts.{number}.down_proj.weight"))
+    assert stacked.keys() == single.keys()
+
+
+def test_a_family_whose_sequences_would_mix_is_refused(
+    all_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "_ALONE", set())
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"model_type 'gpt_oss' is not supported by trainer.backend: fsdp: its log-probs "
+        r"differ by 0\.\d+ from those of transformers' own logits",
+    ):
+        make(all_models["gpt-oss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param(
+            {"model_type": "perceiver-of-tomorrow"},
+            "is no language model of transformers",
+            id="unknown to transformers",
+        ),
+        pytest.param({"model_type": "vit"}, "has no AutoModelForCausalLM", id="no language model"),
+        pytest.param(
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantized weights are not supported: convert the checkpoint to bf16 first",
+            id="quantized",
+        ),
+        pytest.param(
+            {"model_type": "glm4_moe", "tie_word_embeddings": True},
+            "tie_word_embeddings with model_type 'glm4_moe' is not supported: sglang",
+            id="tied here and not in the engine",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(
+    qwen3: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((qwen3 / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        make(tmp_path)
