@@ -19,10 +19,12 @@ def rests(run: Laptop, attempt: int) -> int:
     return log.read_text().count("POST /release_memory_occupation") if log.exists() else 0
 
 
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
 def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
-    laptop: Callable[..., Laptop],
+    laptop: Callable[..., Laptop], backend: str
 ) -> None:
     run = laptop(
+        f"trainer.backend={backend}",
         "trainer.colocate=true",
         "trainer.offload=all",
         "trainer.steps=6",
