@@ -29,7 +29,7 @@ from sluice_cli.importing.script import Argument, read_script
 from sluice_cli.importing.verl_algorithm import corrections, critic, kl, policy
 from sluice_cli.importing.verl_distillation import distillation
 from sluice_cli.importing.verl_sft import ENTRY, import_sft, is_sft, launched
-from sluice_cli.importing.verl_table import DEFAULTS, TABLE, fallback
+from sluice_cli.importing.verl_table import DEFAULTS, FSDP, TABLE, fallback
 
 _ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -96,6 +96,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     corrections(draft, settings)
     _evaluation(draft, settings)
     distillation(draft, settings)
+    _ulysses(draft, settings)
     later = {name: settings.take(name) for name in _LATER}
     translate(draft, settings, TABLE, fallback)
     _defaults(draft)
@@ -146,6 +147,17 @@ def _config(draft: Draft, settings: Settings) -> None:
                 f"{setting.value} is not read here; give the file with --config",
                 setting.line,
             )
+
+
+def _ulysses(draft: Draft, settings: Settings) -> None:
+    """Sequence parallelism under FSDP, which has none here."""
+    strategy, name = settings.get(f"{_ACTOR}.strategy"), f"{_ACTOR}.ulysses_sequence_parallel_size"
+    if strategy is None or strategy.value not in FSDP:
+        return
+    ranks = settings.take(name)
+    if ranks and ranks.value not in (None, 1):
+        why = "with trainer.backend: fsdp a sequence lies on one GPU whole; megatron has context"
+        draft.note("not translated", ranks.shown, why, ranks.line)
 
 
 def _data(draft: Draft, settings: Settings) -> None:

@@ -141,7 +141,7 @@ REST: dict[str, Translation] = {
     ),
     "trainer.use_legacy_worker_impl": Same("of verl's processes"),
     "trainer.use_v1": Same("of verl's processes"),
-    "model_engine": Lost("the trainer is Megatron's", unless=("megatron",)),
+    "model_engine": Lost("trainer.backend says what trains", unless=("megatron",)),
     # asynchronous training
     "async_training.trigger_parameter_sync_step": Lost(
         "weights go out after every step", unless=(1,)

@@ -68,6 +68,15 @@ def _recompute(value: Any) -> str:
     return "full" if value else "none"
 
 
+FSDP = ("fsdp", "fsdp2")
+
+
+def _backend(value: Any) -> str:
+    if value not in (*FSDP, "megatron"):
+        raise ValueError("trainer.backend is megatron or fsdp")
+    return "fsdp" if value in FSDP else "megatron"
+
+
 def _every(value: Any) -> int:
     if integer(value) < 1:
         raise ValueError(
@@ -121,9 +130,7 @@ TABLE: dict[str, Translation] = REST | {
     "data.validation_shuffle": _ALWAYS,
     "actor_rollout_ref.hybrid_engine": Same("engines have GPUs of their own"),
     # policy
-    f"{_ACTOR}.strategy": Lost(
-        "the trainer is Megatron's: parallelism is trainer.parallelism", unless=("megatron",)
-    ),
+    f"{_ACTOR}.strategy": To("trainer.backend", _backend),
     f"{_ACTOR}.clip_ratio_low": To("algorithm.clip.low", real),
     f"{_ACTOR}.clip_ratio_high": To("algorithm.clip.high", real),
     f"{_ACTOR}.entropy_coeff": To("algorithm.entropyCoef", real),

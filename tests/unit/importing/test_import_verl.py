@@ -216,6 +216,17 @@ def test_verls_teacher(tmp_path: Path) -> None:
             {"trainer": {"offload": "optimizer"}},
         ),
         (
+            "actor_rollout_ref.actor.strategy=fsdp "
+            "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+            {"trainer": {"backend": "fsdp", "colocate": True, "offload": "optimizer"}},
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=fsdp2 "
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
+            {"trainer": {"backend": "fsdp", "parallelism": None}},
+        ),
+        ("actor_rollout_ref.actor.strategy=megatron", {"trainer": {"backend": "megatron"}}),
+        (
             "actor_rollout_ref.actor.fsdp_config.param_offload=True "
             "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
             {"trainer": {"colocate": True, "offload": None}},
