@@ -2,7 +2,7 @@
 peer publishes.
 
     python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
-        [--profile] [--out DIR]
+        [--backend fsdp] [--profile] [--out DIR]
 
 A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
 clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
@@ -33,8 +33,8 @@ from benchmarks.processes import on_ranks
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.megatron.huggingface.config import ModelShape
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.backend import Backend, backend_of
+from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
 from sluice_trainer.sequences import TrainSequence
 
 GPUS = torch.cuda.device_count()
@@ -56,6 +56,7 @@ def main() -> None:
         "--layers", type=int, help="fewer layers than the shape has, where it does not fit"
     )
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--backend", choices=["megatron", "fsdp"], default="megatron")
     for name in ("tensor", "pipeline", "context", "expert"):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=16384 if GPUS else 256, help="of a sequence")
@@ -89,9 +90,8 @@ def rank(options: argparse.Namespace) -> None:
     """One process of the trainer: the steps, timed on rank 0."""
     if GPUS:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    policy = Policy(
-        spec(options), model_dir=options.directory, timeout=timedelta(seconds=300), total_steps=1000
-    )
+    job, timeout = spec(options), timedelta(seconds=300)
+    policy = backend_of(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
     seconds, tokens = [], 0
     for step in range(options.warm_up + options.steps):
         shard, totals = batch(
@@ -108,7 +108,7 @@ def rank(options: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         report(
             options,
-            policy.shape,
+            read_shape(options.directory),
             shard,
             statistics.median(seconds[options.warm_up :]),
             tokens,
@@ -122,6 +122,7 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
     trainer: dict[str, Any] = {
         "gpusPerNode" if GPUS else "processesPerNode": options.gpus,
         "parallelism": layout,
+        "backend": options.backend,
     }
     trainer |= {
         "steps": 1000,
@@ -199,7 +200,7 @@ def flops(shape: ModelShape, lengths: list[int]) -> float:
     )
 
 
-def profiled(policy: Policy, options: argparse.Namespace) -> None:
+def profiled(policy: Backend, options: argparse.Namespace) -> None:
     """One more step under torch's profiler; rank 0 prints the kernels that took longest."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -245,6 +246,7 @@ def report(
         else platform.processor() or platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
+        "backend": options.backend,
         "shape": options.shape,
         "layers": shape.layers,
         **layout,
@@ -260,7 +262,7 @@ def report(
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if GPUS else 0.0,
     }
     print(
-        f"{options.shape}, {shape.layers} layers, {result['machine']} "
+        f"{options.backend}, {options.shape}, {shape.layers} layers, {result['machine']} "
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
         "lengths of "
         f"{options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} ms, "
@@ -271,7 +273,8 @@ def report(
     )
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        name = f"trainer-{options.shape}-{options.gpus}gpu"
+        other = "" if options.backend == "megatron" else f"-{options.backend}"
+        name = f"trainer{other}-{options.shape}-{options.gpus}gpu"
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}.json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
