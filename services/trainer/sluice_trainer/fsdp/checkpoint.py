@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
 from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.learner import Learner
 from sluice_trainer.fsdp.sharding import named_tensors
 from sluice_trainer.ranks import Ranks
@@ -48,8 +49,11 @@ class Collected:
         if copy:
             planner.copy(self._plan)
         self._outcome: list[WriteResult] | str = "nothing was written"
+        self._device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
 
     def write(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # a thread begins on the first GPU
         try:
             self._outcome = self._writer.write_data(self._plan, self._planner).wait()
         except (Exception, CheckpointException) as error:  # told by `complete`, on all ranks

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from sluice_trainer.compiled import compiled
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.families import blocks
 from sluice_trainer.fsdp.loading import Recipe
@@ -46,11 +47,21 @@ def _shard(net: Net, compute: torch.dtype | None, *, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     alone = mesh.size() == 1  # nobody has anything to gather: weights in `compute` can stay
     for block in blocks(net.model):
+        if net.packs and not _has_experts(block):
+            block.forward = compiled(block.forward)
         if recompute:
             again = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(again, preserve_rng_state=False)
         _spread(block, mesh, compute, reshard=not alone)
     _spread(net, mesh, compute, reshard=False, inputs=False)
+
+
+def _has_experts(block: nn.Module) -> bool:
+    """True for a mixture, whose experts are one tensor: how many tokens each gets differs.
+
+    Layers with a state of their own loop over a sequence. Neither would be compiled once for all.
+    """
+    return any(parameter.dim() > 2 for parameter in block.parameters())
 
 
 def _spread(
