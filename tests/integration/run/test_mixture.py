@@ -25,8 +25,15 @@ MIXTURE = {
 }
 
 
+@pytest.mark.parametrize(
+    "spread",
+    [
+        pytest.param("trainer.parallelism={expert: 2}", id="whole experts"),
+        pytest.param("trainer.backend=fsdp", id="fsdp"),
+    ],
+)
 def test_experts_of_two_trainer_ranks_reach_the_engine_in_stacks(
-    laptop: Callable[..., Laptop], example: Path, tmp_path: Path
+    laptop: Callable[..., Laptop], example: Path, tmp_path: Path, spread: str
 ) -> None:
     model = tmp_path / "mixture"
     shutil.copytree(example / "model", model)
@@ -35,7 +42,7 @@ def test_experts_of_two_trainer_ranks_reach_the_engine_in_stacks(
     run = laptop(
         f"model.path={model}",
         "trainer.processesPerNode=2",
-        "trainer.parallelism={expert: 2}",
+        spread,
         "trainer.steps=3",
         "rollout.batchSize=8",
         "weightSync.bucketMiB=1",
