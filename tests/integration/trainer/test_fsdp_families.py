@@ -133,8 +133,9 @@ def test_experts_come_in_stacks_for_an_engine_that_wants_them(models: dict[str, 
     assert stacked.keys() == single.keys()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_family_whose_sequences_would_mix_is_refused(
-    all_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    all_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     monkeypatch.setattr(families, "_ALONE", set())
     with pytest.raises(
@@ -142,7 +143,14 @@ def test_a_family_whose_sequences_would_mix_is_refused(
         match=r"model_type 'gpt_oss' is not supported by trainer.backend: fsdp: its log-probs "
         r"differ by 0\.\d+ from those of transformers' own logits",
     ):
-        make(all_models["gpt-oss"])
+        make(all_models["gpt-oss"], trainer={"precision": precision})
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+def test_none_of_them_is_refused_for_what_bf16_rounds(
+    all_models: dict[str, Path], name: str
+) -> None:
+    make(all_models[name], trainer={"precision": "bf16"})
 
 
 @pytest.mark.parametrize(
@@ -173,3 +181,24 @@ def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=re.escape(message)):
         make(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("precision", "mean"), [("fp32", 1e-3), ("bf16", 0.05)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
+def test_on_a_gpu_log_probs_are_those_of_eager_attention_on_the_cpu(
+    all_models: dict[str, Path], name: str, precision: str, mean: float
+) -> None:
+    """Sequences longer than the windows, also as compiled layers train on them."""
+    policy = make(all_models[name], trainer={"precision": precision, "gpusPerNode": 1})
+    plain, shard = tiny.hf_model(all_models[name], "eager"), tiny.batch(12, seed=1)
+    for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
+        with torch.no_grad():
+            expected, _ = tiny.hf_log_probs(plain, sequence)
+        assert (values - expected).abs().mean() < mean
+    totals = tiny.totals(shard)
+    loss = tiny.plain_loss(plain, shard, totals).item()
+    assert policy.train([shard], [totals])["train/loss"] == pytest.approx(loss, abs=mean)
