@@ -148,4 +148,4 @@ def backend_of(spec: RLJobSpec) -> MakeBackend:
         case "fsdp":
             from sluice_trainer.fsdp import policy as fsdp
 
-            return fsdp.Policy
+            return fsdp.ShardedPolicy

@@ -43,19 +43,19 @@ from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 from sluice_trainer.step.survey import OptimizerStep, survey
 from sluice_trainer.storages import Offload, memory_used
-from sluice_trainer.teacher import Frozen
+from sluice_trainer.teacher import FrozenModel
 
 _LARGEST_LOG = 700.0
 """Of a perplexity that is still a number."""
 
 
-class Policy(ABC):
+class LearningPolicy(ABC):
     """A model that generates log-probs and learns. One per process; a `Backend`."""
 
     ranks: Ranks
     _learner: Learner
-    _reference: Frozen | None
-    _teacher: Frozen | None
+    _reference: FrozenModel | None
+    _teacher: FrozenModel | None
     critic: Critic | None
     _offload: Offload
 

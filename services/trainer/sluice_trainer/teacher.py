@@ -18,7 +18,7 @@ from sluice_trainer.step.packing import MicroBatch
 TEACHER = "spec.algorithm.distillation.teacher.path"
 
 
-class Frozen(Protocol):
+class FrozenModel(Protocol):
     """Weights that stay as they are, laid out as the policy's. Calls are collective.
 
     They come from files or from the seed, never from the current weights, so they are the same

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice.engines.base import StackName
-from sluice_trainer import critic, policy
+from sluice_trainer import critic
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.checkpoints import Writing
+from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence
-from sluice_trainer.step import learner
+from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
 from sluice_trainer.step.results import Loss, StepResult
 from sluice_trainer.storages import Offload
@@ -74,7 +75,7 @@ class WithValues(torch.nn.Module):
         torch.nn.init.zeros_(self.score.weight)
 
 
-class Learner(learner.Learner):
+class PlainLearner(Learner):
     def __init__(self, model: Any, spec: RLJobSpec, rates: Optimizer, total: int | None) -> None:
         super().__init__(spec, rates, total)
         self.model = model
@@ -112,9 +113,9 @@ class Learner(learner.Learner):
         return StepResult(sums, maxima, float(norm))
 
 
-class Frozen:
+class PlainFrozen:
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
-        self._learner = Learner(tiny.hf_model(model_dir), spec, spec.trainer.optimizer, None)
+        self._learner = PlainLearner(tiny.hf_model(model_dir), spec, spec.trainer.optimizer, None)
         self._forward = partial(forward, temperature=spec.temperature)
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
@@ -127,7 +128,7 @@ class Frozen:
         return None
 
 
-class Plain(policy.Policy):
+class Plain(LearningPolicy):
     """transformers' model, AdamW, and the steps that all backends share."""
 
     def __init__(
@@ -143,14 +144,14 @@ class Plain(policy.Policy):
         self.ranks = Ranks(0, 1, 0, 1, None)
         rates, settings = spec.trainer.optimizer, spec.algorithm.value_model
         self._model = tiny.hf_model(model_dir)
-        self._learner = Learner(self._model, spec, rates, spec.trainer.steps)
+        self._learner = PlainLearner(self._model, spec, rates, spec.trainer.steps)
         kl = spec.algorithm.kl
-        self._reference = Frozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
+        self._reference = PlainFrozen(spec, model_dir) if kl.coef > 0 or kl.loss_coef > 0 else None
         self._teacher = None
         self.critic = None
         if settings:
             body = WithValues(tiny.hf_model(model_dir))
-            values = Learner(body, spec, critic.rates(settings, rates), spec.trainer.steps)
+            values = PlainLearner(body, spec, critic.rates(settings, rates), spec.trainer.steps)
             self.critic = critic.Critic(settings, values, forward_values)
         nothing = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
         self._offload = Offload("none", **nothing, before=lambda: None)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import filesystem
 
 from sluice_trainer import checkpoint_directory
 from sluice_trainer.checkpoints import CheckpointError
-from sluice_trainer.fsdp.policy import Policy
+from sluice_trainer.fsdp.policy import ShardedPolicy
 from tests.integration.trainer import estimate_steps, tiny, train_steps
 from tests.integration.trainer.test_estimators import same
 
@@ -31,13 +31,13 @@ KL = {"kl": {"lossCoef": 0.05, "type": "k3"}}
 PPO = {"estimator": "ppo", "critic": {"lr": 1e-3, "warmupSteps": 2}, **KL}
 
 
-def make(model: Path, /, **changes: Any) -> Policy:
+def make(model: Path, /, **changes: Any) -> ShardedPolicy:
     changes["trainer"] = {**TRAINER, **changes.get("trainer", {})}
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
+    return ShardedPolicy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
 
 
-def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
+def train(policy: ShardedPolicy, steps: int = 1) -> list[dict[str, float]]:
     result = []
     for _ in range(steps):
         shard = tiny.batch(8, seed=policy.step)
@@ -132,7 +132,7 @@ def test_memory_that_leaves_and_comes_back_changes_no_bit(
     assert train(resumed) == train(still)
 
 
-def bytes_held(policy: Policy, *, weights: bool) -> int:
+def bytes_held(policy: ShardedPolicy, *, weights: bool) -> int:
     """Behind moments and, with `weights`, all parameters of everything that the policy has."""
     assert policy.critic is not None
     tensors = []

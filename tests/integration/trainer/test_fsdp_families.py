@@ -14,7 +14,7 @@ import torch
 
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.fsdp import families
-from sluice_trainer.fsdp.policy import Policy
+from sluice_trainer.fsdp.policy import ShardedPolicy
 from sluice_trainer.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
@@ -69,10 +69,10 @@ def all_models(
     return others | {name: models[name] for name in ONES_OF_OURS}
 
 
-def make(model: Path, **changes: Any) -> Policy:
+def make(model: Path, **changes: Any) -> ShardedPolicy:
     changes["trainer"] = {"backend": "fsdp", **changes.get("trainer", {})}
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
+    return ShardedPolicy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
 
 
 @pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.fsdp.policy import Policy
+from sluice_trainer.fsdp.policy import ShardedPolicy
 from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.step import logits
 from tests.integration.trainer import estimate_steps, plain, tiny
@@ -32,18 +32,18 @@ TRAINER: dict[str, Any] = {
 }
 
 
-def make(model: Path, /, **changes: Any) -> Policy:
+def make(model: Path, /, **changes: Any) -> ShardedPolicy:
     changes["trainer"] = {"backend": "fsdp", **changes.get("trainer", {})}
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
+    return ShardedPolicy(tiny.spec(model, **changes), model_dir=model, timeout=timeout)
 
 
-def train(policy: Policy, count: int = 8, seed: int = 0) -> dict[str, float]:
+def train(policy: ShardedPolicy, count: int = 8, seed: int = 0) -> dict[str, float]:
     shard = tiny.batch(count, seed=seed)
     return policy.train([shard], [tiny.totals(shard)])
 
 
-def weights(policy: Policy) -> dict[str, torch.Tensor]:
+def weights(policy: ShardedPolicy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
@@ -212,7 +212,7 @@ def test_bf16_trains_close_to_fp32_and_keeps_fp32_weights(qwen3: Path) -> None:
     assert torch.cosine_similarity(moved, roughly, dim=0) > 0.9
 
 
-def named(policy: Policy) -> Iterator[tuple[str, Any]]:
+def named(policy: ShardedPolicy) -> Iterator[tuple[str, Any]]:
     return policy._learner.net.model.named_parameters()
 
 

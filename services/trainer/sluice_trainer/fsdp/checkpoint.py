@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.device import DEVICE
-from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.sharding import named_tensors
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.step.rates import set_learning_rate
@@ -29,7 +29,7 @@ from sluice_trainer.step.rates import set_learning_rate
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Collected:
+class ShardedPart:
     """One part of a checkpoint, on this rank: what it writes, and how all complete it."""
 
     def __init__(self, state: dict[str, Any], directory: Path, ranks: Ranks, *, copy: bool) -> None:
@@ -99,7 +99,7 @@ def _copied(data: Any) -> Any:
     return data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data
 
 
-def state_of(learner: Learner, user_state: dict[str, Any]) -> dict[str, Any]:
+def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, Any]:
     """Weights, moments and Adam's step. Moments are made where there was no step yet."""
     _allocate(learner)
     parameters = dict(learner.net.model.named_parameters())
@@ -113,7 +113,7 @@ def state_of(learner: Learner, user_state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load(directory: Path, learner: Learner) -> dict[str, Any]:
+def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
     """Restore one part into a learner; returns the user state. Collective."""
     state = state_of(learner, {})
     reader, failed = FileSystemReader(directory), f"checkpoint {directory} could not be read: "
@@ -132,7 +132,7 @@ def load(directory: Path, learner: Learner) -> dict[str, Any]:
     return user_state
 
 
-def _allocate(learner: Learner) -> None:
+def _allocate(learner: ShardedLearner) -> None:
     """Give an Adam that has taken no step its state, as its first step would: moments of 0."""
     optimizer = learner.optimizer
     if optimizer.state:

@@ -23,7 +23,7 @@ from sluice_trainer.step.packing import MicroBatch
 from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
 
-class Frozen:
+class ShardedFrozen:
     """Weights that stay as they are, spread over all ranks, in the precision of computing."""
 
     def __init__(self, spec: RLJobSpec, recipe: Recipe, ranks: Ranks) -> None:
@@ -55,16 +55,16 @@ class Frozen:
         return self.net.logits(hidden)
 
 
-def reference(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> Frozen | None:
+def reference(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | None:
     """The reference policy, only where a KL term asks for it."""
     weights = reference_weights(spec, policy.directory)
     if weights is None:
         return None
     directory, drawn = weights
-    return Frozen(spec, replace(policy, directory=directory, drawn=drawn), ranks)
+    return ShardedFrozen(spec, replace(policy, directory=directory, drawn=drawn), ranks)
 
 
-def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> Frozen | None:
+def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | None:
     """The teacher that the trainer scores with.
 
     Raises ConfigurationError where its tokens are not the student's.
@@ -75,7 +75,7 @@ def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> Frozen | None:
     recipe = replace(policy, directory=directory, drawn=False)
     words = [_words(each.config()) for each in (policy, recipe)]
     check_vocabulary(spec, policy.directory, directory, student=words[0], teacher=words[1])
-    return Frozen(spec, recipe, ranks)
+    return ShardedFrozen(spec, recipe, ranks)
 
 
 def _words(config: object) -> int:

@@ -20,8 +20,7 @@ from sluice_trainer.fsdp.row import row
 from sluice_trainer.fsdp.sharding import reshard
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
-from sluice_trainer.step import learner as step
-from sluice_trainer.step.learner import by_sequence
+from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
 from sluice_trainer.step.results import (
     Loss,
@@ -34,7 +33,7 @@ from sluice_trainer.step.results import (
 )
 
 
-class Learner(step.Learner):
+class ShardedLearner(Learner):
     """A spread-out model, its optimizer and how far it has come."""
 
     def __init__(

@@ -9,14 +9,16 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.sharding import reshard
 from sluice_trainer.storages import Offload
 
 
 def offload(
-    what: Literal["none", "optimizer", "all"], learners: Sequence[Learner], frozen: Sequence[Net]
+    what: Literal["none", "optimizer", "all"],
+    learners: Sequence[ShardedLearner],
+    frozen: Sequence[Net],
 ) -> Offload:
     """frozen: models that are only asked (reference, teacher)."""
 
@@ -42,7 +44,7 @@ def _tensors_of(nets: Iterable[nn.Module]) -> Iterator[Tensor]:
         yield from (_local(tensor) for tensor in net.buffers())
 
 
-def _optimizer_state(learners: Iterable[Learner]) -> Iterator[Tensor]:
+def _optimizer_state(learners: Iterable[ShardedLearner]) -> Iterator[Tensor]:
     for learner in learners:
         for state in learner.optimizer.state.values():
             yield from (_local(value) for value in state.values() if isinstance(value, Tensor))

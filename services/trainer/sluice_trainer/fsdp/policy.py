@@ -19,16 +19,17 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer import checkpoints, critic, policy
+from sluice_trainer import checkpoints, critic
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.checkpoints import Writing
 from sluice_trainer.fsdp import checkpoint, export, frozen
 from sluice_trainer.fsdp.check import check_log_probs
-from sluice_trainer.fsdp.learner import Learner
+from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe, precision
 from sluice_trainer.fsdp.net import forward, forward_values
 from sluice_trainer.fsdp.offload import offload
 from sluice_trainer.fsdp.sharding import build
+from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.process_group import join
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.step.packing import Forward
@@ -36,13 +37,13 @@ from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
 
 
-class Policy(policy.Policy):
+class ShardedPolicy(LearningPolicy):
     """A model of transformers that generates log-probs and learns.
 
     One per process; joins the process group when it is made.
     """
 
-    _learner: Learner
+    _learner: ShardedLearner
 
     def __init__(
         self,
@@ -72,12 +73,12 @@ class Policy(policy.Policy):
         net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
         check_log_probs(net, recipe.compute, spec.data.seed)
         own_steps = steps_of_policy(total_steps, settings)
-        self._learner = Learner(net, spec, self.ranks, spec.trainer.optimizer, own_steps)
+        self._learner = ShardedLearner(net, spec, self.ranks, spec.trainer.optimizer, own_steps)
         self._reference = frozen.reference(spec, recipe, self.ranks)
         self._teacher = frozen.teacher(spec, recipe, self.ranks)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
         asked = [each.net for each in (self._reference, self._teacher) if each]
-        learners = [each for each in self._learners.values() if isinstance(each, Learner)]
+        learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]
         self._offload = offload(spec.trainer.offloaded, learners, asked)
 
     def _critic(
@@ -90,7 +91,7 @@ class Policy(policy.Policy):
         spec = self.spec
         net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
         rates = critic.rates(settings, spec.trainer.optimizer)
-        learner = Learner(net, spec, self.ranks, rates, total_steps)
+        learner = ShardedLearner(net, spec, self.ranks, rates, total_steps)
         return critic.Critic(settings, learner, forward_values)
 
     @property
@@ -101,13 +102,15 @@ class Policy(policy.Policy):
         return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
 
     @property
-    def _parts(self) -> dict[str, Learner]:
-        return {name: each for name, each in self._learners.items() if isinstance(each, Learner)}
+    def _parts(self) -> dict[str, ShardedLearner]:
+        return {
+            name: each for name, each in self._learners.items() if isinstance(each, ShardedLearner)
+        }
 
     def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
-        def collect(learner: Learner, directory: Path, copy: bool) -> checkpoint.Collected:
+        def collect(learner: ShardedLearner, directory: Path, copy: bool) -> checkpoint.ShardedPart:
             content = checkpoint.state_of(learner, state)
-            return checkpoint.Collected(content, directory, self.ranks, copy=copy)
+            return checkpoint.ShardedPart(content, directory, self.ranks, copy=copy)
 
         parts = {name: partial(collect, learner) for name, learner in self._parts.items()}
         ranks, author = self.ranks, self._author

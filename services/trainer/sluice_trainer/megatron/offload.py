@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sluice_trainer.megatron.step.learner import Learner
+from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.storages import Offload
 
 
 def offload(
-    what: Literal["none", "optimizer", "all"], learners: Sequence[Learner], frozen: list[Any]
+    what: Literal["none", "optimizer", "all"],
+    learners: Sequence[MegatronLearner],
+    frozen: list[Any],
 ) -> Offload:
     """frozen: models that are only asked (reference, teacher), as their chunks."""
 
@@ -31,7 +33,7 @@ def offload(
     )
 
 
-def _weights(learners: Iterable[Learner]) -> Iterator[Tensor]:
+def _weights(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
     for learner in learners:
         yield from _tensors_of([chunk.module for chunk in learner.chunks])
 
@@ -42,14 +44,14 @@ def _tensors_of(models: Iterable[Any]) -> Iterator[Tensor]:
         yield from model.buffers()
 
 
-def _gradients(learners: Iterable[Learner]) -> Iterator[Tensor]:
+def _gradients(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
     for learner in learners:
         for chunk in learner.chunks:
             buffers = [*chunk.buffers, *chunk.expert_parallel_buffers]
             yield from (buffer.grad_data for buffer in buffers)
 
 
-def _optimizer_state(learners: Iterable[Learner]) -> Iterator[Tensor]:
+def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
     """Moments and, in bf16, the weights in fp32.
 
     In fp32 the optimizer's weights are views of the model's own.

@@ -18,7 +18,7 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer import critic, policy
+from sluice_trainer import critic
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.checkpoints import Writing
 from sluice_trainer.megatron import frozen, parallel
@@ -29,19 +29,20 @@ from sluice_trainer.megatron.huggingface.config import read_shape
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
-from sluice_trainer.megatron.step.learner import Learner, model_config
+from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
+from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
 
 
-class Policy(policy.Policy):
+class Policy(LearningPolicy):
     """A Megatron model that generates log-probs and learns.
 
     One per process; joins the process group when it is made.
     """
 
-    _learner: Learner
+    _learner: MegatronLearner
 
     def __init__(
         self,
@@ -69,12 +70,14 @@ class Policy(policy.Policy):
         )
         total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
         own_steps = steps_of_policy(total_steps, critic)
-        self._learner = Learner(chunks, config, spec, spec.trainer.optimizer, own_steps)
+        self._learner = MegatronLearner(chunks, config, spec, spec.trainer.optimizer, own_steps)
         self._reference = frozen.reference(spec, model_dir)
         self._teacher = frozen.teacher(spec, self.shape, model_dir)
         self.critic = _critic(spec, critic, model_dir, total_steps) if critic else None
         asked = [each.chunks for each in (self._reference, self._teacher) if each]
-        learners = [learner for learner in self._learners.values() if isinstance(learner, Learner)]
+        learners = [
+            learner for learner in self._learners.values() if isinstance(learner, MegatronLearner)
+        ]
         self._offload = offload(
             spec.trainer.offloaded, learners, [chunk for chunks in asked for chunk in chunks]
         )
@@ -99,7 +102,7 @@ class Policy(policy.Policy):
     @property
     def _parts(self) -> checkpoint.Parts:
         learners = {
-            name: each for name, each in self._learners.items() if isinstance(each, Learner)
+            name: each for name, each in self._learners.items() if isinstance(each, MegatronLearner)
         }
         return {name: (learner.chunks, learner.optimizer) for name, learner in learners.items()}
 
@@ -131,7 +134,7 @@ def _critic(
     chunks = build(config, shape)
     drawn = settings.model_path is None and spec.model.init == "random"
     load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
-    learner = Learner(
+    learner = MegatronLearner(
         chunks, config, spec, critic.rates(settings, spec.trainer.optimizer), total_steps
     )
     return critic.Critic(settings, learner, forward_values)

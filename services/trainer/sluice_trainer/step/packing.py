@@ -22,7 +22,7 @@ from sluice_trainer.algorithms.objective import LossInputs
 from sluice_trainer.sequences import Sequence, TrainSequence
 
 
-class Packing(Protocol):
+class RowLayout(Protocol):
     """Where sequences lie in a row, as a backend's attention wants to know it.
 
     positions: [t] int64, each token's place in its sequence; lengths: of the sequences.
@@ -37,7 +37,7 @@ class MicroBatch:
     """A packed row, or this rank's share of it under context parallelism.
 
     tokens: [t] int64, all sequences end to end, without each one's last token (it predicts nothing
-    that is asked for). packing: the backend's `Packing` of them. predicting: [r] int64, the places
+    that is asked for). packing: the backend's `RowLayout`. predicting: [r] int64, the places
     in the row that predict the response tokens; targets: [r] int64, those tokens; sequence: [r]
     int64, which member each belongs to. members: the sequences' indices; response_lengths: theirs.
     loss: what the objective needs besides, [r]; None outside training.
@@ -73,7 +73,7 @@ def packed_row(
     shard: Seq[Sequence],
     members: Seq[int],
     device: torch.device,
-    packing: Callable[[list[int]], Packing],
+    packing: Callable[[list[int]], RowLayout],
     *,
     multiple: int = 1,
 ) -> MicroBatch:

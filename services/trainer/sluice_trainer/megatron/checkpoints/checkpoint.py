@@ -35,7 +35,7 @@ METADATA = {
 }
 
 
-class Collected:
+class MegatronPart:
     """One part of a checkpoint on this rank: a request of Megatron's to write."""
 
     def __init__(self, request: Any, *, copy: bool) -> None:
@@ -64,7 +64,7 @@ def collectors(parts: Parts, user_state: dict[str, Any]) -> dict[str, Collect]:
     """
 
     @megatron_device()
-    def collect(part: tuple[list[Any], Any], directory: Path, copy: bool) -> Collected:
+    def collect(part: tuple[list[Any], Any], directory: Path, copy: bool) -> MegatronPart:
         request = dist_checkpointing.save(
             _state(*part, user_state),
             directory,
@@ -72,7 +72,7 @@ def collectors(parts: Parts, user_state: dict[str, Any]) -> dict[str, Collect]:
             async_sharded_save=True,
             async_strategy="mcore",
         )
-        return Collected(request, copy=copy)
+        return MegatronPart(request, copy=copy)
 
     return {name: partial(collect, part) for name, part in parts.items()}
 

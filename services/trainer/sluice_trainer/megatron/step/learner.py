@@ -21,8 +21,7 @@ from sluice_trainer.megatron.step.optimizer import build_optimizer
 from sluice_trainer.megatron.step.optimizer_step import train_step
 from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
-from sluice_trainer.step import learner as step
-from sluice_trainer.step.learner import by_sequence
+from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import Loss, StepResult
 
@@ -63,7 +62,7 @@ def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
     return equalise(bins, count + -count % (layout.pipeline if layout.virtual_pipeline else 1))
 
 
-class Learner(step.Learner):
+class MegatronLearner(Learner):
     """A Megatron model, its optimizer and how far it has come."""
 
     def __init__(
