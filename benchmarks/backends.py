@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES
+
+from benchmarks.shapes import SHAPES
 
 GPUS = torch.cuda.device_count()
 GOAL = 0.7

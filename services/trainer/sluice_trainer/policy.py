@@ -102,7 +102,7 @@ class LearningPolicy(ABC):
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
         """The same under the reference policy; None where no KL term is on."""
-        return self._reference.log_probs(list(shard)) if self._reference else None
+        return self._reference.log_probs(shard) if self._reference else None
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
         kl = self.spec.algorithm.kl
@@ -190,7 +190,7 @@ class LearningPolicy(ABC):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
         if self._teacher and not self._teaching:
-            taught = self._teacher.log_probs(list[Sequence](shard))
+            taught = self._teacher.log_probs(shard)
             shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]

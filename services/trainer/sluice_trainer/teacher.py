@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class FrozenModel(Protocol):
     after a resume.
     """
 
-    def log_probs(self, shard: list[Sequence]) -> list[Tensor]:
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:

@@ -94,7 +94,11 @@ def test_a_checkpoint_of_one_rank_and_its_critic_continue_on_two(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     """Tied embeddings, and a policy that has taken no step: the critic's warm-up."""
-    options = {"model": str(models["qwen3-tied"]), "algorithm": PPO, "trainer": TRAINER}
+    options: dict[str, Any] = {
+        "model": str(models["qwen3-tied"]),
+        "algorithm": PPO,
+        "trainer": TRAINER,
+    }
     whole = estimate_steps.train(**options, steps=4)
     estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
     (resumed,) = on_two(

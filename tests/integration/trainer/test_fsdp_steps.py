@@ -110,7 +110,7 @@ def test_megatron_computes_the_same(qwen3: Path, name: str) -> None:
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe", "glm4-moe"])
 def test_megatron_computes_the_same_of_other_families(models: dict[str, Path], family: str) -> None:
     algorithm = {"entropyCoef": 0.01}
-    job = {"model": str(models[family]), "algorithm": algorithm}
+    job: dict[str, Any] = {"model": str(models[family]), "algorithm": algorithm}
     fsdp, megatron = (
         estimate_steps.train(**job, trainer={**TRAINER, "backend": backend})
         for backend in ("fsdp", "megatron")

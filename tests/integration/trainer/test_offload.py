@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from sluice_trainer.megatron.frozen import Frozen
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.storages import Storages
 from tests.integration.trainer import tiny
 
@@ -87,9 +89,10 @@ def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> Non
     step(policy, 0)
     policy.make_room(weights=True)
     assert policy.critic is not None
-    assert policy._reference is not None
+    assert isinstance(policy._reference, Frozen)
     left = [p for chunk in policy._reference.chunks for p in chunk.parameters()]
     for learner in (policy._learner, policy.critic.learner):
+        assert isinstance(learner, MegatronLearner)
         left += [p for chunk in learner.chunks for p in chunk.parameters()]
         left += [buffer.grad_data for chunk in learner.chunks for buffer in chunk.buffers]
         for part in learner.optimizer.chained_optimizers:
