@@ -28,6 +28,7 @@ from sluice_cli.importing.hydra import overrides, resolved
 from sluice_cli.importing.script import Argument, read_script
 from sluice_cli.importing.verl_algorithm import corrections, critic, kl, policy
 from sluice_cli.importing.verl_distillation import distillation
+from sluice_cli.importing.verl_engines import engine, engine_argument
 from sluice_cli.importing.verl_sft import ENTRY, import_sft, is_sft, launched
 from sluice_cli.importing.verl_table import DEFAULTS, FSDP, TABLE, fallback
 
@@ -98,7 +99,13 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     distillation(draft, settings)
     _ulysses(draft, settings)
     later = {name: settings.take(name) for name in _LATER}
-    translate(draft, settings, TABLE, fallback)
+    options = engine(draft, settings)
+    translate(
+        draft,
+        settings,
+        {**TABLE, **options},
+        lambda name: engine_argument(name, options) or fallback(name),
+    )
     _defaults(draft)
     critic(draft, settings)
     _batches(draft, later)

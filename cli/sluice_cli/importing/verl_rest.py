@@ -10,7 +10,7 @@ from sluice_cli.importing.draft import Lost, Same, Translation
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ALWAYS = Same("sluice does it always")
 _CHECKPOINT = Same("a checkpoint has all that a run goes on from, and is checked when it is read")
-_ENGINE = Same("SGLang's own choice; rollout.engineArgs has its arguments")
+_ENGINE = Same("the engine's own choice; rollout.engineArgs has its arguments")
 _KERNELS = Same("a matter of kernels, not of results")
 _PRECISION = Lost(
     "the trainer computes in bf16 or fp32: trainer.precision",

@@ -18,6 +18,7 @@ from sluice_cli.importing.draft import (
     real,
     text,
 )
+from sluice_cli.importing.verl_engines import SGLANG
 from sluice_cli.importing.verl_rest import PREFIXES, REST
 
 _ALWAYS = Same("sluice does it always")
@@ -194,7 +195,6 @@ TABLE: dict[str, Translation] = REST | {
     f"{_RECOMPUTE}_num_layers": Same("part of recompute"),
     f"{_RECOMPUTE}_modules": Same("part of recompute"),
     # rollout
-    f"{_ROLLOUT}.name": Lost("the engine is SGLang", unless=("sglang", "???")),
     f"{_ROLLOUT}.mode": Same(
         "verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"
     ),
@@ -202,21 +202,10 @@ TABLE: dict[str, Translation] = REST | {
     f"{_ROLLOUT}.temperature": To("rollout.sampling.temperature", real),
     f"{_ROLLOUT}.top_p": To("rollout.sampling.topP", real),
     f"{_ROLLOUT}.top_k": To("rollout.sampling.topK", integer),
-    f"{_ROLLOUT}.gpu_memory_utilization": To(
-        "rollout.engineArgs.mem-fraction-static",
-        real,
-        "SGLang's fraction has no activations in it, vLLM's has",
-    ),
-    f"{_ROLLOUT}.max_model_len": To("rollout.engineArgs.context-length", integer),
-    f"{_ROLLOUT}.max_num_seqs": To("rollout.engineArgs.max-running-requests", integer),
-    f"{_ROLLOUT}.max_num_batched_tokens": Same("SGLang chooses it"),
-    f"{_ROLLOUT}.enforce_eager": To("rollout.engineArgs.disable-cuda-graph", flag),
+    **SGLANG,  # of another engine: verl_engines
     f"{_ROLLOUT}.data_parallel_size": Lost("more engines: rollout.replicas", unless=(1,)),
-    f"{_ROLLOUT}.expert_parallel_size": To("rollout.engineArgs.ep-size", integer),
     f"{_ROLLOUT}.ignore_eos": Lost("responses end where the model ends them", unless=(False,)),
     f"{_ROLLOUT}.calculate_log_probs": _ALWAYS,
-    f"{_ROLLOUT}.enable_chunked_prefill": _ALWAYS,
-    f"{_ROLLOUT}.enable_prefix_caching": _ALWAYS,
     f"{_ROLLOUT}.free_cache_engine": Same("engines have GPUs of their own"),
     f"{_ROLLOUT}.load_format": Same("the trainer sends the weights"),
     f"{_ROLLOUT}.dtype": _ALWAYS,
@@ -300,12 +289,6 @@ _QUIET = (
 
 def fallback(name: str) -> Translation:
     """The entry of a key that is not in the table."""
-    if name.startswith(f"{_ROLLOUT}.engine_kwargs.sglang."):
-        return To(
-            f"rollout.engineArgs.{name.rpartition('.')[2].replace('_', '-')}", lambda value: value
-        )
-    if name.startswith(f"{_ROLLOUT}.engine_kwargs."):
-        return Lost("the engine is SGLang: rollout.engineArgs has its arguments")
     if name.startswith("data.apply_chat_template_kwargs") or name.startswith(_QUIET):
         return Same("taken with the prompts, or without a meaning")
     if name.startswith(f"{_ROLLOUT}.multi_turn."):

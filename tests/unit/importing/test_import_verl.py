@@ -199,6 +199,29 @@ def test_verls_teacher(tmp_path: Path) -> None:
             {"rollout": {"engineArgs": {"attention-backend": "fa3"}}},
         ),
         (
+            "actor_rollout_ref.rollout.name=vllm "
+            "actor_rollout_ref.rollout.gpu_memory_utilization=0.6 "
+            "actor_rollout_ref.rollout.enforce_eager=True "
+            "actor_rollout_ref.rollout.max_num_batched_tokens=8192 "
+            "actor_rollout_ref.rollout.max_model_len=4096 "
+            "actor_rollout_ref.rollout.expert_parallel_size=8 "
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space=4",
+            {
+                "rollout": {
+                    "engine": "vllm",
+                    "engineArgs": {
+                        "gpu-memory-utilization": 0.6,
+                        "enforce-eager": True,
+                        "max-num-batched-tokens": 8192,
+                        "max-model-len": 4096,
+                        "enable-expert-parallel": True,
+                        "swap-space": 4,
+                    },
+                }
+            },
+        ),
+        ("actor_rollout_ref.rollout.name=sglang", {"rollout": {"engine": None}}),
+        (
             "data.train_max_samples=100",
             {"data": {"prompts": [{"path": "/d/train.parquet@[0:100]"}]}},
         ),

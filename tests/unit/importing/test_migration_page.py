@@ -17,6 +17,7 @@ from sluice_cli.importing import (
     verl,
     verl_algorithm,
     verl_distillation,
+    verl_engines,
     verl_sft,
     verl_table,
 )
@@ -66,7 +67,11 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
     ("heading", "table", "modules"),
     [
         ("Arguments of slime", slime_table, (slime, slime_sft)),
-        ("Keys of verl", verl_table, (verl, verl_algorithm, verl_distillation, verl_sft)),
+        (
+            "Keys of verl",
+            verl_table,
+            (verl, verl_algorithm, verl_distillation, verl_engines, verl_sft),
+        ),
     ],
 )
 def test_every_name_of_the_page_is_translated(
@@ -74,8 +79,9 @@ def test_every_name_of_the_page_is_translated(
 ) -> None:
     code = "".join(Path(module.__file__).read_text() for module in modules)
     code = code.replace("{_ACTOR}", "actor_rollout_ref.actor").replace(
-        "{_CORRECTION}", "algorithm.rollout_correction"
+        "{_ROLLOUT}", "actor_rollout_ref.rollout"
     )
+    code = code.replace("{_CORRECTION}", "algorithm.rollout_correction")
     code = code.replace("{prefix}", "custom_reward_function")
     known = [name for names, _ in rows(heading) for name in names]
     unknown = [
