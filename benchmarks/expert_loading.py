@@ -30,10 +30,11 @@ import aiohttp
 import torch
 
 from benchmarks.shapes import write_config
+from sluice.engines.inside.install import install
 from sluice.engines.sglang.control import Control
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
-from sluice.engines.sglang.plugin.__main__ import install
+from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.ipc import Ipc
@@ -105,7 +106,7 @@ def main() -> None:
 def server(directory: Path) -> Iterator[str]:
     """The engine with both plugins; its address."""
     plugins, port = directory / "plugins", free_port()
-    install(plugins)
+    install(PATH, plugins)
     (plugins / "clock.py").write_text(CLOCK.replace("{file}", str(directory / "seconds")))
     (plugins / "clock-1.dist-info").mkdir()
     (plugins / "clock-1.dist-info/METADATA").write_text(

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
 from sluice.api.changes import differences
+from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.summary import summarize
@@ -51,6 +52,7 @@ def run_here(
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
     check_gpus(job)
+    check_engine(job)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     try:
         prepare(directory, job, fresh=fresh)
@@ -86,6 +88,17 @@ def check_gpus(job: RLJob) -> None:
             "(CUDA_VISIBLE_DEVICES); "
             "to run on CPUs set spec.trainer.gpusPerNode: 0 and spec.rollout.gpusPerReplica: 0"
         )
+
+
+def check_engine(job: RLJob) -> None:
+    """Raise ManifestError where this machine has not the engine that the job starts."""
+    containers = (
+        c for each in render_all(job) if each["kind"] == "Pod" for c in each["spec"]["containers"]
+    )
+    if any(c["name"] == "engine" for c in containers) and (
+        missing := engine_of(job.spec).launch.missing()
+    ):
+        raise ManifestError(missing)
 
 
 def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:

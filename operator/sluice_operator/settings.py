@@ -83,6 +83,7 @@ def read(
         images=Images(
             trainer=values.get("SLUICE_IMAGE_TRAINER") or defaults.trainer,
             engine=values.get("SLUICE_IMAGE_ENGINE") or defaults.engine,
+            vllm=values.get("SLUICE_IMAGE_VLLM") or defaults.vllm,
             rollout=values.get("SLUICE_IMAGE_ROLLOUT") or defaults.rollout,
             buffer=values.get("SLUICE_IMAGE_BUFFER") or defaults.buffer,
             rendezvous=values.get("SLUICE_IMAGE_RENDEZVOUS")

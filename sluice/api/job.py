@@ -146,6 +146,12 @@ class RLJobSpec(Model):
             "weightSync.transport",
         ),
         Rule(
+            "self.rollout.engine != 'vllm' || self.weightSync.enginePlugin",
+            lambda s: s.rollout.engine != "vllm" or s.weight_sync.engine_plugin,
+            "vLLM takes weights through sluice's plugin alone: leave enginePlugin out",
+            "weightSync.enginePlugin",
+        ),
+        Rule(
             "!has(self.debug.replay) || self.rollout.?replicas.orValue(1) == 0",
             lambda s: s.debug.replay is None or s.rollout.replicas == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",

@@ -37,6 +37,11 @@ class Sampling(Model):
         default_factory=list, description="Stop strings."
     )
 
+    @property
+    def truncated(self) -> bool:
+        """True where some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0
+
 
 class Partial(Model):
     """The treatment of responses that an interruption cut off."""
@@ -79,7 +84,9 @@ class Rollout(Model):
         "that the job starts "
         "with where replicas is left out. An autoscaler goes no lower.",
     )
-    engine: Literal["sglang"] = Field("sglang", description="What generates.")
+    engine: Literal["sglang", "vllm"] = Field(
+        "sglang", description="What generates. vllm: vLLM 0.32."
+    )
     gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
     nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
     engine_args: Annotated[
@@ -87,7 +94,7 @@ class Rollout(Model):
         WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     ] = Field(
         default_factory=dict,
-        description="Further SGLang server arguments, without the leading dashes.",
+        description="Further arguments of the engine's server, without the leading dashes.",
     )
     batch_size: PositiveInt = Field(32, description="Prompt groups of one training step.")
     samples_per_prompt: PositiveInt = Field(
@@ -163,6 +170,20 @@ class Rollout(Model):
             "replicas must be at least minReplicas {} or 0",
             "replicas",
             lambda r: str(r.min_replicas),
+        ),
+        Rule(
+            "self.engine != 'vllm' || self.nodesPerReplica == 1",
+            lambda r: r.engine != "vllm" or r.nodes_per_replica == 1,
+            "a vLLM engine is one pod here: nodesPerReplica must be 1, or engine sglang",
+            "nodesPerReplica",
+        ),
+        Rule(
+            "self.engine != 'vllm' || self.sampling.temperature == 1.0 || "
+            "(self.sampling.topP == 1.0 && self.sampling.topK <= 0)",
+            lambda r: r.engine != "vllm" or r.sampling.temperature == 1 or not r.sampling.truncated,
+            "vLLM tells log-probs of all tokens at temperature 1, or at another one without topP "
+            "and topK: set temperature to 1, or leave them out, or engine sglang",
+            "sampling.temperature",
         ),
     )
 
@@ -375,7 +396,8 @@ class WeightSync(Model):
     )
     engine_plugin: bool = Field(
         True,
-        description="Start SGLang with sluice's plugin: it receives a bucket into one buffer, "
+        description="Start SGLang with sluice's plugin (vLLM always has its own): it receives a "
+        "bucket into one buffer, "
         "loads all experts of a "
         "mixture's layer at once, survives a trainer that dies in the middle of an update, keeps "
         "requests from "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sluice.api import RLJobSpec
 from sluice.engines.base import Engine
 from sluice.engines.sglang import Sglang
+from sluice.engines.vllm import Vllm
 
-_ENGINES: dict[str, Engine] = {"sglang": Sglang()}
+_ENGINES: dict[str, Engine] = {"sglang": Sglang(), "vllm": Vllm()}
 """By the word of `rollout.engine`."""
 UNDECIDED = {
     name: value for engine in _ENGINES.values() for name, value in engine.launch.undecided.items()

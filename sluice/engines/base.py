@@ -85,6 +85,9 @@ class Launch(Protocol):
     def undecided(self) -> Mapping[str, str]:
         """Variables with a value that leaves it to the place what they say."""
 
+    def missing(self) -> str:
+        """One sentence on what this machine lacks to start it out of no image; empty: nothing."""
+
     def plugin(self, spec: RLJobSpec) -> Plugin | None: ...
     def command(self, spec: RLJobSpec) -> list[str]: ...
     def args(self, spec: RLJobSpec, place: Place) -> list[str]: ...

@@ -35,6 +35,15 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"maxStaleness": 1}}, "maxStaleness > 0 needs mode: async"),
     ({"rollout": {"mode": "async"}}, "mode: async needs maxStaleness"),
     ({"rollout": {"minReplicas": 2, "replicas": 1}}, "replicas must be at least minReplicas"),
+    ({"rollout": {"engine": "vllm", "nodesPerReplica": 2}}, "a vLLM engine is one pod"),
+    (
+        {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7, "topK": 5}}},
+        "vLLM tells log-probs of all",
+    ),
+    (
+        {"rollout": {"engine": "vllm"}, "weightSync": {"enginePlugin": False}},
+        "through sluice's plugin alone",
+    ),
     (
         {"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}},
         "virtualPipeline needs pipeline",
@@ -126,6 +135,8 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
 ]
 SENSIBLE: list[dict[str, Any]] = [
+    {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7}}},
+    {"rollout": {"engine": "vllm", "sampling": {"topP": 0.9}}},
     {"rollout": {"mode": "async", "maxStaleness": 1}},
     {
         "trainer": {

@@ -10,6 +10,10 @@ import pytest
 
 from tests.integration.engines import Sglang, save_model
 from tests.integration.house import Rendezvous
+from tests.integration.vllm_engine import PYTHON, VllmServer
+from tests.tools import missing
+
+Server = Sglang | VllmServer
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +42,26 @@ def sglang(_sglang: Sglang) -> Sglang:
     """The server with the weights of `model`, as version 0."""
     _sglang.reset()
     return _sglang
+
+
+@pytest.fixture(scope="session")
+def _vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    if not PYTHON.exists():
+        missing("needs vLLM: make vllm")
+    server = VllmServer(model, tmp_path_factory.mktemp("vllm") / "log")
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each of the engines, with the weights of `model`, as version 0."""
+    one: Server = request.getfixturevalue(f"_{request.param}")
+    one.reset()
+    return one
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
 
@@ -102,7 +103,7 @@ def save_model(directory: Path, seed: int, family: str = "Qwen3", **changes: Any
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,
         "dtype": "float32",
         "max_position_embeddings": CONTEXT,
         "initializer_range": 0.1,
@@ -225,14 +226,25 @@ class Sglang:
 
         until(ready, _READY_SECONDS, "SGLang is ready")
 
+    engine = SglangEngine()
+
+    def load_weights(self, model: Path, version: str, *, flush: bool = True) -> None:
+        body = {"model_path": str(model), "weight_version": version, "flush_cache": flush}
+        status, answer = call(self.url + "/update_weights_from_disk", body)
+        assert status == 200, answer
+
+    def update(self, mode: str, model: Path, version: str) -> None:
+        """Pause, bring other weights, continue: what a trainer does to an engine."""
+        assert call(self.url + "/pause_generation", {"mode": mode})[0] == 200
+        self.load_weights(model, version)
+        assert call(self.url + "/continue_generation", {})[0] == 200
+
     def reset(self, version: str = "0") -> None:
         """Idle, not paused, no update open, the first weights, under this name."""
         call(self.url + "/abort_request", {"abort_all": True})
         call(self.url + "/continue_generation", {})
         call(self.url + "/end_weight_update", {})
-        body = {"model_path": str(self.model), "weight_version": version, "flush_cache": True}
-        status, answer = call(self.url + "/update_weights_from_disk", body)
-        assert status == 200, answer
+        self.load_weights(self.model, version)
 
     def signal(self, number: int) -> None:
         os.killpg(self.process.pid, number)

@@ -144,11 +144,17 @@ class GangFacts:
 class Images:
     """Container images of the roles; the chart sets them.
 
-    engine: SGLang's own, beside our worker (rollout).
+    engine: the default engine's own, beside our worker (rollout). vllm: vLLM's own, for jobs that
+    name it.
     """
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
     engine: str = "docker.io/lmsysorg/sglang:v0.5.17-cu130-runtime"
+    vllm: str = "docker.io/vllm/vllm-openai:v0.32.0"
     rollout: str = "ghcr.io/sluice-dev/sluice-rollout:0.1.0"
     buffer: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"
     rendezvous: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"
+
+    def of_engine(self, engine: str) -> str:
+        """The image of an engine, by the word of `rollout.engine`."""
+        return {"vllm": self.vllm}.get(engine, self.engine)

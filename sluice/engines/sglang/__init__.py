@@ -41,6 +41,6 @@ class Sglang:
         return Control(address, session, timeout, source)
 
     def session(self) -> aiohttp.ClientSession:
-        from sluice.engines.sglang import http
+        from sluice.engines import http
 
         return http.session(limit=0)  # aiohttp's 100 would make engines wait for each other

@@ -11,41 +11,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
 from sluice.engines.base import RESTING, WAKING, EngineRefusedError
-from sluice.engines.sglang import http
+from sluice.engines.http_control import HttpControl
 
-T = TypeVar("T")
-SOURCE_HEADER = "x-sluice-source"
-"""Name and attempt of the trainer that calls: an engine with our plugin refuses a trainer that was
-replaced."""
 _FLUSH_POLL_SECONDS = 0.02
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """What SGLang's loader of single experts says to a tensor of all of them."""
 
 
 @dataclass(slots=True)
-class Control:
+class Control(HttpControl):
     """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and
     attempt.
     """
 
-    address: str
-    session: aiohttp.ClientSession
-    timeout: float
-    source: str
     has_session: bool | None = field(default=None)
     _cacheless: bool = field(default=False)
 
     async def learn(self) -> None:
         """Find out which of the two interfaces the server has."""
         if self.has_session is None:
-            self.has_session = "/begin_weight_update" in await self._ask(
+            self.has_session = "/begin_weight_update" in await self.ask(
                 "/openapi.json", "paths", dict
             )
 
@@ -61,16 +52,16 @@ class Control:
             "group_name": group,
             "backend": backend,
         }
-        await self._call("POST", "/init_weights_update_group", body)
+        await self.call("POST", "/init_weights_update_group", body)
 
     async def pause(self, mode: str) -> None:
-        await self._call("POST", "/pause_generation", {"mode": mode})
+        await self.call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         """The engine keeps the memory that the buckets took: giving it back costs milliseconds, now
         and next time.
         """
-        await self._call("POST", "/continue_generation", {"torch_empty_cache": False})
+        await self.call("POST", "/continue_generation", {"torch_empty_cache": False})
 
     async def begin(self) -> None:
         """Open a session. One that is open is what an update that failed, or a trainer that died,
@@ -79,16 +70,16 @@ class Control:
         if not self.has_session:
             return
         try:
-            await self._call("POST", "/begin_weight_update", {})
+            await self.call("POST", "/begin_weight_update", {})
         except EngineRefusedError as error:
             if "already open" not in str(error):
                 raise
             await self.end()
-            await self._call("POST", "/begin_weight_update", {})
+            await self.call("POST", "/begin_weight_update", {})
 
     async def end(self) -> None:
         if self.has_session:
-            await self._call("POST", "/end_weight_update", {})
+            await self.call("POST", "/end_weight_update", {})
 
     def may_flush(self, pause_mode: str) -> bool:
         """True where flushing the prefix cache inside the update is safe, whatever is running."""
@@ -103,7 +94,7 @@ class Control:
         no old entry may survive an update.
         """
         try:
-            async with self._request("POST", "/flush_cache") as answer:
+            async with self.request("POST", "/flush_cache") as answer:
                 await answer.read()
                 return answer.status == 200
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -128,7 +119,7 @@ class Control:
             await asyncio.sleep(_FLUSH_POLL_SECONDS)
         await self.name_version(RESTING)
         tags = ["weights"] if state == WAKING else ["kv_cache", "weights"]
-        await self._call("POST", "/release_memory_occupation", {"tags": tags})
+        await self.call("POST", "/release_memory_occupation", {"tags": tags})
 
     async def wake(self) -> None:
         """Take the memory of the weights back, with nothing in it. An engine that has joined just
@@ -136,13 +127,13 @@ class Control:
         """
         state = await self.version()
         if state == RESTING:
-            await self._call("POST", "/resume_memory_occupation", {"tags": ["weights"]})
+            await self.call("POST", "/resume_memory_occupation", {"tags": ["weights"]})
             await self.name_version(WAKING)
         self._cacheless = state in (RESTING, WAKING)
 
     async def wake_cache(self) -> None:
         if self._cacheless:
-            await self._call("POST", "/resume_memory_occupation", {"tags": ["kv_cache"]})
+            await self.call("POST", "/resume_memory_occupation", {"tags": ["kv_cache"]})
             self._cacheless = False
 
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
@@ -157,7 +148,7 @@ class Control:
         }
         if version is not None:
             body["weight_version"] = str(version)
-        await self._call("POST", "/update_weights_from_tensor", body)
+        await self.call("POST", "/update_weights_from_tensor", body)
 
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
@@ -176,7 +167,7 @@ class Control:
         }
         if version is not None:
             body["weight_version"] = str(version)
-        await self._call("POST", "/update_weights_from_distributed", body)
+        await self.call("POST", "/update_weights_from_distributed", body)
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy
@@ -188,61 +179,25 @@ class Control:
             "weight_version": str(version),
             "flush_cache": flush,
         }
-        await self._call("POST", "/update_weights_from_disk", body)
+        await self.call("POST", "/update_weights_from_disk", body)
 
     async def name_version(self, version: int | str) -> None:
         """Give the weights that the engine has another name."""
-        await self._call(
+        await self.call(
             "POST",
             "/update_weight_version",
             {"new_version": str(version), "abort_all_requests": False},
         )
 
     async def version(self) -> str:
-        return await self._ask("/model_info", "weight_version", str)
+        return await self.ask("/model_info", "weight_version", str)
 
-    def _request(
-        self, method: str, path: str, **options: Any
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        timeout, headers = aiohttp.ClientTimeout(total=self.timeout), {SOURCE_HEADER: self.source}
-        url = f"http://{self.address}{path}"
-        return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
-
-    async def _ask(self, path: str, field: str, kind: type[T]) -> T:
-        """One field of what the engine tells about itself."""
-        answer = await self._call("GET", path)
-        value = answer.get(field) if isinstance(answer, dict) else None
-        if not isinstance(value, kind):
-            raise EngineRefusedError(
-                f"{path} answered {str(answer)[:200]!r}: expected an object with {field} "
-                f"({kind.__name__})"
-            )
-        return value
-
-    async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        started = time.monotonic()
-        try:
-            async with self._request(method, path, json=body) as answer:
-                text = await answer.text()
-                if answer.status != 200:
-                    raise EngineRefusedError(
-                        _explained(f"{path} answered {answer.status}: {text[:500]}")
-                    )
-                return await answer.json(content_type=None) if text else None
-        except TimeoutError as error:
-            waited = time.monotonic() - started
-            raise EngineRefusedError(f"{path}: no answer after {waited:.0f} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineRefusedError(f"{path}: {type(error).__name__} {error}") from error
-
-
-def _explained(refusal: str) -> str:
-    if _WITHOUT_PLUGIN not in refusal:
-        return refusal
-    return (
-        "the engine has not loaded the plugin sluice_sglang, which takes all experts of a layer as "
-        "one tensor "
-        "(see its log; rollout.template may give it another command or SGLANG_PLUGINS, or its "
-        "SGLang has no plugins). "
-        f"Set weightSync.enginePlugin: false to send single experts. {refusal}"
-    )
+    def explained(self, refusal: str) -> str:
+        if _WITHOUT_PLUGIN not in refusal:
+            return refusal
+        return (
+            "the engine has not loaded the plugin sluice_sglang, which takes all experts of a "
+            "layer as one tensor (see its log; rollout.template may give it another command or "
+            "SGLANG_PLUGINS, or its SGLang has no plugins). Set weightSync.enginePlugin: false to "
+            f"send single experts. {refusal}"
+        )

@@ -4,10 +4,10 @@ worker.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from sluice.api import RLJobSpec
+from sluice.engines import arguments
 from sluice.engines.base import Place, Plugin
 
 PLUGIN_DIR = "/sluice/sglang"
@@ -60,6 +60,10 @@ class Launch:
         """SGLang as it is; with our plugin, by a script that adds a directory to its path."""
         return _COMMAND_WITH_PLUGIN if spec.weight_sync.engine_plugin else _COMMAND
 
+    def missing(self) -> str:
+        """Nothing: it is part of the environment that `make` sets up."""
+        return ""
+
     def env(self, spec: RLJobSpec) -> dict[str, str]:
         """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants a
         NUMA node for each.
@@ -111,11 +115,7 @@ def normalized(args: dict[str, Any]) -> dict[str, Any]:
     """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is
     tp-size.
     """
-    found = {}
-    for name, value in args.items():
-        kebab = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
-        found[_ALIASES.get(kebab, kebab)] = value
-    return found
+    return arguments.normalized(args, _ALIASES)
 
 
 def render_args(args: dict[str, Any]) -> list[str]:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.generate import Client
-from tests.integration.engines import Sglang
+from sluice.engines.base import Client
+from tests.integration.conftest import Server
 from tests.integration.house import Rendezvous
 from tests.integration.rollout.pods import House, Pod, job
 
 
 @pytest.fixture
-async def engine(sglang: Sglang) -> AsyncIterator[Client]:
-    async with Client(sglang.url) as engine:
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """A client of the test's `server`, else of SGLang."""
+    server: Server = request.getfixturevalue(
+        "server" if "server" in request.fixturenames else "sglang"
+    )
+    async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         yield engine
 

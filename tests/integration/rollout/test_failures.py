@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang import generate as engine_module
+from sluice.engines import http_client as engine_module
 from sluice.engines.sglang.generate import Client
 from sluice.sample import SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb

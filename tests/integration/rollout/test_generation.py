@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from sluice.api import Sampling
-from sluice.engines.base import EngineError, PromptRefusedError
-from sluice.engines.sglang.generate import Client
+from sluice.engines.base import Client, Engine, EngineError, PromptRefusedError
+from sluice.engines.sglang import Sglang as SglangEngine
+from sluice.engines.sglang.generate import Client as SglangClient
+from sluice.engines.vllm import Vllm
 from sluice.sample import Sample, SampleStatus, WeightSpan
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.group import mask_off_policy
 from sluice_rollout.health import EngineHealth
 from tests.chaos.proxy import Harm, Proxy
-from tests.integration.engines import CONTEXT, Sglang, call, distance, log_probs
+from tests.integration.conftest import Server
+from tests.integration.engines import CONTEXT, Sglang, distance, log_probs
 
 PROMPT = [10, 11, 12, 13]
 LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 EXACT = 1e-4
+TOO_LONG = {
+    "Sglang": f"longer than the model's context length \\({CONTEXT} tokens\\)",
+    "Vllm": f"longer than the maximum model length of {CONTEXT}",
+}
 
 
 def generator(engine: Client, model: Path, version: int = 0) -> Generator:
@@ -49,13 +55,15 @@ async def test_log_probs_are_those_of_the_scaled_distribution(
 
 
 async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
-    engine: Client, sglang: Sglang, model: Path, other_model: Path
+    engine: Client, server: Server, model: Path, other_model: Path
 ) -> None:
     """An engine that is never idle cannot empty its prefix cache."""
-    prompt, sampling = list(range(20, 60)), {"max_new_tokens": 10, "ignore_eos": True, "stop": None}
+    prompt, sampling = (
+        list(range(20, 320)),
+        {"max_new_tokens": 10, "ignore_eos": True, "stop": None},
+    )
     await generator(engine, model, version=0)(prompt, Sample(0), dict(sampling))
-    body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": False}
-    assert call(sglang.url + "/update_weights_from_disk", body)[0] == 200
+    server.load_weights(other_model, "1", flush=False)
     differences = []
     for version in (1, 0):  # the second is what would be without
         made = await generator(engine, model, version=version)(prompt, Sample(0), dict(sampling))
@@ -67,9 +75,11 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
 
 
 async def test_an_engine_takes_the_request_to_leave_its_start_out_of_garbage_collection(
-    engine: Client,
+    sglang: Sglang,
 ) -> None:
-    assert engine.frozen
+    async with SglangClient(sglang.url) as engine:
+        await engine.wait_ready(30.0)
+        assert engine.frozen
 
 
 async def test_an_end_token_is_a_stop(engine: Client) -> None:
@@ -86,9 +96,9 @@ async def test_an_end_token_is_a_stop(engine: Client) -> None:
     )
 
 
-async def test_an_aborted_request_answers_what_it_has(engine: Client, sglang: Sglang) -> None:
+async def test_an_aborted_request_answers_what_it_has(engine: Client, server: Server) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
-    await sglang.generated(50)
+    await server.generated(50)
     await engine.abort("long")
     made = await running
     assert made.finish == "abort"
@@ -97,45 +107,46 @@ async def test_an_aborted_request_answers_what_it_has(engine: Client, sglang: Sg
 
 
 async def test_a_request_that_nobody_waits_for_ends_at_the_engine(
-    engine: Client, sglang: Sglang
+    engine: Client, server: Server
 ) -> None:
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
-    await sglang.generated(50)
+    await server.generated(50)
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
-    await sglang.idle(1.5)  # the engine itself looks every 4 s; the request would run for as long
+    await server.idle(3.0)  # the engine itself looks every 4 s; the request would run for as long
 
 
 async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_work_on_it(
-    sglang: Sglang,
+    server: Server,
 ) -> None:
     """The connection ends towards us alone: the engine has not noticed when the same request comes
     again."""
-    port = int(sglang.url.rpartition(":")[2])
+    port = int(server.url.rpartition(":")[2])
     async with Proxy("127.0.0.2", lambda *_: "worker") as proxy:
         await proxy.listen(port)
-        async with Client(f"http://127.0.0.2:{port}") as engine:
+        async with server.engine.client(f"http://127.0.0.2:{port}") as engine:
             running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
-            await sglang.generated(50)
+            await server.generated(50)
             proxy.inflict("worker", Harm.HALF_CLOSE)
             made = await running
     assert (made.finish, len(made.tokens)) == ("length", LONG["max_new_tokens"])
-    await sglang.idle(1.5)
+    await server.idle(3.0)
 
 
-async def test_a_prompt_beyond_the_context_is_refused(engine: Client, model: Path) -> None:
-    with pytest.raises(
-        PromptRefusedError, match=f"longer than the model's context length \\({CONTEXT} tokens\\)"
-    ):
+async def test_a_prompt_beyond_the_context_is_refused(
+    engine: Client, server: Server, model: Path
+) -> None:
+    with pytest.raises(PromptRefusedError, match=TOO_LONG[type(server.engine).__name__]):
         await engine.generate("one", [10] * (CONTEXT + 10), {"max_new_tokens": 1})
     sample = await generator(engine, model)([10] * (CONTEXT + 10), Sample(0), {"max_new_tokens": 1})
     assert sample.status is SampleStatus.FAILED
-    assert "context length" in sample.error
+    assert re.search(TOO_LONG[type(server.engine).__name__], sample.error)
 
 
-async def test_an_engine_that_is_not_there() -> None:
-    async with Client("http://127.0.0.1:9") as nobody:
+@pytest.mark.parametrize("kind", [SglangEngine(), Vllm()], ids=["sglang", "vllm"])
+async def test_an_engine_that_is_not_there(kind: Engine) -> None:
+    async with kind.client("http://127.0.0.1:9") as nobody:
         with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
             await nobody.generate("one", PROMPT, LONG)
         with pytest.raises(EngineError, match="abort_request"):
@@ -160,22 +171,22 @@ async def test_a_stop_string_ends_the_text_and_stays_in_the_tokens(
 
 
 async def test_a_drained_sample_is_continued_as_one_sequence(
-    engine: Client, model: Path, sglang: Sglang
+    engine: Client, model: Path, server: Server
 ) -> None:
-    params = {"max_new_tokens": 600, "ignore_eos": True, "temperature": 0.9}
+    params = {"max_new_tokens": 1500, "ignore_eos": True, "temperature": 0.9}
     first = generator(engine, model)
     running = asyncio.create_task(first(PROMPT, Sample(0), params))
-    await sglang.generated(40)
+    await server.generated(40)
     first.draining.set()
     await engine.abort()
     sample = await running
     partial = sample.response_length
     assert sample.status is SampleStatus.ABORTED
-    assert 30 < partial < 600
+    assert 30 < partial < 1500
     await generator(engine, model)(PROMPT, sample, params)
-    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 600)
-    assert sample.weight_versions == [WeightSpan(0, 0, 600)]
-    expected = log_probs(model, sample.tokens.tolist(), 600, 0.9)
+    assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 1500)
+    assert sample.weight_versions == [WeightSpan(0, 0, 1500)]
+    expected = log_probs(model, sample.tokens.tolist(), 1500, 0.9)
     assert distance(sample.rollout_log_probs.tolist(), expected) < EXACT
 
 
@@ -190,8 +201,11 @@ async def test_nothing_is_sent_while_draining(engine: Client, model: Path) -> No
     )
 
 
-async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(model: Path) -> None:
-    async with Client("http://127.0.0.1:9") as nobody:
+@pytest.mark.parametrize("kind", [SglangEngine(), Vllm()], ids=["sglang", "vllm"])
+async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(
+    model: Path, kind: Engine
+) -> None:
+    async with kind.client("http://127.0.0.1:9") as nobody:
         drained = generator(nobody, model)
         running = asyncio.create_task(drained(PROMPT, Sample(0), LONG))
         await asyncio.sleep(0)  # the request is on its way
@@ -199,33 +213,14 @@ async def test_an_engine_that_is_gone_first_leaves_a_draining_sample_as_it_was(m
         assert (await running).status is SampleStatus.ABORTED
 
 
-@pytest.fixture
-def update(sglang: Sglang, other_model: Path) -> Callable[[str], Any]:
-    """Pause, bring the other weights as version 1, continue: what a trainer does to an engine."""
-
-    def run(mode: str) -> None:
-        assert call(sglang.url + "/pause_generation", {"mode": mode})[0] == 200
-        body = {"model_path": str(other_model), "weight_version": "1", "flush_cache": True}
-        status, answer = call(sglang.url + "/update_weights_from_disk", body)
-        assert status == 200, answer
-        assert call(sglang.url + "/continue_generation", {})[0] == 200
-
-    return run
-
-
 @pytest.mark.parametrize("mode", ["retract", "abort"])
 async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_which_token(
-    engine: Client,
-    model: Path,
-    other_model: Path,
-    sglang: Sglang,
-    update: Callable[[str], Any],
-    mode: str,
+    engine: Client, model: Path, other_model: Path, server: Server, mode: str
 ) -> None:
     params = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     running = asyncio.create_task(generator(engine, model)(PROMPT, Sample(0), params))
-    await sglang.generated(40)
-    await asyncio.to_thread(update, mode)
+    await server.generated(40)
+    await asyncio.to_thread(server.update, mode, other_model, "1")
     sample = await running
     assert (sample.status, sample.response_length) == (SampleStatus.TRUNCATED, 900)
     assert [span.version for span in sample.weight_versions] == [0, 1]

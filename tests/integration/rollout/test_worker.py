@@ -12,14 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.base import Client
 from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import worker as worker_module
 from sluice_rollout.buffer import Outbox
 from sluice_rollout.worker import WorkerError
-from tests.integration.engines import Sglang, call, distance, log_probs
+from tests.integration.conftest import Server
+from tests.integration.engines import call, distance, log_probs
 from tests.integration.house import DEADLINE, Rendezvous
 from tests.integration.rollout.pods import House, leases
 
@@ -28,7 +29,7 @@ LONG = {"rollout__sampling__maxResponseTokens": 3000}
 
 
 async def test_samples_travel_from_lease_to_batch(
-    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path, rendezvous: Rendezvous
+    house: Callable[..., House], engine: Client, server: Server, model: Path, rendezvous: Rendezvous
 ) -> None:
     one = house()
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
@@ -44,7 +45,7 @@ async def test_samples_travel_from_lease_to_batch(
             assert distance(sample.rollout_log_probs.tolist(), expected) < 1e-4
         assert worker.make.finished_samples == 8
         await client.commit(1)
-        call(sglang.url + "/update_weight_version", {"new_version": "1"})
+        server.load_weights(model, "1")
         await rendezvous.serve(1)
         assert (await client.take(2, wait=DEADLINE)).state == READY
         await end()
@@ -53,13 +54,13 @@ async def test_samples_travel_from_lease_to_batch(
 
 
 async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
-    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path
+    house: Callable[..., House], engine: Client, server: Server, model: Path
 ) -> None:
     one = house(**LONG)
     async with await one.start_buffer() as client:
         async with one.working(engine) as (worker, end):
             await leases(worker, 4)
-            await sglang.generated(8 * 30)
+            await server.generated(8 * 30)
             await end()
             assert not worker.work
         stats = await client.stats()
@@ -75,12 +76,12 @@ async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
 
 
 async def test_a_returned_sample_goes_on_where_it_stopped(
-    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path
+    house: Callable[..., House], engine: Client, server: Server, model: Path
 ) -> None:
     one = house(rollout__sampling__maxResponseTokens=400, rollout__batchSize=1)
     async with await one.start_buffer() as client:
         async with one.working(engine) as (_, end):
-            await sglang.generated(2 * 30)
+            await server.generated(2 * 30)
             await end()
         [given] = (await client.lease("rollout-1")).groups
         partial = [codec.sample_from_message(s) for s in given.partial.samples]
@@ -227,20 +228,20 @@ async def test_a_filter_of_the_users_own_drops_groups(
 
 
 async def test_an_engine_that_dies_ends_the_worker_at_once(
-    house: Callable[..., House], sglang: Sglang
+    house: Callable[..., House], server: Server
 ) -> None:
     one = house(**LONG)
     open_: list[asyncio.StreamWriter] = []
-    proxy = await asyncio.start_server(_relay(sglang.port, open_), "127.0.0.1", 0)
+    proxy = await asyncio.start_server(_relay(server.port, open_), "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]
-    async with Client(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
+    async with server.engine.client(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
         await engine.wait_ready(10)
         async with one.worker(engine) as (worker, membership):
             running = asyncio.create_task(worker.run(asyncio.Event()))
             await asyncio.wait_for(membership.connected.wait(), 10)
             await one.rendezvous.serve(0)
             await leases(worker, 4)
-            await sglang.generated(8 * 10)
+            await server.generated(8 * 10)
             proxy.close()
             for writer in open_:
                 writer.transport.abort()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.run.laptop import QUICKSTART, Laptop
+from tests.integration.vllm_engine import PYTHON
+from tests.tools import missing
 
 FAST = (
     "failurePolicy.rolloutBackoff.baseSeconds=1",
@@ -28,6 +30,15 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, str(directory / "make_data.py"), str(directory)], check=True, timeout=60
     )
     return directory
+
+
+@pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> str:
+    """The word of `rollout.engine`: each of the engines."""
+    word: str = request.param
+    if word == "vllm" and not PYTHON.exists():
+        missing("needs vLLM: make vllm")
+    return word
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from sluice.telemetry import run_directory
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples/quickstart"
 PROGRAMS = {
-    "engine": "sglang/launch_server.py",
+    "engine": "/launch_server.py",
     "worker": "sluice_rollout",
     "buffer": "sluice_buffer",
     "rendezvous": "sluice_rendezvous",

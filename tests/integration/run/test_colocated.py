@@ -13,17 +13,22 @@ from tests.integration.run.laptop import Laptop, processes_of, values
 pytestmark = pytest.mark.timeout(600)
 
 
-def rests(run: Laptop, attempt: int) -> int:
+REST = {"sglang": "POST /release_memory_occupation", "vllm": "POST /pause?mode=abort"}
+"""The line of an engine's log that says that it goes to rest."""
+
+
+def rests(run: Laptop, engine: str, attempt: int) -> int:
     """How often the engine of this attempt has gone to rest."""
     log = run.directory / f"logs/quickstart-rollout-0-{attempt}-0.engine.log"
-    return log.read_text().count("POST /release_memory_occupation") if log.exists() else 0
+    return log.read_text().count(REST[engine]) if log.exists() else 0
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
 def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
-    laptop: Callable[..., Laptop], backend: str
+    laptop: Callable[..., Laptop], engine: str, backend: str
 ) -> None:
     run = laptop(
+        f"rollout.engine={engine}",
         f"trainer.backend={backend}",
         "trainer.colocate=true",
         "trainer.offload=all",
@@ -34,9 +39,9 @@ def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
         "weightSync.bucketMiB=1",
     )
     run.start()
-    run.until(lambda: rests(run, 1) >= 2, "the engine rests in the first step", 300)
+    run.until(lambda: rests(run, engine, 1) >= 2, "the engine rests in the first step", 300)
     run.kill("engine")
-    run.until(lambda: rests(run, 2) >= 2, "the next engine rests", 300)
+    run.until(lambda: rests(run, engine, 2) >= 2, "the next engine rests", 300)
     run.kill("trainer")
     assert run.wait(300) == 0, run.text()[-3000:]
     summary = run.summary()

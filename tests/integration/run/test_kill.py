@@ -21,7 +21,7 @@ def seed() -> int:
     return int(os.environ.get("SLUICE_TEST_SEED", random.SystemRandom().randrange(10**6)))
 
 
-def test_every_process_may_be_killed(laptop: Callable[..., Laptop]) -> None:
+def test_every_process_may_be_killed(laptop: Callable[..., Laptop], engine: str) -> None:
     """All roles and `sluice run` itself, one after the other in random order, within one run."""
     chosen = seed()
     print("SLUICE_TEST_SEED", chosen)
@@ -29,7 +29,12 @@ def test_every_process_may_be_killed(laptop: Callable[..., Laptop]) -> None:
     victims = [*PROGRAMS, "run"]
     draw.shuffle(victims)
     total = STEPS_BETWEEN * (len(victims) + 1) + 4
-    run = laptop(f"trainer.steps={total}", "rollout.batchSize=16", f"data.seed={chosen % 1000}")
+    run = laptop(
+        f"rollout.engine={engine}",
+        f"trainer.steps={total}",
+        "rollout.batchSize=16",
+        f"data.seed={chosen % 1000}",
+    )
     run.start()
     for number, victim in enumerate(victims):
         run.until_step(2 + STEPS_BETWEEN * number)

@@ -77,14 +77,22 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[
 
 
 @pytest.fixture
-async def source(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Source]]:
+async def source(
+    rendezvous: Rendezvous, request: pytest.FixtureRequest
+) -> AsyncIterator[Callable[..., Source]]:
     """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as
     WeightSync's fields.
 
+    They speak to the engine that is the test's `server`, else to SGLang.
     They are attempts of one trainer, which is another one in each test: engines that tests share
     remember attempts.
     """
     made: list[Source] = []
+    kind = (
+        request.getfixturevalue("server").engine
+        if "server" in request.fixturenames
+        else SglangEngine()
+    )
     name = f"trainer-{next(_trainers)}"
 
     def make(
@@ -101,11 +109,7 @@ async def source(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Source]]
             backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}"
         )
         caller = (name, attempt)
-        made.append(
-            Source(
-                rendezvous.stub, caller, settings, transport, SglangEngine(), colocated=colocated
-            )
-        )
+        made.append(Source(rendezvous.stub, caller, settings, transport, kind, colocated=colocated))
         return made[-1]
 
     yield make

@@ -1,5 +1,5 @@
 """A trainer that ends in the middle of an update: `python -m
-tests.integration.weights.dying_trainer RENDEZVOUS MODEL`.
+tests.integration.weights.dying_trainer RENDEZVOUS MODEL KIND`.
 
 Sends the first bucket, tells the engine of the second and then, while the engine waits for its
 bytes, says so and never brings them.
@@ -14,6 +14,7 @@ from pathlib import Path
 from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.layout import Layout
+from sluice.engines.vllm import Vllm
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
@@ -23,11 +24,13 @@ from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
 
 
-async def main(rendezvous: str, weights: Path) -> None:
+async def main(rendezvous: str, weights: Path, engine: str) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    source = Source(stub, ("trainer-0", 1), sync, transport, Sglang())
+    source = Source(
+        stub, ("trainer-0", 1), sync, transport, Vllm() if engine == "Vllm" else Sglang()
+    )
     await begin(source, 1, joiners_only=False)
     first, second, *_ = buckets(on_device(weights), BUCKET, Layout())
     await source.send(first)
@@ -45,4 +48,4 @@ async def main(rendezvous: str, weights: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
+from sluice.engines import http
 from sluice.engines.base import EngineRefusedError
-from sluice.engines.sglang import http
 from sluice.engines.sglang.control import Control
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
@@ -25,6 +25,7 @@ from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.source import Source
 from sluice_trainer.weights.transport import Collective, Disk, Peer
+from tests.integration.conftest import Server
 from tests.integration.engines import (
     Sglang,
     backend,
@@ -47,15 +48,15 @@ Join = Callable[..., Any]
 
 
 async def test_new_weights_arrive_and_the_engine_may_work(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
-    engine = await join("rollout-0", sglang.address)
-    assert await serves(sglang.url, model, 0)
+    engine = await join("rollout-0", server.address)
+    assert await serves(server.url, model, 0, server.engine)
     update = await publish(source(), 5, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume", "paused"}
-    assert await serves(sglang.url, other_model, 5)
-    assert not await serves(sglang.url, model, 5)
+    assert await serves(server.url, other_model, 5, server.engine)
+    assert not await serves(server.url, model, 5, server.engine)
     entry = (await rendezvous.ledger())["rollout-0"]
     assert (entry.admitted, entry.member.version) == (True, 5)
     await eventually(engine.membership, lambda: engine.membership.latest.admitted)
@@ -63,9 +64,9 @@ async def test_new_weights_arrive_and_the_engine_may_work(
 
 
 async def test_the_second_update_uses_the_same_communicator(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     one, groups = source(), set(_world.pg_names)
     await publish(one, 1, other_model)
     first = set(_world.pg_names) - groups
@@ -74,28 +75,28 @@ async def test_the_second_update_uses_the_same_communicator(
     assert set(_world.pg_names) - groups == first
     assert len(first) == 1
     assert (await rendezvous.ledger())["rollout-0"].generation == generation
-    assert await serves(sglang.url, model, 2)
+    assert await serves(server.url, model, 2, server.engine)
 
 
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
 async def test_the_other_ways_to_pause(
-    sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str
+    server: Server, join: Join, source: Make, other_model: Path, mode: str
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     update = await publish(source(pauseMode=mode), 3, other_model)
     assert update.failed == {}
-    assert await serves(sglang.url, other_model, 3)
+    assert await serves(server.url, other_model, 3, server.engine)
 
 
 async def test_a_running_request_computes_its_cache_anew_after_a_retract(
-    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path
+    server: Server, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
-    await join("rollout-0", sglang.address)
-    async with Client(sglang.url) as engine:
+    await join("rollout-0", server.address)
+    async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling, cache="0"))
-        await sglang.generated(40)
+        await server.generated(40)
         update = await publish(source(pauseMode="retract"), 1, other_model)
         assert update.failed == {}
         made = await running
@@ -226,28 +227,28 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
 
 
 async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
-    sglang: Sglang, join: Join, source: Make, other_model: Path
+    server: Server, join: Join, source: Make, other_model: Path
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     assert await begin(source(attempt=1), 1, joiners_only=False) == 1
     update = await publish(source(attempt=2), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
-    assert await serves(sglang.url, other_model, 1)
+    assert await serves(server.url, other_model, 1, server.engine)
 
 
 @pytest.mark.parametrize("left", ["paused", "in a session", "half way", "verified"])
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
 async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_by_the_next(
-    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path, mode: str, left: str
+    server: Server, join: Join, source: Make, model: Path, other_model: Path, mode: str, left: str
 ) -> None:
-    await join("rollout-0", sglang.address)
-    async with Client(sglang.url) as engine:
+    await join("rollout-0", server.address)
+    async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
-        sampling = {"max_new_tokens": 300, "ignore_eos": True}
+        sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(
             engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0")
         )
-        await sglang.generated(40)
+        await server.generated(40)
         dead = source(attempt=1, pauseMode=mode)
         plan = await dead.plan(1, joiners_only=False)
         await dead.prepare(1, plan.engines)
@@ -267,13 +268,13 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         made = await running
         assert made.finish == ("abort" if mode == "abort" else "length")
-    assert await serves(sglang.url, other_model, 2)
+    assert await serves(server.url, other_model, 2, server.engine)
 
 
 async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     arguments = [
         sys.executable,
         "-m",
@@ -281,6 +282,7 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
         rendezvous.address,
         str(model),
     ]
+    arguments.append(type(server.engine).__name__)
     variables = engine_environment() | {"CUDA_VISIBLE_DEVICES": "0"}  # the engine has the last one
     dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=variables, stdout=PIPE)
     assert dying.stdout
@@ -289,7 +291,7 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
     await dying.wait()
     update = await publish(source(attempt=2, timeoutSeconds=30), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
-    assert await serves(sglang.url, other_model, 1)
+    assert await serves(server.url, other_model, 1, server.engine)
 
 
 async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
@@ -464,7 +466,7 @@ async def test_communicators_of_engines_that_were_scaled_away_are_released(
 
 
 async def test_a_directory_brings_the_weights_too(
-    sglang: Sglang,
+    server: Server,
     rendezvous: Rendezvous,
     join: Join,
     source: Make,
@@ -472,13 +474,13 @@ async def test_a_directory_brings_the_weights_too(
     other_model: Path,
     tmp_path: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     one = source(Disk(tmp_path, model, 1), transport="disk")
     update = await publish(one, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
-    assert await serves(sglang.url, other_model, 1)
+    assert await serves(server.url, other_model, 1, server.engine)
     await publish(one, 2, model)
-    assert await serves(sglang.url, model, 2)
+    assert await serves(server.url, model, 2, server.engine)
     assert [path.name for path in tmp_path.iterdir()] == ["version_0000002.attempt1"]
     assert (await rendezvous.ledger())["rollout-0"].member.version == 2
 
@@ -492,7 +494,7 @@ async def send_all(source: Source, buckets: Iterable[Bucket]) -> None:
     "wakes_up", ["while its successor sends", "after its successor has resumed"]
 )
 async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_any_more(
-    sglang: Sglang,
+    server: Server,
     rendezvous: Rendezvous,
     join: Join,
     source: Make,
@@ -503,7 +505,7 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
     """It has a session and a communicator of its own, and an engine that listens to
     whoever calls.
     """
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     older, newer = source(attempt=1), source(attempt=2)
     stale = iter(buckets(on_device(model), BUCKET, Layout()))
     assert await begin(older, 1, joiners_only=False) == 1
@@ -521,7 +523,7 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
     if wakes_up == "after its successor has resumed":
         with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
             await send_all(older, stale)
-    assert await serves(sglang.url, other_model, 2)
+    assert await serves(server.url, other_model, 2, server.engine)
 
 
 @pytest.mark.parametrize(
@@ -543,11 +545,13 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
     ],
 )
 async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(
-    sglang: Sglang, call_of: Any
+    server: Server, call_of: Any
 ) -> None:
     async with http.session() as session:
-        newer = Control(sglang.address, session, SLACK, "trainer-fenced/2")
-        older = Control(sglang.address, session, SLACK, "trainer-fenced/1", has_session=True)
+        newer = server.engine.control(server.address, session, SLACK, "trainer-fenced/2")
+        older = server.engine.control(server.address, session, SLACK, "trainer-fenced/1")
+        if isinstance(older, Control):
+            older.has_session = True
         await newer.learn()
         with pytest.raises(EngineRefusedError, match="attempt 1 was replaced by attempt 2"):
             await call_of(older)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import RESTING, WAKING, Generation
-from sluice.engines.sglang.generate import Client
+from sluice.engines.base import RESTING, WAKING, Client, Generation
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.ipc import Ipc, beside
 from sluice_trainer.weights.source import Source
+from tests.integration.conftest import Server
 from tests.integration.engines import Sglang, call, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import FakeEngine
@@ -42,8 +42,9 @@ def colocated(source: Make) -> Callable[..., Source]:
     return make
 
 
-def name_of_weights(engine: Sglang) -> str:
-    return str(call(engine.url + "/model_info")[1]["weight_version"])
+def name_of_weights(engine: Server) -> str:
+    path = "/model_info" if isinstance(engine, Sglang) else "/weight_info"
+    return str(call(engine.url + path)[1]["weight_version"])
 
 
 async def rest(source: Source, rendezvous: Rendezvous) -> None:
@@ -58,40 +59,40 @@ async def generate(engine: Client, tokens: int) -> Generation:
 
 
 async def test_weights_arrive_through_memory_that_both_open(
-    sglang: Sglang,
+    server: Server,
     rendezvous: Rendezvous,
     join: Join,
     colocated: Make,
     model: Path,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     one = colocated()
     for version, weights in ((1, other_model), (2, model), (3, other_model)):
         update = await publish(one, version, weights)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
-        assert await serves(sglang.url, weights, version)
+        assert await serves(server.url, weights, version, server.engine)
 
 
 async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes_with_new_weights(
-    sglang: Sglang,
+    server: Server,
     rendezvous: Rendezvous,
     join: Join,
     colocated: Make,
     model: Path,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     one = colocated()
     await publish(one, 1, model)
-    async with Client(sglang.url) as engine:
+    async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         running = asyncio.create_task(generate(engine, 3000))
-        await sglang.generated(20)
+        await server.generated(20)
         assert not await engine.rests()
         await rest(one, rendezvous)
         assert (await running).finish == "abort"
-        assert name_of_weights(sglang) == RESTING
+        assert name_of_weights(server) == RESTING
         assert await engine.rests()
         waiting = asyncio.create_task(generate(engine, 5))
         await rest(one, rendezvous)  # of no effect
@@ -101,22 +102,22 @@ async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes
         update = await publish(one, 2, other_model)
         assert update.failed == {}
         assert [span.version for span in (await waiting).spans] == [2]
-    assert await serves(sglang.url, other_model, 2)
+    assert await serves(server.url, other_model, 2, server.engine)
 
 
 async def test_a_new_trainer_finds_engines_at_rest_or_half_awake_and_brings_them_up(
-    sglang: Sglang, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
+    server: Server, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
 ) -> None:
-    await join("rollout-0", sglang.address)
+    await join("rollout-0", server.address)
     await rest(colocated(attempt=1), rendezvous)
     assert await begin(colocated(attempt=2), 1, joiners_only=False) == 1  # and dies there
-    assert name_of_weights(sglang) == WAKING
+    assert name_of_weights(server) == WAKING
     third = colocated(attempt=3)
     await rest(third, rendezvous)
-    assert name_of_weights(sglang) == RESTING
+    assert name_of_weights(server) == RESTING
     update = await publish(third, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
-    assert await serves(sglang.url, other_model, 1)
+    assert await serves(server.url, other_model, 1, server.engine)
 
 
 async def test_an_engine_that_dies_at_rest_concerns_nobody_else(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.base import Engine
+from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.buckets import buckets
@@ -16,6 +17,7 @@ from tests.integration.engines import device, distance, log_probs, tensors, tole
 
 BUCKET = 200_000
 PROMPT = [20, 21, 22]
+SGLANG = Sglang()
 Tensors = list[tuple[str, Tensor]]
 
 
@@ -57,10 +59,10 @@ async def send(source: Source, weights: Path | Tensors) -> Outcome:
     return await source.finish()
 
 
-async def serves(url: str, weights: Path, version: int) -> bool:
+async def serves(url: str, weights: Path, version: int, kind: Engine = SGLANG) -> bool:
     """True where the engine computes with these weights, to rounding, and says that they have this
     version."""
-    async with Client(url) as engine:
+    async with kind.client(url) as engine:
         await engine.wait_ready(30.0)
         made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
     assert (made.finish, len(made.tokens)) == ("length", 12), made

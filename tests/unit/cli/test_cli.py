@@ -255,6 +255,17 @@ def test_a_job_that_wants_more_gpus_than_there_are_does_not_start(
     assert "need 2 GPU(s), and this machine shows 1" in result.output
 
 
+def test_a_job_whose_engine_is_not_on_this_machine_does_not_start(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_VLLM_PYTHON", str(tmp_path / "python"))
+    words = ["run", str(job), "--run-dir", str(tmp_path / "run"), "--set", "rollout.engine=vllm"]
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, (tmp_path / "run").exists()) == (2, False)
+    sentence = f"needs vLLM at {tmp_path / 'python'}: run `make vllm`, or set SLUICE_VLLM_PYTHON"
+    assert sentence in " ".join(result.output.split())
+
+
 def test_where_there_is_neither_run_nor_cluster_both_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

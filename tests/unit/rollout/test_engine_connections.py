@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from sluice.engines import http
 from sluice.engines.base import EngineError
-from sluice.engines.sglang import http
 from sluice.engines.sglang.generate import Client
 
 SGLANG_CLOSES_AFTER = 5.0

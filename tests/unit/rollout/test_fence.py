@@ -1,4 +1,4 @@
-"""The part of our plugin for SGLang that refuses a trainer which was replaced."""
+"""The part of our plugins that refuses a trainer which was replaced."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.control import SOURCE_HEADER
+from sluice.engines.http_control import SOURCE_HEADER
 from sluice.engines.sglang.plugin.__main__ import PATH
 
 
 @pytest.fixture
 def fence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.fence as module
+    import sluice_sglang.attempts as module
 
     return module
 

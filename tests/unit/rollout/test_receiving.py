@@ -41,12 +41,19 @@ def receive(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PATH))
     import sluice_sglang.receive as module
 
+    return module
+
+
+@pytest.fixture
+def transfer(receive: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    import sluice_sglang.transfer as module
+
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     return module
 
 
 def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
-    receive: ModuleType, monkeypatch: pytest.MonkeyPatch
+    transfer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = [
         ("a", torch.randn(3, 5)),
@@ -59,8 +66,8 @@ def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
     def broadcast(data: torch.Tensor, **_: object) -> None:
         came.append(data.copy_(bucket.data))
 
-    monkeypatch.setattr(receive.dist, "broadcast", broadcast)
-    found = receive.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
+    monkeypatch.setattr(transfer.dist, "broadcast", broadcast)
+    found = transfer.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
     assert [name for name, _ in found] == ["a", "b", "c"]
     for (_, one), (_, other) in zip(found, sent, strict=True):
         assert torch.equal(one, other)
@@ -125,10 +132,10 @@ class Watch(NamedTuple):
 
 
 @pytest.fixture
-def watch(receive: ModuleType, sender: tuple[subprocess.Popen[bytes], int]) -> Watch:
+def watch(transfer: ModuleType, sender: tuple[subprocess.Popen[bytes], int]) -> Watch:
     process, port = sender
     group, arrival = Group(port), Arrival()
-    thread = threading.Thread(target=receive.watch, args=(arrival, group), daemon=True)
+    thread = threading.Thread(target=transfer.watch, args=(arrival, group), daemon=True)
     thread.start()
     return Watch(process, group, arrival, thread)
 

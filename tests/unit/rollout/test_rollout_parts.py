@@ -12,7 +12,8 @@ import pytest
 from sluice import user_code
 from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
-from sluice.engines.sglang.generate import generation, refusal, version_number
+from sluice.engines.http_client import version_number
+from sluice.engines.sglang.generate import generation, refusal
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleGroup, WeightSpan
 from sluice_rollout import filters

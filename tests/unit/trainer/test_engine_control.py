@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from sluice.engines import http
 from sluice.engines.base import EngineRefusedError
-from sluice.engines.sglang import http
 from sluice.engines.sglang.control import Control
 
 

@@ -206,7 +206,8 @@ def _rollout(
     mounts = volumes.mounts(job, "rollout")
     plugin = launch.plugin(job.spec)
     theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
-    engine = _container(job, "engine", images.engine, launch.command(job.spec), env, ports, theirs)
+    image = images.of_engine(job.spec.rollout.engine)
+    engine = _container(job, "engine", image, launch.command(job.spec), env, ports, theirs)
     engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
     engine["resources"] = merge(
         resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources)

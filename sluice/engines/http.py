@@ -1,7 +1,8 @@
-"""HTTP to an SGLang server: connections are used again, and a closed one costs nobody a request.
+"""HTTP to an engine's server: connections are used again, and a closed one costs nobody a request.
 
-The server closes connections that were idle for 5 s. A client that was held up for so long has not
-noticed when it sends the next request on one, and cannot tell that from a server that has died.
+Servers (uvicorn) close connections that were idle for 5 s. A client that was held up for so long
+has not noticed when it sends the next request on one, and cannot tell that from a server that has
+died.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import aiohttp
 
 KEEP_ALIVE_SECONDS = 2.0
-"""Idle connections are given up before SGLang does it."""
+"""Idle connections are given up before the server does it."""
 
 
 def session(**options: Any) -> aiohttp.ClientSession:

@@ -1,0 +1,177 @@
+"""Requests to an engine that speaks HTTP: how one is sent, sent again, and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+import aiohttp
+
+from sluice.engines import http
+from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
+from sluice.telemetry import logs
+
+REQUEST_SECONDS = 1800.0
+SLOWEST_TOKENS_A_SECOND = 1.0
+"""Time for a request: `REQUEST_SECONDS`, in which it may wait for its turn or through a pause, and
+for each token that it may generate as long as the slowest engine takes. That finds a request that a
+healthy engine has lost; one that is dead or hung is found within minutes (health.py).
+"""
+PROBE_SECONDS = 3.0
+GET_SECONDS = 30.0
+POST_SECONDS = 10.0
+
+
+class HttpClient:
+    """One server. An engine's own says how a request and an answer of it look."""
+
+    generate_path: str
+
+    def body(
+        self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], cache: str
+    ) -> dict[str, Any]:
+        """A request to generate."""
+        raise NotImplementedError
+
+    def read(self, status: int, text: str) -> Generation:
+        """The generation of an answer. Raises EngineError where it has none."""
+        raise NotImplementedError
+
+    async def learn(self) -> None:
+        """Learn how the server was started, which is healthy."""
+        raise NotImplementedError
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all. They answer with what they have."""
+        raise NotImplementedError
+
+    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
+        """(healthy, reason). `generate`: let the engine make a token."""
+        raise NotImplementedError
+
+    def __init__(self, url: str, *, request_seconds: float = REQUEST_SECONDS) -> None:
+        self.url = url.rstrip("/")
+        self._request_seconds = request_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._session = http.session(limit=0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._aborts)
+        if self._session:
+            await self._session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the engine is used outside of `async with`")
+        return self._session
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait until the server answers, and learn how it was started."""
+        end = time.monotonic() + seconds
+        reason = "no answer"
+        while time.monotonic() < end:
+            healthy, reason = await self.health(timeout=10.0)
+            if healthy:
+                await self.learn()
+                logs.get().info("engine ready", url=self.url)
+                return
+            await asyncio.sleep(0.25)
+        raise EngineError(f"engine {self.url} was not ready after {seconds:.0f} s: {reason}")
+
+    async def generate(
+        self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
+    ) -> Generation:
+        """Generate from token ids. An aborted request returns what it has. Raises EngineError."""
+        tokens = int(sampling.get("max_new_tokens", 0))
+        try:
+            return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
+        except (aiohttp.ClientError, OSError) as error:
+            if not http.has_ended(error):
+                raise self._lost(error) from error
+        # The engine may be at work on it, if only the answer was lost: under the same name it may
+        # be refused, and under one that begins with that name be taken back with it.
+        rid = f"again-{rid}"
+        try:
+            return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(error) from error
+
+    async def _send(self, rid: str, body: dict[str, Any], tokens: int) -> Generation:
+        """Send a request for up to `tokens`, once. It is taken back where nobody waits for it."""
+        seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            url = self.url + self.generate_path
+            async with self.session.post(url, json=body, timeout=timeout) as answer:
+                return self.read(answer.status, await answer.text())
+        except TimeoutError as error:
+            self._abort_soon(rid)
+            raise RequestTimeoutError(
+                f"engine {self.url}: no answer after {seconds:.0f} s to a request for up to "
+                f"{tokens} tokens"
+            ) from error
+        except (aiohttp.ClientError, OSError, asyncio.CancelledError):
+            self._abort_soon(rid)
+            raise
+
+    def _lost(self, error: Exception) -> EngineError:
+        return EngineError(f"engine {self.url}: {type(error).__name__} {error}")
+
+    def _abort_soon(self, rid: str) -> None:
+        """Nobody wants this request's answer any more, but the engine would go on with it."""
+        self._aborts.add(abort := asyncio.create_task(self._try_abort(rid)))
+        abort.add_done_callback(self._aborts.discard)
+
+    async def _try_abort(self, rid: str) -> None:
+        with contextlib.suppress(EngineError):
+            await self.abort(rid)
+
+    def request(
+        self, method: str, path: str, seconds: float | None, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        return http.request(self.session, method, self.url + path, timeout=timeout, **options)
+
+    async def status(self, method: str, path: str, seconds: float | None, **options: Any) -> int:
+        """The answer's status. Raises what aiohttp raises, TimeoutError and OSError."""
+        async with self.request(method, path, seconds, **options) as answer:
+            await answer.read()
+            return answer.status
+
+    async def post(self, path: str, body: dict[str, Any] | None = None) -> int:
+        """The answer's status. Raises EngineError where there is none."""
+        try:
+            return await self.status("POST", path, POST_SECONDS, json=body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
+
+    async def get(self, path: str, seconds: float = GET_SECONDS) -> dict[str, Any]:
+        try:
+            async with self.request("GET", path, seconds) as answer:
+                answer.raise_for_status()
+                body: dict[str, Any] = await answer.json()
+                return body
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
+
+    async def healthy(self, path: str, timeout: float, **options: Any) -> tuple[bool, str]:
+        """(healthy, reason), where a request to this path is answered by 200."""
+        method = "POST" if options else "GET"
+        try:
+            status = await self.status(method, path, timeout, **options)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return False, f"{path}: {type(error).__name__} {error}"
+        return status == 200, f"{path} answered {status}"
+
+
+def version_number(text: str) -> int:
+    """A weight version of ours is a number; what the engine started with has another name."""
+    return int(text) if text.isdigit() else UNKNOWN_VERSION

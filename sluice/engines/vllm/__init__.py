@@ -1,0 +1,42 @@
+"""vLLM 0.32, unmodified, from its own image, with a plugin of ours in its processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sluice.engines.vllm.launch import Launch
+from sluice.engines.vllm.layout import Layout
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from sluice.engines.base import Client, Control, Scorer
+
+
+class Vllm:
+    """An `Engine`. What speaks HTTP is imported only where it is used."""
+
+    def __init__(self) -> None:
+        self.launch, self.layout = Launch(), Layout()
+
+    def client(self, url: str) -> Client:
+        from sluice.engines.vllm.generate import Client
+
+        return Client(url)
+
+    def scorer(self, url: str, seconds: float) -> Scorer:
+        from sluice.engines.vllm.score import Scorer
+
+        return Scorer(url, seconds)
+
+    def control(
+        self, address: str, session: aiohttp.ClientSession, timeout: float, source: str
+    ) -> Control:
+        from sluice.engines.vllm.control import Control
+
+        return Control(address, session, timeout, source)
+
+    def session(self) -> aiohttp.ClientSession:
+        from sluice.engines import http
+
+        return http.session(limit=0)  # aiohttp's 100 would make engines wait for each other

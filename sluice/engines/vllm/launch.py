@@ -1,0 +1,120 @@
+"""Command line and environment of the vLLM server, which runs out of its own image."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sluice.api import RLJobSpec, Sampling
+from sluice.engines.arguments import normalized
+from sluice.engines.base import Place, Plugin
+
+PLUGIN_DIR = "/sluice/vllm"
+PYTHON_FINDER = Path(__file__).parent / "plugin" / "path" / "sluice_vllm" / "python.py"
+_COMMAND = ["python3", f"{PLUGIN_DIR}/launch_server.py"]
+_PLUGIN = Plugin("vllm", PLUGIN_DIR, ("python", "-m", "sluice.engines.vllm.plugin", PLUGIN_DIR))
+_ENV = {
+    # The calls that pause it, change its weights and put it to sleep are there only with this.
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_CPU_ENV = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; by default it takes nearly all memory of the machine
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines would share the first cores
+    "OMP_NUM_THREADS": "1",
+}
+_ARGS: dict[str, Any] = {
+    "enable-scale-out": True,  # without it there is no /inference/v1/generate
+    "worker-extension-cls": "sluice_vllm.worker.Weights",
+    "middleware": ["sluice_vllm.attempts.Fence", "sluice_vllm.pauses.Pauses"],
+}
+_CPU_ARGS: dict[str, Any] = {
+    "enforce-eager": True,  # else it compiles, for which there may be no compiler
+    "dtype": "float32",
+    "max-num-seqs": 256,
+}
+_ALIASES = {
+    "model-path": "model",
+    "tp": "tensor-parallel-size",
+    "tp-size": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "pp-size": "pipeline-parallel-size",
+    "context-length": "max-model-len",
+}
+_REPEATED = "middleware"
+"""The one argument that stands before each of its values."""
+
+
+class Launch:
+    """How vLLM is started."""
+
+    health = "/health"
+    undecided: Mapping[str, str] = MappingProxyType({})
+
+    def plugin(self, spec: RLJobSpec) -> Plugin | None:
+        return _PLUGIN
+
+    def command(self, spec: RLJobSpec) -> list[str]:
+        return _COMMAND
+
+    def missing(self) -> str:
+        """One sentence, where neither this Python nor that of `make vllm` has vLLM."""
+        find = runpy.run_path(str(PYTHON_FINDER))["other_python"]
+        try:
+            find()
+        except LookupError as error:
+            return str(error.args[0])
+        return ""
+
+    def env(self, spec: RLJobSpec) -> dict[str, str]:
+        return _ENV if spec.rollout.gpus_per_replica else _ENV | _CPU_ENV
+
+    def args(self, spec: RLJobSpec, place: Place) -> list[str]:
+        """Arguments of the server: ours, with spec.rollout.engineArgs over them.
+
+        Random weights are not loaded from disk: the trainer sends its own before the first request.
+        """
+        rollout = spec.rollout
+        args: dict[str, Any] = {
+            "model": place.model,
+            "host": place.bind,
+            "port": place.port,
+            "tensor-parallel-size": max(rollout.gpus_per_replica, 1),
+            "logprobs-mode": logprobs_mode(rollout.sampling),
+            **_ARGS,
+        }
+        if spec.model.init == "random":
+            args["load-format"] = "dummy"
+        if spec.model.trust_remote_code:
+            args["trust-remote-code"] = True
+        if rollout.gpus_per_replica == 0:
+            args |= _CPU_ARGS
+        elif spec.trainer.colocate:
+            args["enable-sleep-mode"] = True  # so that it can give its memory to the trainer
+        return render_args(args | normalized(rollout.engine_args, _ALIASES))
+
+
+def logprobs_mode(sampling: Sampling) -> str:
+    """Log-probs as the trainer has them: of all tokens, with logits divided by the temperature.
+
+    vLLM has those of the distribution that it samples from, without what top-p and top-k leave out;
+    or those of the model, without temperature. The API refuses a job that would need a third kind.
+    """
+    return "raw_logprobs" if sampling.truncated else "processed_logprobs"
+
+
+def render_args(args: dict[str, Any]) -> list[str]:
+    """`--name value`; True, False: `--name`, `--no-name`; a list: its values behind one flag."""
+    words: list[str] = []
+    for name, value in args.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list) and name == _REPEATED:
+            words += [word for entry in value for word in (f"--{name}", str(entry))]
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words

@@ -1,0 +1,50 @@
+"""The engine's HTTP process tells since when it has been paused, without asking its scheduler.
+
+The scheduler answers nothing while it waits for weights, which is when a worker wants to know.
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+PATH = "/sluice/paused"
+PAUSE, RESUME = "/pause", "/resume"
+
+
+class Pauses:
+    """Answers `GET /sluice/paused`: seconds since the first `/pause` after a `/resume`; 0: none."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        self.since: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == PATH:
+            await self.tell(send)
+            return
+        if path == PAUSE and self.since is None:
+            self.since = time.monotonic()
+        await self.app(scope, receive, self.watched(send) if path == RESUME else send)
+
+    def watched(self, send: Send) -> Send:
+        """`send`, which notes that a resume has been answered with 200."""
+
+        async def noting(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                self.since = None
+            await send(message)
+
+        return noting
+
+    async def tell(self, send: Send) -> None:
+        seconds = 0.0 if self.since is None else max(time.monotonic() - self.since, 0.001)
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": json.dumps({"seconds": seconds}).encode()}
+        )

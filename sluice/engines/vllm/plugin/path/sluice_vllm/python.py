@@ -1,0 +1,23 @@
+"""The Python that has vLLM, where that is an environment of its own, as on a laptop."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+VARIABLE = "SLUICE_VLLM_PYTHON"
+
+
+def other_python() -> Path | None:
+    """Its path; None: this Python has vLLM. Raises LookupError, a sentence, where there is none."""
+    if importlib.util.find_spec("vllm") is not None:
+        return None
+    default = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+    python = Path(os.environ.get(VARIABLE) or default)
+    if not python.exists():
+        raise LookupError(
+            f"rollout.engine: vllm needs vLLM at {python}: run `make vllm`, or set {VARIABLE}"
+        )
+    if python == Path(sys.executable):
+        raise LookupError(f"{VARIABLE}: {python} has no vLLM")
+    return python

@@ -1,0 +1,72 @@
+"""A vLLM server that somebody runs, as a teacher: log-probs of given tokens.
+
+By the OpenAI completions that every vLLM serves: a request for one token, and for the log-probs of
+its prompt, which are at temperature 1 unless the server has another `--logprobs-mode`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sluice.environment import ConfigurationError
+from sluice.rewards import RewardError
+from sluice.rewards.judging.remote import Endpoint
+
+_CONNECTIONS = 256
+_LARGEST_ANSWER = 1 << 27
+"""Some 100 bytes a token, so that no context is too long for it."""
+
+
+class Scorer:
+    """One server. url: without path. seconds: of one request."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url = url = url.rstrip("/")
+        self._complete = Endpoint(
+            f"{url}/v1/completions",
+            seconds,
+            connections=_CONNECTIONS,
+            largest_answer=_LARGEST_ANSWER,
+        )
+        self._detokenize = Endpoint(f"{url}/detokenize", seconds)
+
+    async def close(self) -> None:
+        await self._complete.close()
+        await self._detokenize.close()
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token. Raises RewardError where it refuses."""
+        return list(await asyncio.gather(*map(self._token_text, ids)))
+
+    async def _token_text(self, token: int) -> str:
+        answer = await self._detokenize.once({"tokens": [token]})
+        text = answer.get("prompt") if isinstance(answer, dict) else None
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{self._url}/detokenize does not answer as vLLM does")
+        return text
+
+    async def log_probs(self, tokens: list[int], count: int) -> list[float]:
+        """Log-probs of the last `count` of these tokens at temperature 1; nan where it has none."""
+        body = {"prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        return read_answer(await self._complete.post(body), tokens[-count:])
+
+
+def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
+    """Log-probs of these tokens, the last of the prompt. Raises RewardError."""
+    try:
+        entries = answer["choices"][0]["prompt_logprobs"][-len(tokens) :]
+        values = [_value(entry, token) for entry, token in zip(entries, tokens, strict=True)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RewardError(
+            f"not an answer of vLLM's /v1/completions: {type(error).__name__} {error}",
+            "invalid",
+        ) from error
+    return values
+
+
+def _value(entry: dict[str, Any] | None, token: int) -> float:
+    """The first token of a prompt has none."""
+    return math.nan if entry is None else float(entry[str(token)]["logprob"])
