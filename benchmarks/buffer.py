@@ -189,8 +189,7 @@ async def measure(case: Case, repeats: int, root: Path) -> list[dict[str, float]
 def table(results: dict[Case, list[dict[str, float]]]) -> str:
     lines = [
         "| group | bytes | buffer groups/s | MB/s | bare groups/s | MB/s | buffer / bare | "
-        "database groups/s | MB/s "
-        "| groups a commit |",
+        "database groups/s | MB/s | groups a commit |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case, rows in results.items():

@@ -103,14 +103,11 @@ def rank(options: argparse.Namespace) -> None:
         sent = int(chosen.view(len(chosen), options.gpus, -1).any(2).sum())
         print(
             f"{options.gpus} x {machine}, {options.tokens} tokens of {options.hidden}, "
-            f"{options.per_token} of "
-            f"{options.experts} experts: Megatron {medians['Megatron']:.2f} ms, sluice "
-            f"{medians['sluice']:.2f} ms "
-            f"({medians['Megatron'] / medians['sluice']:.1f} times); a plain copy of all experts' "
-            "rows there and back, "
-            f"twice: {copy:.2f} ms; rows sent: {len(chosen) * options.per_token} and {sent}; "
-            "outputs and gradients "
-            f"apart by {max(apart):.1e}"
+            f"{options.per_token} of {options.experts} experts: Megatron {medians['Megatron']:.2f} "
+            f"ms, sluice {medians['sluice']:.2f} ms ({medians['Megatron'] / medians['sluice']:.1f} "
+            f"times); a plain copy of all experts' rows there and back, twice: {copy:.2f} ms; rows "
+            f"sent: {len(chosen) * options.per_token} and {sent}; outputs and gradients apart by "
+            f"{max(apart):.1e}"
         )
     parallel.shutdown()
 

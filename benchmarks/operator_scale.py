@@ -367,8 +367,7 @@ def table(found: dict[str, Any], rest: float) -> str:
         f"## {found['jobs']:,} jobs of {PODS} pods",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, shared with other work; load "
-        "average "
-        f"{found['load'][0]:.1f} at the start, {found['load'][1]:.1f} at the end; Python "
+        f"average {found['load'][0]:.1f} at the start, {found['load'][1]:.1f} at the end; Python "
         f"{platform.python_version()}.",
         "",
         "| | measured | goal, peer |",

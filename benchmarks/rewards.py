@@ -159,12 +159,10 @@ def main() -> None:
             print(rows[-1], flush=True)
     text = (
         f"# Rewards\n\n`python benchmarks/rewards.py`: {IN_FLIGHT} responses in flight, "
-        f"{arguments.processes} judging "
-        f"processes, {os.cpu_count()} cores, Python {platform.python_version()}. exact_match, f1 "
-        "and dapo run in the "
-        "worker itself; the others in processes with limits. For `code` the bare figure is one "
-        "Python process for each "
-        "test.\n\n"
+        f"{arguments.processes} judging processes, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}. exact_match, f1 and dapo run in the worker itself; the "
+        "others in processes with limits. For `code` the bare figure is one Python process for "
+        "each test.\n\n"
     )
     text += "\n".join(rows) + "\n"
     if arguments.out:

@@ -264,11 +264,9 @@ def report(
     print(
         f"{options.backend}, {options.shape}, {shape.layers} layers, {result['machine']} "
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
-        "lengths of "
-        f"{options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} ms, "
-        f"{rate:,.0f} tokens/s, "
-        f"{model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, {result['peak_gib']:.0f} GiB; "
-        f"peer: {PEERS.get((options.shape, options.gpus), '-')}",
+        f"lengths of {options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} "
+        f"ms, {rate:,.0f} tokens/s, {model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
+        f"{result['peak_gib']:.0f} GiB; peer: {PEERS.get((options.shape, options.gpus), '-')}",
         flush=True,
     )
     if options.out:

@@ -24,10 +24,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 SPECIAL = ["<pad>", "<user>", "<assistant>", "<eos>"]
 WORDS = [*"0123456789", "max", "min", "of", "and", "no", "<unused>"]
 TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <eos> "
-    "{% else %}<user> {{ message.content }} {% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
+    "{% for message in messages %}{% if message.role == 'assistant' %}<assistant> {{ "
+    "message.content }} <eos> {% else %}<user> {{ message.content }} {% endif %}{% endfor %}{% if "
+    "add_generation_prompt %}<assistant> {% endif %}"
 )
 BEST = {"max": max, "min": min}
 HELD_OUT, CONVERSATIONS = 128, 4096

@@ -39,8 +39,7 @@ class KL(Model):
     type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
         "k1",
         description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + "
-        "d; low_var_kl: k3, "
-        "clamped to [-10, 10].",
+        "d; low_var_kl: k3, clamped to [-10, 10].",
     )
     unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
 
@@ -101,8 +100,7 @@ class Algorithm(Model):
     normalize_advantages: bool | None = Field(
         None,
         description="Whiten advantages over the whole batch. Default: only for reinforce_plus_plus "
-        "and "
-        "reinforce_plus_plus_baseline, which always do.",
+        "and reinforce_plus_plus_baseline, which always do.",
     )
     gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
     lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
@@ -112,28 +110,23 @@ class Algorithm(Model):
     aggregation: Aggregation | None = Field(
         None,
         description="From tokens to one number. sequence_mean: mean of each sequence, then of all; "
-        "token_mean: mean of "
-        "all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum divided "
-        "by "
-        "rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for dr_grpo; "
-        "token_mean for sft.",
+        "token_mean: mean of all tokens; token_sum: sum of each sequence, then mean; "
+        "token_sum_norm: token_sum divided by rollout.sampling.maxResponseTokens. Default: "
+        "sequence_mean; token_sum_norm for dr_grpo; token_mean for sft.",
     )
     loss: PolicyLossName | None = Field(
         None,
         description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; "
-        "reinforce: "
-        "-A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, dppo_kl: "
-        "tokens whose probability "
-        "moved less than clip.low and clip.high, by total variation or KL; clip_cov, kl_cov: "
-        "tokens of large "
-        "covariance of log-prob and advantage are left out, or held back. "
-        "Default: gspo and cispo for the estimators of that name, else clip.",
+        "reinforce: -A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, "
+        "dppo_kl: tokens whose probability moved less than clip.low and clip.high, by total "
+        "variation or KL; clip_cov, kl_cov: tokens of large covariance of log-prob and advantage "
+        "are left out, or held back. Default: gspo and cispo for the estimators of that name, else "
+        "clip.",
     )
     loss_function: LossFunction | None = Field(
         None,
         description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has "
-        "their rows). Or an own "
-        "policy loss by dotted path, in place of `loss`.",
+        "their rows). Or an own policy loss by dotted path, in place of `loss`.",
     )
     gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
     clip_cov: ClipCov | None = Field(None, description="Of the loss clip_cov.")
@@ -260,8 +253,7 @@ ACROSS_GROUPS = (
             or not s.algorithm.kind.grouped
         ),
         "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: "
-        "nothing would be "
-        "learned; use reinforce_plus_plus, remax or ppo, or more samples",
+        "nothing would be learned; use reinforce_plus_plus, remax or ppo, or more samples",
         "algorithm.estimator",
     ),
     Rule(
@@ -290,8 +282,7 @@ ACROSS_GROUPS = (
             or s.trainer.steps_per_batch > 1
         ),
         "with one optimizer step a batch the old policy is the present one and no sequence is ever "
-        "masked; set "
-        "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "masked; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.offPolicy.opsmDelta",
     ),
     Rule(
@@ -302,8 +293,7 @@ ACROSS_GROUPS = (
             or s.trainer.steps_per_batch > 1
         ),
         "with one optimizer step a batch the old policy is the present one and kl_cov holds "
-        "nothing back; set "
-        "offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "nothing back; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.loss",
     ),
 )

@@ -49,8 +49,7 @@ class ModelSource(Model):
     volume: VolumeSource | None = Field(
         None,
         description="Kubernetes volume source that holds the model; `path`, and every other path "
-        "of a model or a "
-        "tokenizer, is then relative to its root.",
+        "of a model or a tokenizer, is then relative to its root.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the checkpoint."
@@ -142,8 +141,7 @@ class PromptSource(Model):
     function: GenerateFunction | None = Field(
         None,
         description="Own generate function for the prompts of this source. `none`: one answer of "
-        "the model. "
-        "Default: rollout.function.",
+        "the model. Default: rollout.function.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -222,9 +220,8 @@ class RewardModelSpec(Model):
     tokenizer: TokenizerPath | None = Field(
         None,
         description="Directory of the reward model's tokenizer: its chat template renders prompt "
-        "and response. "
-        "With model.volume: relative to that volume's root. "
-        "Default: the prompt and, right behind it, the response, as plain text.",
+        "and response. With model.volume: relative to that volume's root. Default: the prompt and, "
+        "right behind it, the response, as plain text.",
     )
     output: NonNegativeInt = Field(0, description="Which of the model's outputs is the reward.")
 
@@ -261,8 +258,7 @@ class Reward(Model):
     function: UserFunction | None = Field(
         None,
         description="Own function: `package.module.function` or `path/to/file.py:function`, sync "
-        "or async, "
-        "with sluice's, slime's or verl's parameters.",
+        "or async, with sluice's, slime's or verl's parameters.",
     )
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
         None,
@@ -347,8 +343,7 @@ class Evaluation(Model):
 
     rules = (
         Rule(
-            "!has(self.passAtK) || "
-            "self.passAtK.all(k, self.datasets.exists(d, k <= "
+            "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= "
             "d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
             lambda e: all(
                 k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets)

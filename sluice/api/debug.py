@@ -14,15 +14,13 @@ class Debug(Model):
     dump_rollouts: bool = Field(
         False,
         description="Keep all samples of every trained step as rollouts/step_<n>.parquet in the "
-        "run directory "
-        "(docs/evaluation.md has the columns).",
+        "run directory (docs/evaluation.md has the columns).",
     )
     replay: RolloutsPath | None = Field(
         None,
         description="Train on the rollouts of an earlier run, in their order, without engines: the "
-        "directory of its "
-        "dumped files. With data.volume: relative to that volume's root. Needs rollout.replicas: "
-        "0.",
+        "directory of its dumped files. With data.volume: relative to that volume's root. Needs "
+        "rollout.replicas: 0.",
     )
     rollout_only: bool = Field(
         False,

@@ -36,8 +36,7 @@ class TeacherSpec(Model):
     timeout_seconds: PositiveFloat = Field(
         60.0,
         description="`url`: of one request; failed requests are repeated with back-off, for at "
-        "most 4 times as long in "
-        "all. Then the sample fails.",
+        "most 4 times as long in all. Then the sample fails.",
     )
 
     rules = (
@@ -73,10 +72,8 @@ class Distillation(Model):
     divergence: Literal["token", "reverse_kl", "forward_kl", "jsd"] = Field(
         "token",
         description="token: reverse KL by the sampled token, as an advantage. The others are "
-        "losses over the whole "
-        "vocabulary, with teacher.path: reverse_kl: KL(student || teacher); forward_kl: KL(teacher "
-        "|| student); jsd: "
-        "generalized Jensen-Shannon (GKD).",
+        "losses over the whole vocabulary, with teacher.path: reverse_kl: KL(student || teacher); "
+        "forward_kl: KL(teacher || student); jsd: generalized Jensen-Shannon (GKD).",
     )
     beta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -138,13 +135,11 @@ DISTILLATION_ACROSS_GROUPS = (
         "algorithm.distillation.teacher.url",
     ),
     Rule(
-        "has(self.reward) || "
-        "!(self.algorithm.estimator in "
+        "has(self.reward) || !(self.algorithm.estimator in "
         f"{listed(estimators(lambda kind: kind.greedy or kind.critic))})",
         lambda s: s.reward is not None or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
         "without spec.reward there is nothing that this estimator's baseline or critic could "
-        "predict; leave it out: "
-        "the teacher alone gives the advantage",
+        "predict; leave it out: the teacher alone gives the advantage",
         "algorithm.estimator",
     ),
     Rule(

@@ -56,8 +56,7 @@ class RLJobSpec(Model):
     reward: Reward | None = Field(
         None,
         description="Needed, unless the job distils (algorithm.distillation) and learns from its "
-        "teacher alone, or "
-        "learns from given answers (algorithm.lossFunction: sft).",
+        "teacher alone, or learns from given answers (algorithm.lossFunction: sft).",
     )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
@@ -87,8 +86,7 @@ class RLJobSpec(Model):
     queue_timeout_seconds: PositiveInt | None = Field(
         None,
         description="The job fails when a queue has held it this long, before its start or after "
-        "it was preempted. "
-        "Default: it waits.",
+        "it was preempted. Default: it waits.",
     )
     ttl_seconds_after_finished: NonNegativeInt | None = Field(
         None, description="The finished job is deleted after this time. Default: never."
@@ -170,8 +168,7 @@ class RLJobSpec(Model):
                 s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft
             ),
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
-            "or "
-            "algorithm.lossFunction: sft with given answers",
+            "or algorithm.lossFunction: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),

@@ -150,8 +150,7 @@ class TlsSpec(Model):
     enabled: bool = Field(
         False,
         description="Calls between the job's pods are encrypted; servers prove themselves by a "
-        "certificate authority "
-        "of the job's own. Cannot be changed once pods were started.",
+        "certificate authority of the job's own. Cannot be changed once pods were started.",
     )
 
 

@@ -20,9 +20,8 @@ class Rejection(Model):
     measure: Divergence = Field(
         "k1",
         description="Of d = log pi_train - log pi_rollout: k1: d, whose bounds are those of the "
-        "ratio exp(d); "
-        "k2: d^2 / 2; k3: exp(d) - 1 - d; binary_kl: KL of this token against all others, the "
-        "larger of both ways.",
+        "ratio exp(d); k2: d^2 / 2; k3: exp(d) - 1 - d; binary_kl: KL of this token against all "
+        "others, the larger of both ways.",
     )
     over: Scope = Field(
         "token", description="Of the token; or sum, mean or largest of its sequence's tokens."
@@ -95,8 +94,7 @@ class OffPolicy(Model):
     opsm_delta: NonNegativeFloat | None = Field(
         None,
         description="Off-policy sequence masking: a sequence of negative advantage is dropped "
-        "where the mean of "
-        "log pi_old - log pi exceeds this.",
+        "where the mean of log pi_old - log pi exceeds this.",
     )
 
     reject: Annotated[list[Rejection], Field(max_length=4)] = Field(

@@ -87,16 +87,14 @@ CHECKPOINT_ACROSS_GROUPS = (
         f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
         lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
         "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs "
-        "ReadWriteMany, and a "
-        "storage class that has it",
+        "ReadWriteMany, and a storage class that has it",
         "checkpoint.storage.accessModes",
     ),
     Rule(
         "self.trainer.nodes == 1 || !self.checkpoint.ephemeral",
         lambda s: s.trainer.nodes == 1 or not s.checkpoint.ephemeral,
         "trainer pods of several nodes write one checkpoint together, which no directory of a "
-        "single pod can hold: "
-        "with trainer.nodes > 1 leave ephemeral out",
+        "single pod can hold: with trainer.nodes > 1 leave ephemeral out",
         "checkpoint.ephemeral",
         reason="FieldValueForbidden",
     ),
@@ -104,8 +102,7 @@ CHECKPOINT_ACROSS_GROUPS = (
         f"!self.checkpoint.ephemeral || {_TRANSPORT} != 'disk'",
         lambda s: not s.checkpoint.ephemeral or s.transport(one_machine=False) != "disk",
         "engines read the weights that the trainer has written (transport: disk, which colocate "
-        "takes in a cluster), "
-        "and an ephemeral directory is one pod's own: leave ephemeral out",
+        "takes in a cluster), and an ephemeral directory is one pod's own: leave ephemeral out",
         "checkpoint.ephemeral",
         reason="FieldValueForbidden",
     ),

@@ -81,8 +81,7 @@ class Rollout(Model):
     min_replicas: PositiveInt = Field(
         1,
         description="Engines that a queue admits together with the trainer (podGroupPolicy), and "
-        "that the job starts "
-        "with where replicas is left out. An autoscaler goes no lower.",
+        "that the job starts with where replicas is left out. An autoscaler goes no lower.",
     )
     engine: Literal["sglang", "vllm"] = Field(
         "sglang", description="What generates. vllm: vLLM 0.32."
@@ -124,8 +123,7 @@ class Rollout(Model):
     function: UserFunction | None = Field(
         None,
         description="Own generate function `async def play(episode)`, for several turns and tools; "
-        "or, decorated with "
-        "`whole_group`, `async def play(episodes)` for all samples of a prompt.",
+        "or, decorated with `whole_group`, `async def play(episodes)` for all samples of a prompt.",
     )
     function_seconds: PositiveFloat = Field(
         120.0,
@@ -141,8 +139,7 @@ class Rollout(Model):
     worker_resources: Resources = Field(
         default_factory=Resources,
         description="Of the container beside the engine, which judges samples. Default: requests "
-        "of 500m and 1Gi; "
-        "without GPUs 100m and 256Mi.",
+        "of 500m and 1Gi; without GPUs 100m and 256Mi.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the pods of one engine."
@@ -272,8 +269,7 @@ class Trainer(Model):
     offload: Literal["none", "optimizer", "all"] | None = Field(
         None,
         description="What the trainer keeps in host memory while the engines generate, with "
-        "colocate. "
-        "Default: all on GPU, none on CPU.",
+        "colocate. Default: all on GPU, none on CPU.",
     )
     device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         "gpu.nvidia.com",
@@ -311,8 +307,7 @@ class Trainer(Model):
     resources: Resources = Field(
         default_factory=Resources,
         description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each "
-        "GPU; without GPUs 250m "
-        "and 1Gi for each process.",
+        "GPU; without GPUs 250m and 1Gi for each process.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the trainer's pods."
@@ -374,8 +369,7 @@ class WeightSync(Model):
     transport: Literal["nccl", "gloo", "disk", "ipc"] | None = Field(
         None,
         description="Default: nccl on GPU, gloo on CPU. With trainer.colocate: ipc (memory that "
-        "both open) on one "
-        "machine, disk in a cluster.",
+        "both open) on one machine, disk in a cluster.",
     )
     bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
         2048,
@@ -397,17 +391,12 @@ class WeightSync(Model):
     engine_plugin: bool = Field(
         True,
         description="Start SGLang with sluice's plugin (vLLM always has its own): it receives a "
-        "bucket into one buffer, "
-        "loads all experts of a "
-        "mixture's layer at once, survives a trainer that dies in the middle of an update, keeps "
-        "requests from "
-        "what older weights have left in its prefix cache, tells which weights sampled each token, "
-        "and ends when "
-        "it is told to, not seconds later. false: for an engine image whose SGLang has no plugins, "
-        "or other ones; it "
-        "then has to tell the weights of each token itself, as SGLang does from 0.5.21 on. A "
-        "directory (disk) always "
-        "holds single experts.",
+        "bucket into one buffer, loads all experts of a mixture's layer at once, survives a "
+        "trainer that dies in the middle of an update, keeps requests from what older weights have "
+        "left in its prefix cache, tells which weights sampled each token, and ends when it is "
+        "told to, not seconds later. false: for an engine image whose SGLang has no plugins, or "
+        "other ones; it then has to tell the weights of each token itself, as SGLang does from "
+        "0.5.21 on. A directory (disk) always holds single experts.",
     )
 
     @property
@@ -450,8 +439,7 @@ class Checkpoint(Model):
     ephemeral: bool = Field(
         False,
         description="Keep checkpoints, the final model and metrics in the trainer's pod alone: "
-        "they go with it, and a "
-        "trainer that is lost after its first checkpoint fails the job.",
+        "they go with it, and a trainer that is lost after its first checkpoint fails the job.",
     )
     every_steps: PositiveInt = Field(
         20, description="Steps between checkpoints. The last step is always saved."

@@ -107,8 +107,7 @@ def _tokens(row: Row, key: str) -> tuple[list[int], list[int]]:
     if not _numbers(mask) or len(mask) != len(tokens) or not set(mask) <= {0, 1}:
         raise RowError(
             f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}): which "
-            "tokens are trained; "
-            f"found {shown(mask)}"
+            f"tokens are trained; found {shown(mask)}"
         )
     return list(map(int, tokens)), list(map(int, mask))
 
@@ -216,8 +215,7 @@ def _marked(
         if len(runs) != len(answers):
             raise PromptError(
                 f"the chat template marks {len(runs)} texts of {len(answers)} messages of the "
-                "assistant's: which of "
-                "them a message's mask is about cannot be told"
+                "assistant's: which of them a message's mask is about cannot be told"
             )
         for (start, end), message in zip(runs, answers, strict=True):
             mask[start:end] = [int(_trained(message))] * (end - start)
@@ -250,9 +248,8 @@ def _span(
     if not text.startswith(before):
         raise PromptError(
             f"{where}: the chat template writes what comes before this answer differently once the "
-            "answer is there, so "
-            "no text is both what is trained and what the model will see; see chatTemplateArgs, or "
-            "give token ids"
+            "answer is there, so no text is both what is trained and what the model will see; see "
+            "chatTemplateArgs, or give token ids"
         )
     end = _end(render, text, messages, position)
     if end is None or end < len(before):

@@ -54,8 +54,7 @@ class Books:
         failed = f"{self.failed} failed" + (f" ({self._by_reason()})" if self.failed else "")
         return (
             f"{self.leased} groups leased = {self.trained} trained + {self.filtered} filtered + "
-            f"{failed} "
-            f"+ {self.open} open"
+            f"{failed} + {self.open} open"
         )
 
     def warnings(self) -> Iterator[str]:

@@ -129,10 +129,9 @@ def _equal_rewards(history: Sequence[Record]) -> str | None:
     reward = _values(history, "rollout/raw_reward")[-1:]
     return (
         f"all rewards of each prompt were equal for {FLAT_STEPS} "
-        f"steps{_shown(' (reward {:.3g})', reward)}: nothing "
-        "can be learned from them. Try a reward that tells bad from worse, easier or harder "
-        "prompts, more "
-        "samplesPerPrompt, a higher temperature; check the reward on samples/"
+        f"steps{_shown(' (reward {:.3g})', reward)}: nothing can be learned from them. Try a "
+        "reward that tells bad from worse, easier or harder prompts, more samplesPerPrompt, a "
+        "higher temperature; check the reward on samples/"
     )
 
 
@@ -167,9 +166,8 @@ def _kl_explosion(history: Sequence[Record]) -> str | None:
     if reference > _KL_LIMIT:
         return (
             f"the KL to the reference is {reference:.2g}: the policy has left it far behind. Try a "
-            "higher algorithm.kl "
-            "coefficient or a lower learning rate, and read samples/ for a reward that is being "
-            "gamed"
+            "higher algorithm.kl coefficient or a lower learning rate, and read samples/ for a "
+            "reward that is being gamed"
         )
     return None
 
@@ -186,9 +184,8 @@ def _mismatch(history: Sequence[Record]) -> str | None:
         )
     return (
         f"{text}, and the weights that are trained have sampled no token: it may be the samples' "
-        "age, then set "
-        "algorithm.offPolicy.method: tis; or they disagree about the model, then see dtype and "
-        "engineArgs"
+        "age, then set algorithm.offPolicy.method: tis; or they disagree about the model, then see "
+        "dtype and engineArgs"
     )
 
 
@@ -203,10 +200,8 @@ def _old_samples(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"the policy has moved by {apart:.2g} a token since its samples were made "
-        f"({same_weights:.2g} where it made "
-        "them itself), and the loss takes them for its own. Set algorithm.offPolicy.method: tis, "
-        "or lower "
-        "rollout.maxStaleness or the learning rate"
+        f"({same_weights:.2g} where it made them itself), and the loss takes them for its own. Set "
+        "algorithm.offPolicy.method: tis, or lower rollout.maxStaleness or the learning rate"
     )
 
 
@@ -249,9 +244,8 @@ def _leaves_teacher(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"the reverse KL to the teacher has grown from {before:.2g} to {now:.2g}: the student "
-        "moves away from it. "
-        "Try a lower learning rate, a higher algorithm.distillation.coef where there is a reward "
-        "too; read samples/"
+        "moves away from it. Try a lower learning rate, a higher algorithm.distillation.coef where "
+        "there is a reward too; read samples/"
     )
 
 

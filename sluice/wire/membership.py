@@ -184,6 +184,5 @@ async def find(address: str, role: str, *, seconds: float, at_least: int = 1) ->
             if asyncio.get_running_loop().time() >= deadline:
                 raise rpc.DeadlineError(
                     f"waited {seconds:.0f} s for {at_least} member(s) of role {role} at the "
-                    "rendezvous: "
-                    f"{len(book.members)} came"
+                    f"rendezvous: {len(book.members)} came"
                 )

@@ -114,8 +114,7 @@ def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
     else:
         missing(
             "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a "
-            "directory with etcd and "
-            "kube-apiserver, or install kind"
+            "directory with etcd and kube-apiserver, or install kind"
         )
 
 

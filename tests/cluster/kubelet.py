@@ -80,8 +80,7 @@ class Kubelet:
         """Print what has changed."""
         gangs = {
             f"gang {role['name']}-{gang['replica']}": f"attempt {gang['attempt']}, restarts "
-            f"{gang['restarts']}, "
-            f"retry {gang.get('retryTime')}"
+            f"{gang['restarts']}, retry {gang.get('retryTime')}"
             for role in status.get("roles", [])
             for gang in role["gangs"]
         }

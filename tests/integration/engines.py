@@ -30,9 +30,8 @@ from sluice.environment import free_port
 WORDS = 2040
 CONTEXT = 4096
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
-    "{% for t in tools or [] %}{{ t.name }} {% endfor %}{% if add_generation_prompt "
-    "%}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}{% for t in tools or [] "
+    "%}{{ t.name }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 _READY_SECONDS = 240.0
 
@@ -67,13 +66,11 @@ def engine_environment() -> dict[str, str]:
 
 _CPU_ARGUMENTS = (
     "--device cpu --attention-backend torch_native --max-total-tokens 32768 --sleep-on-idle "
-    "--dtype float32 "
-    "--enable-metrics"
+    "--dtype float32 --enable-metrics"
 )
 _GPU_ARGUMENTS = (
     "--attention-backend triton --sampling-backend pytorch --grammar-backend none "
-    "--disable-cuda-graph "
-    "--mem-fraction-static 0.3 --dtype bfloat16 --enable-metrics"
+    "--disable-cuda-graph --mem-fraction-static 0.3 --dtype bfloat16 --enable-metrics"
 )
 
 

@@ -79,8 +79,7 @@ REST: dict[str, Translation] = {
     **_all(
         _HEALTH,
         "rollout-health-check-interval rollout-health-check-timeout "
-        "rollout-health-check-first-wait "
-        "rollout-cleanup-timeout rollout-session-id",
+        "rollout-health-check-first-wait rollout-cleanup-timeout rollout-session-id",
     ),
     # samples on their way
     **_all(
@@ -165,8 +164,7 @@ REST: dict[str, Translation] = {
     **_all(
         _CHECKS,
         "ci-test ci-disable-kl-checker ci-train-rollout-logprob-abs-diff-threshold "
-        "ci-save-grad-norm "
-        "ci-load-grad-norm",
+        "ci-save-grad-norm ci-load-grad-norm",
     ),
     "--custom-config-path": Lost(
         "own functions have their settings in their module, or in the rows' metadata"

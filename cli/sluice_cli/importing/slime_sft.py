@@ -86,8 +86,7 @@ def supervised(draft: Draft, settings: Settings) -> bool:
     if kind and kind.value != "qwen":
         why = (
             "slime renders each message by itself; sluice trains on the chat template's own text, "
-            "and leaves out rows "
-            "of whose answers the template drops a part"
+            "and leaves out rows of whose answers the template drops a part"
         )
         draft.note("check", kind.shown, why, kind.line)
     for name in _OF_SAMPLES:

@@ -85,8 +85,7 @@ outside of the job."""
 RECONCILE_FAILED = Reason(
     "ReconcileFailed",
     "the operator cannot go on with this job, of an error of its own: {cause}; its log has the "
-    "whole of it, and it "
-    "tries again. Please report it",
+    "whole of it, and it tries again. Please report it",
 )
 UNBEGUN = "nothing was started"
 

@@ -87,8 +87,7 @@ class Buffer:
         if self.policy.total_steps < 1:
             raise ConfigurationError(
                 f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one "
-                "batch of "
-                f"{self.policy.batch_size} groups"
+                f"batch of {self.policy.batch_size} groups"
             )
         self._clock, self._wall = clock, wall
         self._capacity, self._capacity_at = 0, float("-inf")
@@ -270,11 +269,9 @@ class Buffer:
             return ""
         return (
             f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of "
-            f"{self.policy.batch_size} "
-            f"groups take {memory.stored} of {self._capacity} bytes, and no checkpoint can free "
-            "any; make it larger "
-            f"(the records of the {memory.progress.next_group} groups so far take "
-            f"{self.storage.books()} bytes of it)"
+            f"{self.policy.batch_size} groups take {memory.stored} of {self._capacity} bytes, and "
+            "no checkpoint can free any; make it larger (the records of the "
+            f"{memory.progress.next_group} groups so far take {self.storage.books()} bytes of it)"
         )
 
     def _nothing_can_be_leased(self) -> bool:

@@ -67,8 +67,7 @@ TOOL_SECONDS = Histogram(
 TOOL_CALLS = Counter(
     "sluice_rollout_tool_calls",
     "Calls of tools by the model. outcome: ok; raised, timeout, misunderstood (the model is told); "
-    "unavailable (the "
-    "sample fails).",
+    "unavailable (the sample fails).",
     ["tool", "outcome"],
 )
 HANGING_CALLS = Gauge(

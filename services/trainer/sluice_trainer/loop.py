@@ -143,8 +143,7 @@ class Loop:
         if self.ranks.rank == 0:
             logs.get().warning(
                 f"checkpoint {step} is taken early: buffer.storage.size has no room for the "
-                "samples of "
-                f"{self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
+                f"samples of {self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
             )
 
     def _next_batch(self, step: int) -> list[pb.Sequence] | None:

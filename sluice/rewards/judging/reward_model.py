@@ -114,8 +114,7 @@ class RewardModel:
         if not isinstance(outputs, list) or len(outputs) <= self._settings.output:
             return RewardError(
                 f"{self._endpoint.url}: expected an embedding with more than "
-                f"{self._settings.output} outputs "
-                f"(reward.model.output), got {shown(answer)}",
+                f"{self._settings.output} outputs (reward.model.output), got {shown(answer)}",
                 "invalid",
             )
         score = outputs[self._settings.output]

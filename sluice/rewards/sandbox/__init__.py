@@ -23,8 +23,7 @@ _TRIES = 2
 _WITHOUT = {
     "uid": "programs run as the pod's own user; a watch, not the kernel, limits their threads",
     "namespaces": "programs write to the pod's temporary directory, where a watch, not the kernel, "
-    "limits their files; "
-    "seccomp alone stands between them and the network",
+    "limits their files; seccomp alone stands between them and the network",
     "landlock": "programs can read every file that their user may read",
 }
 
@@ -45,8 +44,7 @@ class Isolation:
         """One line about a missing layer: which, why, and what that means."""
         return (
             f"code: the sandbox has no layer {layer!r} here ({self.missing[layer]}): "
-            f"{_WITHOUT[layer]}; "
-            "docs/security.md says more"
+            f"{_WITHOUT[layer]}; docs/security.md says more"
         )
 
 

@@ -77,10 +77,9 @@ def reward_model_server(model: Path, log: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     command = (
         f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 --port "
-        f"{port} --is-embedding "
-        "--dtype float32 --skip-server-warmup --device cpu --attention-backend torch_native "
-        "--disable-radix-cache "
-        "--max-total-tokens 32768 --sleep-on-idle"
+        f"{port} --is-embedding --dtype float32 --skip-server-warmup --device cpu "
+        "--attention-backend torch_native --disable-radix-cache --max-total-tokens 32768 "
+        "--sleep-on-idle"
     )
     environment = os.environ | {
         "SGLANG_USE_CPU_ENGINE": "1",

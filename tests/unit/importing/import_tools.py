@@ -25,8 +25,7 @@ def slime(tmp_path: Path, arguments: str, *options: str, entry: str = "train.py"
     script = tmp_path / "run.sh"
     script.write_text(
         f"python3 {entry} --hf-checkpoint /m --prompt-data /d/rows.jsonl --num-rollout 9 "
-        "--rollout-batch-size 8 "
-        f"--n-samples-per-prompt 4 --rm-type math {arguments}\n"
+        f"--rollout-batch-size 8 --n-samples-per-prompt 4 --rm-type math {arguments}\n"
     )
     return run("slime", script, *options)
 

@@ -326,10 +326,9 @@ def test_corrections_without_a_counterpart_are_said(arguments: str, said: str) -
 def test_sft_of_verl_with_questions_and_answers() -> None:
     command = (
         "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer "
-        "data.prompt_key=q "
-        "data.train_files=/d/train.parquet data.train_max_samples=100 "
-        "data.response_dict_keys=['answer'] "
-        "model.partial_pretrain=/m model.lora_rank=32 optim.lr=1e-4"
+        "data.prompt_key=q data.train_files=/d/train.parquet data.train_max_samples=100 "
+        "data.response_dict_keys=['answer'] model.partial_pretrain=/m model.lora_rank=32 "
+        "optim.lr=1e-4"
     )
     result = run("verl", command)
     spec = spec_of(result)

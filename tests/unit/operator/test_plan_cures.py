@@ -15,15 +15,13 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
     [
         (
             "exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: "
-            "requests.nvidia.com/gpu=8, limited: "
-            "requests.nvidia.com/gpu=8",
+            "requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8",
             "wait until others give some back, have ResourceQuota gpus raised, or ask for less",
         ),
         (
             "failed quota: compute: must specify limits.cpu for: proxy; limits.memory for: proxy",
             "ResourceQuota compute wants limits.cpu for: proxy; limits.memory for: proxy of every "
-            "container: set "
-            "resources of the role, and of containers in its template",
+            "container: set resources of the role, and of containers in its template",
         ),
         (
             'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
@@ -44,11 +42,9 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
         ),
         (
             'User "system:serviceaccount:sluice:operator" cannot create resource "pods" in API '
-            'group "" in the '
-            'namespace "team"',
+            'group "" in the namespace "team"',
             "the operator's service account sluice:operator may not create pods: upgrade the chart "
-            "with this namespace "
-            "in watchNamespaces",
+            "with this namespace in watchNamespaces",
         ),
         (
             "no PriorityClass with name high was found",

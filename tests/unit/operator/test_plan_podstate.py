@@ -148,9 +148,8 @@ RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
         ),
         (
             SCHEDULER.partition("scheduler = ")[2],
-            "engine: killed by SIGKILL after RuntimeError: Not "
-            "enough memory. "
-            "Please try to increase --mem-fraction-static.",
+            "engine: killed by SIGKILL after RuntimeError: Not enough memory. Please try to "
+            "increase --mem-fraction-static.",
         ),
         (
             '  File "a.py", line 1, in f\n    f()\ntorch.OutOfMemoryError: CUDA out of memory\n[x] '

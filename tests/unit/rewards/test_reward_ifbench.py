@@ -16,10 +16,8 @@ from sluice.rewards.builtin.ifbench.text import sentences
 PALINDROMES = "level radar civic kayak refer rotor madam tenet sagas stats"
 CAPITALS = (
     "Reykjavik, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, "
-    "Dublin, Berlin, "
-    "Amsterdam, Warsaw, London, Brussels, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, "
-    "Vaduz, Chișinău, "
-    "Bern, Ljubljana, Zagreb"
+    "Dublin, Berlin, Amsterdam, Warsaw, London, Brussels, Prague, Luxembourg, Paris, Vienna, "
+    "Bratislava, Budapest, Vaduz, Chișinău, Bern, Ljubljana, Zagreb"
 )
 _LETTERS = "YXWVUTSRQPONMLKJIHGFEDCBA"
 COUNTRIES = "\n".join(

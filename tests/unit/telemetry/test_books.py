@@ -23,8 +23,7 @@ def test_failed_groups_are_warned_of_with_their_share() -> None:
     (warning,) = books(reasons, leased=100, trained=90, failed=10).warnings()
     assert warning == (
         "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 for other "
-        "reasons. "
-        "failures.jsonl in the run directory names each"
+        "reasons. failures.jsonl in the run directory names each"
     )
 
 

@@ -38,10 +38,8 @@ class HeldError(Exception):
     def __init__(self, namespace: str, holder: str) -> None:
         super().__init__(
             f"namespace {namespace} belongs to another operator of RLJobs, {holder} "
-            "(namespace/lease), which renews "
-            f"the Lease {NAME} there: two would run the same jobs. Uninstall one of them, or give "
-            "them different "
-            "namespaces (watchNamespaces)"
+            f"(namespace/lease), which renews the Lease {NAME} there: two would run the same jobs. "
+            "Uninstall one of them, or give them different namespaces (watchNamespaces)"
         )
 
 

@@ -60,8 +60,7 @@ OF_REFUSALS: Cures = (
     (
         r'violates PodSecurity "([^":]+)',
         "the namespace takes pods of level {} alone: change what is named in the role's template, "
-        "or have the "
-        "namespace's label pod-security.kubernetes.io/enforce lowered",
+        "or have the namespace's label pod-security.kubernetes.io/enforce lowered",
     ),
     (
         r"(?:maximum|minimum) (\S+) usage per (?:Container|Pod)",

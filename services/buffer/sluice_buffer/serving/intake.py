@@ -135,8 +135,7 @@ class Intake(Generic[R]):
             self._skipped.add(chunk.key)
         why = (
             f"a group of {chunk.size} bytes; with its memory the buffer takes {self._largest} at "
-            "most. "
-            "Make spec.buffer.memory larger, or the group smaller"
+            "most. Make spec.buffer.memory larger, or the group smaller"
         )
         prompt = prompt_of_beginning(chunk.data)
         if prompt is None:

@@ -136,8 +136,7 @@ def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptS
             if getattr(other, key) != getattr(one, key):
                 raise ConfigurationError(
                     f"{one.source_name!r} is a source of prompts and of evaluation with different "
-                    f"{field}; "
-                    "give one of them another `name`"
+                    f"{field}; give one of them another `name`"
                 )
 
 

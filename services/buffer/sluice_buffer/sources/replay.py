@@ -38,8 +38,7 @@ class Replay:
         if not dumps:
             raise ConfigurationError(
                 f"spec.debug.replay: {directory} has no step_<n>.parquet; expected the directory "
-                "`rollouts` of a run "
-                "with debug.dumpRollouts"
+                "`rollouts` of a run with debug.dumpRollouts"
             )
         return cls(tuple(dumps.items()))
 

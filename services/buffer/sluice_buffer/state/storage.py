@@ -319,6 +319,5 @@ def check_identity(stored: Mapping[str, object], wanted: Mapping[str, object], w
         if name in stored and stored[name] != value:
             raise StorageError(
                 f"{where}: the database was made with another {name}: {stored[name]!r}, now "
-                f"{value!r}. "
-                "Restore the old setting, or start anew with an empty storage directory"
+                f"{value!r}. Restore the old setting, or start anew with an empty storage directory"
             )

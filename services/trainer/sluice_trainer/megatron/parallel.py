@@ -27,15 +27,13 @@ def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta) -> No
     if dist.get_world_size() % model_parallel:
         raise ValueError(
             f"{dist.get_world_size()} trainer processes cannot be split into groups of tensor "
-            f"({parallelism.tensor}) x "
-            f"pipeline ({parallelism.pipeline}) x context ({parallelism.context}) = "
-            f"{model_parallel}"
+            f"({parallelism.tensor}) x pipeline ({parallelism.pipeline}) x context "
+            f"({parallelism.context}) = {model_parallel}"
         )
     if dist.get_world_size() // parallelism.pipeline % parallelism.expert:
         raise ValueError(
             f"{dist.get_world_size()} trainer processes / pipeline ({parallelism.pipeline}) cannot "
-            "be split into "
-            f"groups of expert ({parallelism.expert})"
+            f"be split into groups of expert ({parallelism.expert})"
         )
     with megatron_device():
         if not parallel_state.model_parallel_is_initialized():
