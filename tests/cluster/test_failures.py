@@ -212,7 +212,11 @@ async def test_an_error_of_the_operators_own_is_told_and_got_over(
     message = (await world.condition("Running"))["message"]
     assert "JSONDecodeError: Expecting property name" in message
     assert "(admit.py:" in message
-    assert "ReconcileFailed" in await world.reasons()
+
+    async def has_an_event() -> bool:
+        return "ReconcileFailed" in await world.reasons()
+
+    await world.until(has_an_event)
     assert (await world.status())["roles"] == before["roles"]
     assert len(await world.names()) == 5
     await world.api.delete(config, {})
