@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.fsdp import families
 from sluice_trainer.fsdp.policy import ShardedPolicy
+from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
@@ -183,22 +185,46 @@ def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(
         make(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "mistral"])
+def test_bf16_costs_what_it_costs_transformers(all_models: dict[str, Path], name: str) -> None:
+    policy, shard = make(all_models[name], trainer={"precision": "bf16"}), tiny.batch(6, seed=0)
+    assert_near_eager_attention(policy, all_models[name], shard, "bf16")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    ("precision", "mean"), [("fp32", 1e-3), ("bf16", 0.05)], ids=["fp32", "bf16"]
-)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
 def test_on_a_gpu_log_probs_are_those_of_eager_attention_on_the_cpu(
-    all_models: dict[str, Path], name: str, precision: str, mean: float
+    all_models: dict[str, Path], name: str, precision: str
 ) -> None:
     """Sequences longer than the windows, also as compiled layers train on them."""
     policy = make(all_models[name], trainer={"precision": precision, "gpusPerNode": 1})
     plain, shard = tiny.hf_model(all_models[name], "eager"), tiny.batch(12, seed=1)
-    for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
-        with torch.no_grad():
-            expected, _ = tiny.hf_log_probs(plain, sequence)
-        assert (values - expected).abs().mean() < mean
+    allowed = assert_near_eager_attention(policy, all_models[name], shard, precision)
     totals = tiny.totals(shard)
     loss = tiny.plain_loss(plain, shard, totals).item()
-    assert policy.train([shard], [totals])["train/loss"] == pytest.approx(loss, abs=mean)
+    assert policy.train([shard], [totals])["train/loss"] == pytest.approx(loss, abs=allowed)
+
+
+def assert_near_eager_attention(
+    policy: ShardedPolicy, model: Path, shard: list[TrainSequence], precision: str
+) -> float:
+    """The difference of log-probs that was allowed: of bf16, as much as transformers' own has.
+
+    A gated delta net of random weights loses far more by rounding than attention does.
+    """
+    plain = _eager_log_probs(model, shard, torch.float32)
+    allowed = 1e-3
+    if precision == "bf16":
+        rounded = _eager_log_probs(model, shard, torch.bfloat16)
+        allowed = max(0.02, 1.5 * (rounded - plain).abs().mean().item())
+    values = torch.cat(policy.log_probs(shard))
+    assert (values - plain).abs().mean() < allowed
+    return allowed
+
+
+def _eager_log_probs(model: Path, shard: list[TrainSequence], dtype: torch.dtype) -> Tensor:
+    plain = tiny.hf_model(model, "eager").to(dtype)
+    with torch.no_grad():
+        return torch.cat([tiny.hf_log_probs(plain, sequence)[0].float() for sequence in shard])
