@@ -17,6 +17,7 @@ from rich.text import Text
 
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
 from sluice.api.resources import memory_field
+from sluice.telemetry.goodput import Goodput
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
 from sluice_operator.admit import parse
@@ -46,6 +47,7 @@ def show(picture: Picture, now: datetime) -> RenderableType:
     parts = [
         _head(picture, status, now),
         *_titled("", _progress(status)),
+        *_goodput(status),
         *_titled("conditions", _conditions(status, now)),
         *_titled("roles", _roles(status)),
         *_titled("pods", _pods(picture.pods, now)),
@@ -120,6 +122,14 @@ def _progress(status: RLJobStatus) -> Table | None:
     grid = Table.grid(padding=(0, 3))
     grid.add_row(*shown)
     return grid
+
+
+def _goodput(status: RLJobStatus) -> list[RenderableType]:
+    """What the job's GPUs did with their time: one line, or none before anything was counted."""
+    if status.goodput is None:
+        return []
+    text = Goodput({name: float(n) for name, n in status.goodput.seconds.items()}).text()
+    return [Text.assemble(("goodput ", "dim"), text)]
 
 
 def _conditions(status: RLJobStatus, now: datetime) -> Table | None:

@@ -103,6 +103,8 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
         engines_in_sync=sum(
             entry.admitted and entry.member.version == ledger.version for entry in engines
         ),
+        device_seconds=dict(ledger.device_seconds),
+        counters=dict(stats.counters),
     )
 
 

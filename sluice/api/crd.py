@@ -32,6 +32,7 @@ COLUMNS = [
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Steps", "integer", ".status.totalSteps", 1),
     ("Loss", "string", ".status.loss", 1),
+    ("Goodput", "string", ".status.goodput.ratio", 1),
     ("Reason", "string", ".status.reason", 1),
 ]
 

@@ -95,6 +95,25 @@ class PodGroupStatus(Model):
     )
 
 
+class GoodputStatus(Model):
+    """The use of the job's GPU time; on CPUs a pod counts as one device."""
+
+    ratio: str = Field(description="Share that trained or generated samples that were trained on.")
+    seconds: dict[str, int] = Field(
+        default_factory=dict,
+        description="Device seconds: trained, generated, thrown_away, waited, synchronised, saved, "
+        "started, restarted.",
+    )
+    states: dict[str, int] = Field(
+        default_factory=dict,
+        description="The same seconds by what pods were doing, as `role/state`.",
+    )
+    earlier: dict[str, int] = Field(
+        default_factory=dict,
+        description="Those of them that were counted before the rendezvous service last restarted.",
+    )
+
+
 class RLJobStatus(Model):
     """The job as the operator has seen it. Nobody else writes it."""
 
@@ -120,6 +139,9 @@ class RLJobStatus(Model):
         None, description="Mean number of steps that the samples' weights were behind."
     )
     restarts: int = Field(0, description="Restarts after failures, of all roles.")
+    goodput: GoodputStatus | None = Field(
+        None, description="The use of the job's GPU time, brought up to date with each step."
+    )
     roles: Annotated[list[RoleStatus], Field(max_length=8), Once("name")] = Field(
         default_factory=list, description="The pods, by role."
     )

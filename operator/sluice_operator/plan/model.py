@@ -21,7 +21,8 @@ class Progress:
     """The job's progress, by the buffer's Stats and the rendezvous' ledger.
 
     step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of
-    them that hold the newest weights.
+    them that hold the newest weights. device_seconds: by `role/state`, since the rendezvous
+    service started; counters: the buffer's. Both grow all the time: they make no answer a new one.
     """
 
     step: int
@@ -32,6 +33,8 @@ class Progress:
     engines: int = 0
     engines_in_sync: int = 0
     loss: float | None = None
+    device_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    counters: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from sluice_operator.plan.names import checkpoint_name, pod_name
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import blocked, failed_to_start
 from sluice_operator.plan.report.conditions import Finding
+from sluice_operator.plan.report.goodput import with_goodput
 from sluice_operator.plan.report.status import (
     assembled,
     last_failure,
@@ -71,6 +72,7 @@ def _decided(job: RLJob, observed: Observed, now: datetime, images: Images) -> P
         return Plan(status)
     if is_finished(status):
         return _finished(job, status, observed, now)
+    status = with_goodput(job, status, observed.progress)
     status = with_progress(status, observed.progress, now)
     if job.spec.suspend:
         return _suspended(job, status, observed, now)

@@ -100,6 +100,10 @@ RUNNING = Picture(
             "policyLag": "0.50",
             "weightVersion": 3,
             "restarts": 1,
+            "goodput": {
+                "ratio": "0.61",
+                "seconds": {"trained": 300, "generated": 310, "waited": 300, "started": 90},
+            },
             "startTime": "2026-01-31T11:44:00Z",
             "roles": ROLES,
             "lastProgressTime": "2026-01-31T11:59:00Z",
