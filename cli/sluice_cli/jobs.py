@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sluice.environment import ConfigurationError
-from sluice_operator.cluster.local.reader import JOB, RunReader
+from sluice.telemetry.run_directory import JOB
+from sluice_operator.cluster.local.reader import RunReader
 from sluice_operator.cluster.view import Reader, ReadError
 
 RUNS = Path("runs")

@@ -36,7 +36,6 @@ from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.progress import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
-JOB = "job.json"
 REFRESH_SECONDS = 0.5
 LOCK_SECONDS = 5.0
 """How long to wait for a run that is just ending."""
@@ -106,7 +105,7 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
 
     A run goes on only with the manifest that it was started with.
     """
-    known = directory / JOB
+    known = directory / run_directory.JOB
     if fresh and known.exists():
         delete(directory)
     if known.exists():

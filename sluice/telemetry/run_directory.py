@@ -5,6 +5,8 @@
     tensorboard/     event files                      evaluation.jsonl one line for each evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
     failures.jsonl   groups that failed for good, and why
+    events.jsonl     what the operator told, such as restarts
+    versions.json    releases of the software that trained, and its device
     totals.json      what the buffer had counted when the trainer was done
     rollouts/        all samples of each step, where debug.dumpRollouts is set
 
@@ -24,6 +26,9 @@ EVALUATION = "evaluation.jsonl"
 FAILURES = "failures.jsonl"
 TIMELINE = "timeline.jsonl"
 SUMMARY = "summary.json"
+JOB = "job.json"
+EVENTS = "events.jsonl"
+VERSIONS = "versions.json"
 TOTALS = "totals.json"
 
 

@@ -4,14 +4,18 @@ slime's.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import platform
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
+import torch
 from tensorboard.summary import Writer
 
 from sluice.api import RLJob, manifest
@@ -26,6 +30,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
+_RELEASES = ("sluice", "torch", "transformers", "megatron-core", "sglang", "vllm", "triton")
 
 
 class Recorder:
@@ -52,6 +57,7 @@ class Recorder:
     def of(cls, env: Environment, job: RLJob) -> Recorder:
         """The recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
+        run_directory.write_json(directory / run_directory.VERSIONS, versions())
         tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
         return cls(directory, env.attempt, tracker, judged=job.spec.judged)
 
@@ -138,6 +144,16 @@ class Recorder:
             for row in rows
         ]
         (self._directory / "samples" / name).write_text("\n".join(lines) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Releases of what trains, and the device: what a result is to be compared by."""
+    releases = {}
+    for name in _RELEASES:
+        with contextlib.suppress(PackageNotFoundError):
+            releases[name] = version(name)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {"python": platform.python_version(), **releases, "device": device or "CPU"}
 
 
 def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.telemetry import run_directory
+from sluice.telemetry import goodput, run_directory
 from sluice.telemetry.headline import headline
 from sluice.telemetry.report import write_report
+from sluice.telemetry.report.figures import restart_steps
+from sluice.telemetry.report.timeline import CATEGORIES, STATES
 
 pytest.importorskip("matplotlib")
 
@@ -38,12 +40,57 @@ def test_a_run_without_rewards_shows_what_is_learned_instead(tmp_path: Path) -> 
     row = {"prompt": "1 + 1", "response": "2", "label": None, "reward": None}
     (tmp_path / "samples/step_0000003.jsonl").write_text(json.dumps(row) + "\n")
     text = write_report(tmp_path, "job").read_text()
-    assert "<figcaption>Loss</figcaption>" in text
-    assert "<figcaption>Reward" not in text
-    assert "<figcaption>KL and clipping" not in text, "there is nothing to draw in it"
-    assert "<tr><th>prompt</th><th>response</th></tr>" in text
+    assert "<figcaption><b>Loss</b>" in text
+    assert "<figcaption><b>Reward" not in text
+    assert "<figcaption><b>Distance of the policy" not in text, "there is nothing to draw in it"
+    assert "<tr><th>prompt</th><th>response</th>" in text
     assert (tmp_path / "loss.png").exists()
     assert not (tmp_path / "reward.png").exists()
+
+
+def test_a_page_says_what_the_run_was_and_how_its_answers_change(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        record = {"step": step, "time": 1.7e9 + step, "attempt": 1 + step // 3}
+        record |= {"rollout/raw_reward": 0.5, "rollout/reward_std": 0.1, "train/lr-pg_0": 1e-4}
+        run_directory.append(tmp_path / run_directory.METRICS, record)
+    (tmp_path / "samples").mkdir()
+    for version, response in ((0, "<b>three</b>"), (2, "four"), (3, "4")):
+        row = {"prompt": "2 + 2", "response": response, "label": "4", "reward": 0.0}
+        path = tmp_path / f"samples/eval_held_out_{version:07d}.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+    job = {"spec": {"trainer": {"steps": 3, "optimizer": {"lr": 1e-4}}}}
+    run_directory.write_json(tmp_path / run_directory.JOB, job)
+    run_directory.write_json(tmp_path / run_directory.VERSIONS, {"torch": "2.13.0"})
+    summary = {"state": "Succeeded", "goodput": 0.6, "groups_lost": 0, "wall_seconds": 3723}
+    summary["goodput_seconds"] = {"trained": 30.0, "generated": 30.0, "waited": 40.0}
+    run_directory.write_json(tmp_path / run_directory.SUMMARY, summary)
+    event = {"time": "2026-01-31T12:00:00.1Z", "type": "Warning", "reason": "GangRestarting"}
+    run_directory.append(tmp_path / run_directory.EVENTS, event | {"message": "trainer-0 failed"})
+    text = write_report(tmp_path, "job").read_text()
+    for expected in (
+        "<th>trainer.optimizer.lr</th><td>0.0001</td>",
+        "<th>torch</th><td>2.13.0</td>",
+        "<th>last step</th><td>2023-11-14 22:13 UTC</td>",
+        "<dt>goodput</dt><dd>60%</dd>",
+        "<dt>took</dt><dd>1:02:03</dd>",
+        "<dt>lost</dt><dd>0</dd>",
+        "<li>2026-01-31T12:00:00 GangRestarting: trainer-0 failed</li>",
+        "<th>after step 0, reward 0</th><td>&lt;b&gt;three&lt;/b&gt;</td>",
+        "<th>after step 3, reward 0</th><td>4</td>",
+        "<b>Learning rate</b>",
+        "<h2>Goodput</h2>",
+    ):
+        assert expected in text
+
+
+def test_each_state_has_a_colour_of_its_own() -> None:
+    assert len(set(STATES.values())) == len(STATES)
+    assert set(CATEGORIES) == set(goodput.CATEGORIES)
+
+
+def test_a_later_attempt_of_the_trainer_is_a_restart() -> None:
+    attempts = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
+    assert restart_steps({step: {"attempt": n} for step, n in attempts.items()}) == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
-from sluice.telemetry.report import spans
+from sluice.telemetry.report.timeline import spans
 from sluice.telemetry.summary import evaluation_means, summarize
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluice.api import RLJob, RLJobStatus, manifest
+from sluice.telemetry import run_directory
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.local import gpus, processes, readiness, run_state, services, volumes
 from sluice_operator.cluster.local.inherited import inherited_env
@@ -170,7 +171,7 @@ class LocalCluster:
         self._save()
 
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
-        with (self.run_dir / "events.jsonl").open("a") as file:
+        with (self.run_dir / run_directory.EVENTS).open("a") as file:
             for event in events:
                 line = {
                     "time": now_text(),

@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sluice.telemetry import run_directory
 from sluice_operator.cluster.local.run_state import RunDirectoryError, State, StateFile
 from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream
 
-JOB, EVENTS, LOGS = "job.json", "events.jsonl", "logs"
+LOGS = "logs"
 POLL_SECONDS = 0.25
 _UTC = re.compile(r'^(?:\{.*"timestamp": "|)(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?)Z')
 _LOCAL = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
@@ -29,15 +30,17 @@ class RunReader:
     async def picture(self) -> Picture:
         state = self._state()
         try:
-            job = json.loads((self._directory / JOB).read_text())
+            job = json.loads((self._directory / run_directory.JOB).read_text())
         except ValueError as error:
-            raise ReadError(f"{self._directory / JOB}: not valid JSON ({error})") from error
+            raise ReadError(
+                f"{self._directory / run_directory.JOB}: not valid JSON ({error})"
+            ) from error
         job["status"] = state.status or {}
         events = [
             Happened(
                 datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"]
             )
-            for each in _records(self._directory / EVENTS)
+            for each in _records(self._directory / run_directory.EVENTS)
         ]
         return Picture(
             f"run directory {self._directory}", job, tuple(state.pods.values()), tuple(events)
@@ -78,9 +81,10 @@ class RunReader:
         return pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
     def _state(self) -> State:
-        if not (self._directory / JOB).exists():
+        if not (self._directory / run_directory.JOB).exists():
             raise ReadError(
-                f"{self._directory}: no {JOB} there; expected the directory of a run (sluice run)"
+                f"{self._directory}: no {run_directory.JOB} there; expected the directory of a run "
+                "(sluice run)"
             )
         try:
             return StateFile(self._directory).load()

@@ -1,0 +1,102 @@
+"""Answers of a run: how those to one prompt change, and those of the newest samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import run_directory
+
+_EVALUATED = re.compile(r"eval_(?P<dataset>.+)_(?P<version>\d+)\.jsonl")
+_PROMPTS, _MOMENTS, _ROWS, _LONGEST = 4, 4, 12, 600
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    version: int
+    text: str
+    reward: str
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Answers to one prompt over the run, the oldest weights first."""
+
+    prompt: str
+    label: str
+    answers: Sequence[Answer]
+
+
+def courses(directory: Path) -> list[Course]:
+    """Prompts of the first evaluation data set, each with its answers at a few moments."""
+    evaluations = _evaluations(directory)
+    if len(evaluations) < 2:
+        return []
+    versions = _spread(sorted(evaluations))
+    by_prompt: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for version in versions:
+        seen = set[str]()
+        for record in run_directory.records(evaluations[version]):
+            prompt = _text(record.get("prompt"))
+            if prompt not in seen:  # one answer of several is enough
+                seen.add(prompt)
+                by_prompt.setdefault(prompt, []).append((version, record))
+    whole = [rows for rows in by_prompt.values() if len(rows) == len(versions)]
+    return [_course(rows) for rows in whole[:_PROMPTS]]
+
+
+def newest(directory: Path) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of the newest evaluation's samples, else of the last step's."""
+    samples = directory / "samples"
+    files = sorted(samples.glob("eval_*.jsonl"), key=_version) or sorted(samples.glob("*.jsonl"))
+    records = list(run_directory.records(files[-1]))[:_ROWS] if files else []
+    names = ("prompt", "response", "label", "reward")
+    columns = [name for name in names if any(r.get(name) is not None for r in records)]
+    return columns, [[_text(record.get(name)) for name in columns] for record in records]
+
+
+def _evaluations(directory: Path) -> dict[int, Path]:
+    """Files of the first data set by weight version."""
+    matches = sorted(_named(directory / "samples"))
+    return {version: path for dataset, version, path in matches if dataset == matches[0][0]}
+
+
+def _named(samples: Path) -> Iterator[tuple[str, int, Path]]:
+    for path in samples.glob("eval_*.jsonl"):
+        if match := _EVALUATED.fullmatch(path.name):
+            yield match["dataset"], int(match["version"]), path
+
+
+def _version(path: Path) -> int:
+    match = _EVALUATED.fullmatch(path.name)
+    return int(match["version"]) if match else -1
+
+
+def _spread(versions: Sequence[int]) -> list[int]:
+    """The first, the last, and some between them at even distances."""
+    last = len(versions) - 1
+    count = min(_MOMENTS, len(versions))
+    return [versions[round(i * last / (count - 1))] for i in range(count)]
+
+
+def _course(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> Course:
+    first = rows[0][1]
+    answers = [
+        Answer(version, _text(record.get("response")), _text(record.get("reward")))
+        for version, record in rows
+    ]
+    return Course(_text(first.get("prompt")), _text(first.get("label")), answers)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):  # a conversation
+        value = "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in value)
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"

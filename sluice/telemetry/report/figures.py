@@ -1,0 +1,200 @@
+"""The curves of a run, each with a sentence that says how to read it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sluice.telemetry.headline import headline
+from sluice.telemetry.report.drawing import Draw, legend_above
+
+StepRecords = Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One plot. text: what it shows, and what is healthy."""
+
+    title: str
+    text: str
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class _Curves:
+    """Metrics over steps. names: metric -> its name for people."""
+
+    title: str
+    text: str
+    names: Mapping[str, str]
+    log: bool = False
+
+
+_CURVES = (
+    _Curves(
+        "Pass rate",
+        "Chance that at least one of k answers to a prompt is right (reward 1). Where pass@1 "
+        "rises and the largest k does not, the model grows surer of what it could do before.",
+        {f"passrate/pass@{1 << i}": f"pass@{1 << i}" for i in range(11)},
+    ),
+    _Curves(
+        "Response length",
+        "Tokens of a response. A length that grows while the reward does not is a bad sign.",
+        {"rollout/response_len/mean": "mean", "rollout/response_len/max": "longest"},
+    ),
+    _Curves(
+        "Cut off, failed and useless",
+        "Shares: responses that reached their limit, samples that failed, and prompts whose "
+        "answers all have one reward, of which a group estimator learns nothing.",
+        {
+            "rollout/truncated_ratio": "cut off",
+            "rollout/failed_ratio": "failed",
+            "rollout/zero_std/ratio": "prompts with equal rewards",
+        },
+    ),
+    _Curves(
+        "Entropy and gradient",
+        "Entropy of a token in nats: near 0 the model explores no more. The gradient's norm is "
+        "that before clipping.",
+        {"train/entropy_loss": "entropy", "train/grad_norm": "gradient norm"},
+    ),
+    _Curves(
+        "Distance of the policy",
+        "KL from the policy that began the batch and from the reference, and the share of tokens "
+        "whose ratio was clipped. With one update a batch the first and the last are 0.",
+        {
+            "train/ppo_kl": "KL from the batch's start",
+            "train/kl_loss": "KL from the reference",
+            "train/pg_clipfrac": "clipped tokens",
+        },
+    ),
+    _Curves("Learning rate", "As the schedule has it.", {"train/lr-pg_0": "learning rate"}),
+    _Curves(
+        "Reverse KL to the teacher",
+        "Distillation: nats a token.",
+        {"train/opd_reverse_kl": "reverse KL"},
+    ),
+    _Curves(
+        "Age of the samples",
+        "Steps that the oldest weights of a sample were behind, on average. Bounded by "
+        "maxPolicyLag.",
+        {"rollout/policy_lag": "policy lag"},
+    ),
+    _Curves(
+        "Trainer against engine",
+        "Difference of the log-probs of the same tokens. bf16 costs some hundredths; a jump is a "
+        "fault in the weights or in a kernel.",
+        {
+            "train/train_rollout_logprob_abs_diff_max": "largest",
+            "train/train_rollout_logprob_abs_diff": "mean",
+            "train/train_rollout_logprob_abs_diff_on_policy": "mean, same weights",
+        },
+        log=True,
+    ),
+    _Curves(
+        "Tokens a second",
+        "Prompt and response tokens of a step by its time.",
+        {"perf/tokens_per_second": "tokens a second"},
+    ),
+)
+_PARTS = {
+    "perf/train_wait_time": ("waiting for samples", "#cfd8dc"),
+    "perf/data_preprocess_time": ("reading the batch", "#80cbc4"),
+    "perf/actor_train_time": ("training", "#ef6c00"),
+    "perf/update_weights_time": ("weights to engines", "#8e24aa"),
+    "perf/save_model_time": ("checkpoint", "#6d4c41"),
+}
+
+
+def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterator[Figure]:
+    """All figures in their order; those without data draw nothing."""
+    name, _ = headline(steps.values())
+    yield Figure(
+        name.capitalize(),
+        "Mean of a step's samples, with their standard deviation as a band; held out: of the "
+        "evaluation's prompts.",
+        partial(draw_headline, steps=steps, evaluations=evaluations),
+    )
+    for curves in _CURVES:
+        yield Figure(curves.title, curves.text, partial(_lines, curves, steps))
+    yield Figure(
+        "Where a step's time goes",
+        "Seconds, as the trainer spends them. A dashed line in any figure: the trainer came back "
+        "in another attempt.",
+        partial(_times, steps=steps),
+    )
+
+
+def restart_steps(steps: StepRecords) -> list[int]:
+    """The first step of each later attempt of the trainer."""
+    attempts = [(step, record.get("attempt", 1)) for step, record in steps.items()]
+    return [step for (_, before), (step, now) in itertools.pairwise(attempts) if now != before]
+
+
+def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, float]]) -> None:
+    """The run's number. Rewards of an evaluation share its axis, if it is a reward too."""
+    name, course = headline(steps.values())
+    judged = name == "reward"
+    numbers = list(steps)[-len(course) :] if course else []
+    axes.plot(numbers, course, color="#78909c", label="training samples" if judged else name)
+    if judged and (spread := [steps[step].get("rollout/reward_std") for step in numbers]):
+        _band(axes, numbers, course, spread)
+    axes.set_xlabel("step")
+    axes.set_ylabel(name)
+    handles = axes.get_lines()
+    if evaluations:
+        evaluation_axes = axes if judged else axes.twinx()
+        handles += evaluation_axes.plot(
+            *zip(*evaluations, strict=True), color="#2e7d32", marker="o", label="held out"
+        )
+        if not judged:
+            evaluation_axes.set_ylabel("reward")
+            evaluation_axes.set_ylim(bottom=min(0.0, evaluation_axes.get_ylim()[0]))
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _mark_restarts(axes, steps)
+    legend_above(axes, handles)
+
+
+def _band(axes: Any, numbers: list[int], course: list[float], spread: list[float | None]) -> None:
+    """One standard deviation to either side, not beyond what the rewards' course has seen."""
+    rows = [row for row in zip(numbers, course, spread, strict=True) if row[2] is not None]
+    if rows:
+        lower = [mean - (std or 0.0) for _, mean, std in rows]
+        upper = [mean + (std or 0.0) for _, mean, std in rows]
+        axes.fill_between([step for step, *_ in rows], lower, upper, color="#cfd8dc", alpha=0.5)
+
+
+def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
+    for name, label in curves.names.items():
+        points = [(step, record[name]) for step, record in steps.items() if name in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    if curves.log:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    if axes.has_data():
+        if axes.dataLim.ymin >= 0 and not curves.log:
+            axes.set_ylim(bottom=0)
+        _mark_restarts(axes, steps)
+        legend_above(axes, columns=4)
+
+
+def _times(axes: Any, steps: StepRecords) -> None:
+    rows = [[record.get(name, 0.0) for record in steps.values()] for name in _PARTS]
+    labels, colors = zip(*_PARTS.values(), strict=True)
+    axes.stackplot(list(steps), *rows, labels=labels, colors=colors)
+    totals = sorted(sum(column) for column in zip(*rows, strict=True))
+    if any(totals):  # the first step waits for the engines: it must not flatten the others
+        axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))] or None)
+    axes.set_xlabel("step")
+    axes.set_ylabel("seconds")
+    _mark_restarts(axes, steps)
+    legend_above(axes)
+
+
+def _mark_restarts(axes: Any, steps: StepRecords) -> None:
+    for step in restart_steps(steps):
+        axes.axvline(step, color="#b71c1c", linestyle="--", linewidth=0.8)

@@ -1,0 +1,70 @@
+"""The page: facts, figures, the time of roles and devices, answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import run_directory
+from sluice.telemetry.headline import headline
+from sluice.telemetry.health import findings
+from sluice.telemetry.report import answers, facts
+from sluice.telemetry.report.drawing import png, svg
+from sluice.telemetry.report.figures import StepRecords, draw_headline, figures
+from sluice.telemetry.report.timeline import draw_goodput, draw_timeline
+from sluice.telemetry.summary import evaluation_means
+
+_WIDE = 11.5
+
+
+def write_report(directory: Path, title: str) -> Path:
+    """Write report.html, and a picture for people who want to show it: reward.png, or what is
+    learned instead.
+    """
+    import jinja2
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    steps = run_directory.by_step(directory / run_directory.METRICS)
+    evaluations = evaluation_means(directory)
+    name, _ = headline(steps.values())
+    draw = partial(draw_headline, steps=steps, evaluations=evaluations)
+    png(draw, directory / f"{name.lower().replace(' ', '_')}.png")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sluice.telemetry.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    page = environment.get_template("page.html.j2")
+    path = directory / "report.html"
+    path.write_text(page.render(title=title, **_contents(directory, steps, evaluations)))
+    return path
+
+
+def _contents(
+    directory: Path, steps: StepRecords, evaluations: list[tuple[int, float]]
+) -> dict[str, Any]:
+    """The template's variables. Text is escaped there; pictures are our own SVG."""
+    summary = facts.summary_of(directory)
+    drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations)]
+    seconds = summary.get("goodput_seconds") or {}
+    columns, rows = answers.newest(directory)
+    return {
+        "outcome": facts.outcome(summary),
+        "books": facts.books(summary),
+        "settings": facts.settings(directory),
+        "places": facts.places(directory, steps),
+        "troubles": facts.troubles(directory),
+        "warnings": [f"step {each.step}: {each.text}" for each in findings(steps.values())],
+        "figures": [
+            {"title": figure.title, "text": figure.text, "svg": picture}
+            for figure, picture in drawn
+            if picture
+        ],
+        "goodput": svg(partial(draw_goodput, seconds=seconds), size=(_WIDE, 1.2)),
+        "timeline": svg(partial(draw_timeline, directory=directory), size=(_WIDE, 2.6)),
+        "courses": answers.courses(directory),
+        "columns": columns,
+        "rows": rows,
+    }
