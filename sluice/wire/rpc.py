@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from sluice.telemetry import tracing
 from sluice.wire import protocol, tls
 from sluice.wire.protocol import MixedReleasesError
 from sluice.wire.tls import Tls
@@ -83,6 +84,27 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler
 
 
+class _Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """A span around each unary call whose caller has one."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        parent = tracing.received(details.invocation_metadata)
+        if parent is None or handler is None or handler.unary_unary is None:
+            return handler
+        name = details.method.rpartition("/")[2]
+
+        async def serve(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with tracing.span(name, parent=parent):
+                return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            serve, handler.request_deserializer, handler.response_serializer
+        )
+
+
 def _refusing(
     handler: Any, code: grpc.StatusCode, text: str, trailing: protocol.Metadata = ()
 ) -> grpc.RpcMethodHandler:
@@ -103,7 +125,8 @@ def _refusing(
 def server(token: str | None = None) -> grpc.aio.Server:
     """A server with our options. Add the servicer, bind, start."""
     token = job_token() if token is None else token
-    return grpc.aio.server(options=_OPTIONS, interceptors=[_Gate(token)])
+    interceptors = [_Gate(token), *([_Traced()] if tracing.enabled() else [])]
+    return grpc.aio.server(options=_OPTIONS, interceptors=interceptors)
 
 
 def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> int:
@@ -138,7 +161,7 @@ def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
     """The metadata that every call carries."""
     token = job_token() if token is None else token
     authorization = (("authorization", f"Bearer {token}"),) if token else ()
-    return authorization + protocol.carried()
+    return authorization + protocol.carried() + tracing.carried()
 
 
 def _hint(details: str | None) -> str:

@@ -42,11 +42,12 @@ class RolloutDefaults(TrainerDefaults):
 
 
 class JobDefaults(PodDefaults):
-    """storage_class_name: of the buffer's and the checkpoints' claim.
+    """storage_class_name: of the buffer's and the checkpoints' claim. otlp_endpoint: of traces.
     The pods' fields are for all roles.
     """
 
     storage_class_name: str = ""
+    otlp_endpoint: str = ""
     image_pull_secrets: Annotated[list[FreeForm], Field(max_length=16)] = Field(
         default_factory=list
     )
@@ -65,17 +66,19 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
         return job
     spec, mine = job.spec, defaults
     trainer: dict[str, Any] = {
-        "template": merge(_template(mine, mine.trainer), spec.trainer.template),
+        "template": merge(_template(mine, mine.trainer, "trainer"), spec.trainer.template),
         "resources": _resources(mine.trainer.resources, spec.trainer.resources),
     }
     rollout: dict[str, Any] = {
-        "template": merge(_template(mine, mine.rollout), spec.rollout.template),
+        "template": merge(_template(mine, mine.rollout, "worker"), spec.rollout.template),
         "resources": _resources(mine.rollout.resources, spec.rollout.resources),
         "worker_resources": _resources(
             mine.rollout.worker_resources, spec.rollout.worker_resources
         ),
     }
-    buffer: dict[str, Any] = {"template": merge(_template(mine, mine.buffer), spec.buffer.template)}
+    buffer: dict[str, Any] = {
+        "template": merge(_template(mine, mine.buffer, "buffer"), spec.buffer.template)
+    }
     groups: dict[str, Any] = {
         "trainer": _with(spec.trainer, trainer),
         "rollout": _with(spec.rollout, rollout),
@@ -104,13 +107,15 @@ def _new(difference: str) -> str:
     return f"{field}: {values.partition(' -> ')[2]}"
 
 
-def _template(defaults: JobDefaults, role: PodDefaults) -> dict[str, Any]:
-    """A pod template, to go under that of the job."""
+def _template(defaults: JobDefaults, role: PodDefaults, container: str) -> dict[str, Any]:
+    """A pod template, to go under that of the job. container: that in which our code runs."""
+    tracing = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": defaults.otlp_endpoint}
     spec = {
         "nodeSelector": {**defaults.node_selector, **role.node_selector},
         "tolerations": [*defaults.tolerations, *role.tolerations],
         "priorityClassName": role.priority_class_name or defaults.priority_class_name,
         "imagePullSecrets": defaults.image_pull_secrets,
+        "containers": [{"name": container, "env": [tracing]}] if defaults.otlp_endpoint else [],
     }
     fields = {name: value for name, value in spec.items() if value}
     return {"spec": fields} if fields else {}
@@ -120,7 +125,7 @@ def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
     """It has no template of its own in a spec; the first of the overrides gives way to
     all others.
     """
-    template = _template(defaults, defaults.rendezvous)
+    template = _template(defaults, defaults.rendezvous, "rendezvous")
     return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
 
 

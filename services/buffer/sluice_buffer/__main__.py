@@ -17,7 +17,7 @@ from sluice import environment
 from sluice.api import quantity_value
 from sluice.api.room import budget_bytes
 from sluice.environment import Environment
-from sluice.telemetry import endpoints, logs
+from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc
@@ -152,6 +152,7 @@ def _keep_memory() -> None:
 async def main() -> int:
     env = environment.read("buffer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
+    tracing.configure(env)
     buffer = open_buffer(env.job(), env.directory("storage"))
     durable(buffer)
     _keep_memory()

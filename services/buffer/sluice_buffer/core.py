@@ -26,7 +26,7 @@ from sluice_buffer.rules.filters import NONZERO_STD
 from sluice_buffer.sources.filling import filler_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
 from sluice_buffer.state.loading import load
-from sluice_buffer.state.memory import Memory
+from sluice_buffer.state.memory import GroupWatcher, Memory
 from sluice_buffer.state.storage import (
     FORMAT,
     Storage,
@@ -90,6 +90,7 @@ class Buffer:
                 f"batch of {self.policy.batch_size} groups"
             )
         self._clock, self._wall = clock, wall
+        self._watcher: GroupWatcher | None = None
         self._capacity, self._capacity_at = 0, float("-inf")
         self._ceiling, self._ceiling_until = 0, float("-inf")
         self._refused_at = -1
@@ -127,6 +128,7 @@ class Buffer:
 
     def use(self, memory: Memory) -> None:
         """Go on with this memory."""
+        memory.watcher = self._watcher
         self.memory = memory
         filter_name = None if self.filler else self.job.spec.rollout.dynamic_filter
         plan = self.prompts.plan if self.filler is None or self.filler.evaluates else NO_EVALUATION
@@ -149,6 +151,10 @@ class Buffer:
             filter_name if filter_name == NONZERO_STD else None,
             self.prompts.order.epoch_size,
         )
+
+    def watch(self, watcher: GroupWatcher) -> None:
+        """Tell this watcher of all changes of groups from now on."""
+        self._watcher = self.memory.watcher = watcher
 
     def close(self) -> None:
         if self.filler:

@@ -142,13 +142,18 @@ def unpack_facts(data: bytes) -> list[SampleFacts]:
     return [SampleFacts(*one) for one in _FACTS.iter_unpack(data)]
 
 
-def lease_id(key: GroupKey, serial: int, attempt: int) -> str:
+def group_name(key: GroupKey, serial: int) -> str:
     """Unique over the job's life: an evaluation round that is opened again
     gets a new serial number.
     """
     if key.round == TRAINING:
-        return f"t{key.group_id}.{attempt}"
-    return f"e{key.round}.{serial}.{key.group_id}.{attempt}"
+        return f"t{key.group_id}"
+    return f"e{key.round}.{serial}.{key.group_id}"
+
+
+def lease_id(key: GroupKey, serial: int, attempt: int) -> str:
+    """The group's name and the number of the lease."""
+    return f"{group_name(key, serial)}.{attempt}"
 
 
 class LeaseName(NamedTuple):

@@ -8,7 +8,7 @@ import signal
 from prometheus_client import REGISTRY
 
 from sluice import environment
-from sluice.telemetry import endpoints, logs
+from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_rendezvous import metrics
@@ -18,6 +18,7 @@ from sluice_rendezvous.service import RendezvousService
 async def main() -> int:
     env = environment.read("rendezvous")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
+    tracing.configure(env)
     server, service = rpc.server(), RendezvousService()
     REGISTRY.register(metrics.State(service))
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)

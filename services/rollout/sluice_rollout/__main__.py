@@ -14,7 +14,7 @@ from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
 from sluice.environment import Environment
-from sluice.telemetry import endpoints, logs
+from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
@@ -48,6 +48,7 @@ async def serve() -> None:
     """Work until SIGTERM. Raises WorkerError, EngineError, TeacherError or ConfigurationError."""
     env = environment.read("rollout")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
+    tracing.configure(env)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

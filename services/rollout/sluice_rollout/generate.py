@@ -19,6 +19,7 @@ from sluice.engines.base import (
     RequestTimeoutError,
 )
 from sluice.sample import Sample, SampleStatus
+from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.health import EngineHealth, EngineLostError
 
@@ -173,12 +174,14 @@ class Generator:
         with (
             metrics.REQUESTS_AT_ENGINE.track_inprogress(),
             metrics.REQUEST_SECONDS.time(),
+            tracing.span("generate", sample=sample.index, tokens_before=len(sample.tokens)),
         ):
             try:
                 generation = await self.engine.generate(
                     uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
                 )
                 finish = generation.finish
+                tracing.note(finish=finish, tokens=len(generation.tokens))
             except PromptRefusedError:
                 finish = "refused"
                 raise

@@ -22,7 +22,7 @@ from sluice.sample import (
     SampleGroup,
     SampleStatus,
 )
-from sluice.telemetry import logs
+from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
 from sluice_rollout import failures
 from sluice_rollout.code import Code
@@ -226,7 +226,8 @@ class GroupMaker:
             if prompt.purpose is Purpose.EVALUATE
             else self.judge
         )
-        outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
+        with tracing.span("reward", samples=len(inputs)):
+            outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
         for sample, outcome in zip(judged, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 where = f"{prompt.dataset} row {prompt.row}"

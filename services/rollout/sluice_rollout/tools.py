@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
 from sluice_rollout.threads import LateError, NoThreadError, Threads
@@ -177,7 +178,10 @@ class ToolLoop:
             known = ", ".join(self._tools)
             return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
         try:
-            with metrics.TOOL_SECONDS.labels(call.name).time():
+            with (
+                metrics.TOOL_SECONDS.labels(call.name).time(),
+                tracing.span("tool", tool=call.name),
+            ):
                 value = await self._threads.call(
                     functools.partial(tool, **call.arguments), seconds=self._seconds
                 )

@@ -35,6 +35,11 @@ class Work:
         )
         return cls(leased, prompt, Requests(names.group_id))
 
+    @property
+    def name(self) -> str:
+        """The group's name, which is the same in all of its leases."""
+        return self.prompt.lease_id.rpartition(".")[0]
+
     def read(self) -> tuple[Prompt, list[Sample]]:
         """The prompt, and the samples that an earlier lease has left."""
         partial = [codec.sample_from_message(sample) for sample in self.leased.partial.samples]

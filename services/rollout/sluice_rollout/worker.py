@@ -23,7 +23,7 @@ from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
 from sluice.sample import Purpose, SampleGroup, SampleStatus
-from sluice.telemetry import logs
+from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -192,7 +192,8 @@ class Worker:
         REQUESTS.set(work.requests)
         metrics.LEASES.inc()
         try:
-            await self._make(work)
+            with tracing.span("work", group=work.name):
+                await self._make(work)
         except EngineLostError as error:
             self._lose(error)
             await self._give_back(work.bare(str(error) if error.blames else ""), work)
@@ -237,7 +238,8 @@ class Worker:
         reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
-        answer = await self.submits.send(group)
+        with tracing.span("submit"):
+            answer = await self.submits.send(group)
         if (
             isinstance(answer, pb.SubmitResponse)
             and answer.outcome == pb.SubmitResponse.OUTCOME_REFUSED

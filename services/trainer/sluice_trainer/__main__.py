@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from sluice import environment
-from sluice.telemetry import endpoints, logs
+from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
 
 COLLECTIVE_MINUTES = 30
@@ -21,6 +21,7 @@ COLLECTIVE_MINUTES = 30
 def main() -> int:
     env = environment.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
+    tracing.configure(env)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -29,7 +29,7 @@ import torch
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleError, SampleGroup
-from sluice.telemetry import logs
+from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer import metrics
@@ -105,27 +105,33 @@ class Loop:
             metrics.begin(step, self.total_steps)
         # To all: a trainer that died may have left engines in the middle of an update, or at rest.
         self._publish(step)
-        while step < self.total_steps:
-            started = time.perf_counter()
-            self.times.clear()
-            batch = self._next_batch(step)
-            if batch is None:
-                break
-            self.turns.take()
-            record = self._train(step + 1, batch)
+        while step < self.total_steps and self._step(step + 1):
             step += 1
-            due = self._checkpoint_due(step)
-            if due and self.turns.colocated:
-                self._begin_checkpoint(step)
-            self._publish(step)
-            self._commit(step, record, time.perf_counter() - started)
-            if due:
-                self._checkpoint(step)
         self._checkpoint(step)
         self._finish_checkpoint(wait=True)
         self._finish(step)
 
     # --- one step
+
+    @tracing.traced("step", root=True)
+    def _step(self, step: int) -> bool:
+        """Make a step. False: the prompts have ended before it."""
+        tracing.note(step=step)
+        started = time.perf_counter()
+        self.times.clear()
+        batch = self._next_batch(step - 1)
+        if batch is None:
+            return False
+        self.turns.take()
+        record = self._train(step, batch)
+        due = self._checkpoint_due(step)
+        if due and self.turns.colocated:
+            self._begin_checkpoint(step)
+        self._publish(step)
+        self._commit(step, record, time.perf_counter() - started)
+        if due:
+            self._checkpoint(step)
+        return True
 
     def _checkpoint_due(self, step: int) -> bool:
         """True after every so many steps, after the last one, and early where the buffer has no
@@ -146,6 +152,7 @@ class Loop:
                 f"samples of {self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
             )
 
+    @tracing.traced("wait for samples")
     def _next_batch(self, step: int) -> list[pb.Sequence] | None:
         """The sequences of the next step's batch; None at the end of the prompts.
 
@@ -208,6 +215,7 @@ class Loop:
             ).pending_versions
         )
 
+    @tracing.traced("train")
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
         """Advantages over the whole batch, then the optimizer steps over this rank's
         share of it.
@@ -247,12 +255,14 @@ class Loop:
             shards = [self.peers.buffer.shard(step, rank, size) for rank in range(size)]
             self.recorder.dump(step, merged(shards))
 
+    @tracing.traced("weight update", root=True)
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them.
 
         Colocated, whoever joins is no special case: there is room for the weights only while all
         engines rest.
         """
+        tracing.note(version=version, joiners_only=joiners_only)
         colocated = self.turns.colocated
         self.turns.make_room_for_weights()
         self._state("publishing")
@@ -292,6 +302,7 @@ class Loop:
             self._begin_checkpoint(step)
         self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
 
+    @tracing.traced("begin checkpoint")
     def _begin_checkpoint(self, step: int) -> None:
         """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
         finished.
@@ -313,6 +324,7 @@ class Loop:
             seconds = time.perf_counter() - self.save_began
             metrics.checkpoint(durable, seconds, path_of(self.checkpoints, durable))
 
+    @tracing.traced("commit")
     def _commit(self, step: int, record: dict[str, float], seconds: float) -> None:
         """Tell the buffer that the step is trained, and write it down. The save time is the last
         checkpoint's.

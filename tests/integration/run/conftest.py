@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.run.laptop import QUICKSTART, Laptop
+from tests.integration.run.otlp import Receiver
 from tests.integration.vllm_engine import PYTHON
 from tests.tools import missing
 
@@ -39,6 +40,14 @@ def engine(request: pytest.FixtureRequest) -> str:
     if word == "vllm" and not PYTHON.exists():
         missing("needs vLLM: make vllm")
     return word
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Spans of what is started meanwhile."""
+    with Receiver() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        yield receiver
 
 
 @pytest.fixture

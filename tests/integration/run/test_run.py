@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.integration.run.laptop import Laptop, processes_of, values
+from tests.integration.run.otlp import Receiver, Span
 
 pytestmark = pytest.mark.timeout(600)
 Make = Callable[..., Laptop]
@@ -27,10 +29,11 @@ def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
     assert processes_of(run.directory) == []
 
 
-def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path) -> None:
+def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: Receiver) -> None:
     run = laptop("trainer.steps=12", "data.seed=3")
     assert run.run() == 0, run.text()[-3000:]
     check_sound(run, 12)
+    check_traces(traces.spans, 12)
     records = list(run.steps().values())
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
@@ -57,6 +60,33 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path) -> None:
     other = laptop("trainer.steps=13", "data.seed=3")
     assert other.run(60) == 2
     assert "spec.trainer.steps: 12 -> 13" in other.text()
+
+
+def check_traces(spans: list[Span], steps: int) -> None:
+    """Each group is one trace over three services, whose training is linked to its step."""
+    roots = [span for span in spans if span.name == "prompt group"]
+    trained = [span for span in roots if span.attributes["sluice.outcome"] == "trained"]
+    assert len(trained) == steps * 32
+    of_step = {span.span_id: span for span in spans if span.name == "step"}
+    assert sorted(s.attributes["sluice.step"] for s in of_step.values()) == [*range(1, steps + 1)]
+    commits = {s.span_id: of_step[s.trace_root(spans)] for s in spans if s.name == "CommitStep"}
+    for root in trained:
+        below = [span for span in spans if span.trace_id == root.trace_id and span is not root]
+        names = Counter((span.service, span.name) for span in below)
+        assert names["sluice-rollout", "generate"] >= 8
+        assert names["sluice-rollout", "reward"] >= 1
+        for of in ("rollout", "work"), ("rollout", "submit"), ("buffer", "in training"):
+            assert names[f"sluice-{of[0]}", of[1]] == 1
+        outside = [span for span in below if not root.began <= span.began <= root.ended]
+        assert not outside, (root, outside)
+        link = next(span for span in below if span.name == "in training").links[0]
+        assert commits[link].attributes["sluice.step"] == root.attributes["sluice.step"]
+    for span in spans:
+        if span.name == "transfer":
+            below = {other.name for other in spans if other.trace_id == span.trace_id}
+            assert below >= {"weight update", "BeginUpdate", "pause", "verify", "resume"}
+    updates = {s.attributes["sluice.version"] for s in spans if s.name == "weight update"}
+    assert updates == {*range(steps + 1)}
 
 
 def exported_model_answers(directory: Path) -> None:

@@ -66,10 +66,10 @@ def extras(target: str) -> set[str]:
 
 def test_images_install_the_extras_of_their_roles() -> None:
     assert {target: extras(target) for target in TARGETS} == {
-        "operator": {"operator"},
-        "buffer": {"buffer"},
-        "rollout": {"rollout"},
-        "trainer": {"trainer", "wandb"},
+        "operator": {"operator", "tracing"},
+        "buffer": {"buffer", "tracing"},
+        "rollout": {"rollout", "tracing"},
+        "trainer": {"trainer", "tracing", "wandb"},
         "cpu": EXTRAS.keys() - {"dev"},
     }
 

@@ -20,6 +20,7 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
 DEFAULTS = JobDefaults.model_validate(
     {
         "storageClassName": "fast",
+        "otlpEndpoint": "http://collector:4318",
         "priorityClassName": "batch",
         "nodeSelector": {"pool": "rl"},
         "tolerations": [{"key": "team", "operator": "Exists"}],
@@ -52,6 +53,20 @@ def created(**spec: Any) -> dict[str, KubeObject]:
         each["metadata"]["labels"].get("sluice.dev/role") or each["metadata"]["name"]: each
         for each in objects
     }
+
+
+def test_the_process_that_is_ours_in_each_pod_knows_where_traces_go() -> None:
+    pods, names = created(), {"rollout": "worker"}
+    for role in ("trainer", "rollout", "buffer", "rendezvous"):
+        ours = {names.get(role, role)}
+        told = {
+            container["name"]
+            for container in pods[role]["spec"]["containers"]
+            for variable in container["env"]
+            if variable["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT"
+            and variable["value"] == "http://collector:4318"
+        }
+        assert told == ours
 
 
 def test_pods_get_what_the_job_does_not_say() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from sluice.telemetry import tracing
 from sluice.wire.codec import to_chunks
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc, common_pb2
@@ -35,6 +36,7 @@ from sluice_buffer.serving.sending import (
     leased_chunks,
     shard_chunks,
 )
+from sluice_buffer.serving.traces import GroupTraces
 from sluice_buffer.serving.waiting import WaitingCalls
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import StorageError, StorageFullError
@@ -69,6 +71,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         self.committer, self.budget = committer, budget
         self.waiting = WaitingCalls(committer.buffer)
         committer.landed_hooks.append(self.waiting.call_up)
+        self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
         self._asked: tuple[int, float] = (0, 0.0)
         self._timed = 0
         """Step whose batch was last handed out."""
@@ -265,6 +268,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         await self._run(
             context, lambda: self.buffer.commit(request.step, request.version, attempt, record)
         )
+        if self.traces:
+            self.traces.committed(request.step)
         return pb.CommitStepResponse()
 
     async def CommitCheckpoint(

@@ -12,6 +12,7 @@ import heapq
 import json
 import struct
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
@@ -74,6 +75,10 @@ class Result:
     """[group, bytes] of the groups whose samples are kept."""
 
 
+GroupWatcher = Callable[[GroupKey, Group], None]
+"""Told of each change of a group's record, before it is on the disk."""
+
+
 @dataclass(slots=True)
 class Memory:
     """Everything that a transition may look at."""
@@ -116,6 +121,7 @@ class Memory:
     verdict: str = ""
     """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new
     start tries again."""
+    watcher: GroupWatcher | None = None
 
     # -- looking
 
@@ -168,6 +174,8 @@ class Memory:
     def touch(self, key: GroupKey, group: Group) -> None:
         self.dirty[key] = group
         self.changed = True
+        if self.watcher is not None:
+            self.watcher(key, group)
 
     def move(self, key: GroupKey, group: Group, state: GroupState) -> None:
         """Put a group into a state and into the indexes of that state."""

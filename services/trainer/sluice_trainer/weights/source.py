@@ -20,7 +20,7 @@ import aiohttp
 
 from sluice.api import WeightSync
 from sluice.engines.base import Control, Engine, EngineRefusedError
-from sluice.telemetry import logs
+from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
@@ -228,8 +228,9 @@ class Source:
         """Why this engine did not pass the phase, and is given up; empty: it passed."""
         failure = ""
         try:
-            async with asyncio.timeout(self._sync.timeout_seconds):
-                await action(peer)
+            with tracing.span(_name(phase), engine=peer.name):
+                async with asyncio.timeout(self._sync.timeout_seconds):
+                    await action(peer)
         except* _FAILURES as failures:
             reason = str(_first(failures)) or f"not done after {self._sync.timeout_seconds:g} s"
             failure = f"{_name(phase)}: {reason}"

@@ -1,0 +1,107 @@
+"""Traces: a group's is one, whoever tells of it; calls carry their caller's span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from sluice import environment
+from sluice.telemetry import tracing
+
+
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    tracing.begin(SimpleSpanProcessor(exporter), seed="a job's token", resource={})
+    yield exporter
+    tracing.end()
+
+
+def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def test_spans_of_a_group_are_one_trace_whichever_process_tells_of_them(
+    exporter: InMemorySpanExporter,
+) -> None:
+    with tracing.span("work", group="t7", worker="rollout-0"), tracing.span("generate"):
+        pass
+    tracing.end()
+    later = InMemorySpanExporter()
+    tracing.begin(SimpleSpanProcessor(later), seed="a job's token", resource={})
+    tracing.record("prompt group", 10.0, 12.5, group="t7", root=True, attributes={"group": 7})
+    tracing.record("prompt group", 10.0, 12.5, group="t8", root=True)
+    work, generate = (by_name(exporter)[name] for name in ("work", "generate"))
+    root, other = later.get_finished_spans()
+    assert root.parent is None
+    assert (root.start_time, root.end_time) == (10_000_000_000, 12_500_000_000)
+    assert work.parent is not None
+    assert generate.parent is not None
+    assert work.parent.span_id == root.context.span_id
+    assert generate.parent.span_id == work.context.span_id
+    assert {span.context.trace_id for span in (root, work, generate)} == {root.context.trace_id}
+    assert other.context.trace_id != root.context.trace_id
+    assert work.attributes == {"sluice.worker": "rollout-0"}
+
+
+def test_a_call_carries_the_span_of_its_caller(exporter: InMemorySpanExporter) -> None:
+    assert tracing.carried() == ()
+    with tracing.span("step"):
+        metadata = tracing.carried()
+        links = tracing.here()
+    with tracing.span("CommitStep", parent=tracing.received(metadata)):
+        tracing.record("in training", 1.0, 2.0, group="t1", links=links)
+    step, commit, trained = (
+        by_name(exporter)[name] for name in ("step", "CommitStep", "in training")
+    )
+    assert commit.parent is not None
+    assert commit.parent.span_id == step.context.span_id
+    assert commit.context.trace_id == step.context.trace_id
+    assert [link.context.span_id for link in trained.links] == [step.context.span_id]
+    assert tracing.received([("authorization", "Bearer x")]) is None
+
+
+def test_a_traced_call_of_its_own_is_linked_to_what_is_around_it(
+    exporter: InMemorySpanExporter,
+) -> None:
+    @tracing.traced("weight update", root=True)
+    def update(version: int) -> int:
+        tracing.note(version=version)
+        return version
+
+    with tracing.span("step"):
+        assert update(3) == 3
+    step, told = (by_name(exporter)[name] for name in ("step", "weight update"))
+    assert told.parent is None
+    assert told.context.trace_id != step.context.trace_id
+    assert told.links[0].context.span_id == step.context.span_id
+    assert told.attributes == {"sluice.version": 3}
+
+
+def test_a_sampler_decides_for_whole_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    exporter = InMemorySpanExporter()
+    tracing.begin(SimpleSpanProcessor(exporter), seed="seed", resource={})
+    for number in range(64):
+        with tracing.span("work", group=f"t{number}"):
+            pass
+        tracing.record("prompt group", 1.0, 2.0, group=f"t{number}", root=True)
+    tracing.end()
+    spans = exporter.get_finished_spans()
+    kept = {span.context.trace_id for span in spans}
+    assert 8 < len(kept) < 56
+    assert len(spans) == 2 * len(kept)
+
+
+def test_without_an_endpoint_nothing_is_traced() -> None:
+    tracing.configure(environment.read("buffer", {}))
+    assert not tracing.enabled()
+    with tracing.span("work", group="t1"):
+        tracing.note(version=1)
+    tracing.record("prompt group", 1.0, 2.0, group="t1", root=True)
+    assert (tracing.carried(), tracing.here()) == ((), [])
