@@ -125,7 +125,7 @@ def _progress(status: RLJobStatus) -> Table | None:
 
 
 def _goodput(status: RLJobStatus) -> list[RenderableType]:
-    """What the job's GPUs did with their time: one line, or none before anything was counted."""
+    """The use of the GPUs' time: one line, or none before anything was counted."""
     if status.goodput is None:
         return []
     text = Goodput({name: float(n) for name, n in status.goodput.seconds.items()}).text()

@@ -9,6 +9,8 @@ from sluice.engines.vllm import Vllm
 
 _ENGINES: dict[str, Engine] = {"sglang": Sglang(), "vllm": Vllm()}
 """By the word of `rollout.engine`."""
+NAMES = tuple(_ENGINES)
+"""Of engines, and of the distributions that they are installed from."""
 UNDECIDED = {
     name: value for engine in _ENGINES.values() for name, value in engine.launch.undecided.items()
 }

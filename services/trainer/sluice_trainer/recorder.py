@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tensorboard.summary import Writer
 
+from sluice import engines
 from sluice.api import RLJob, manifest
 from sluice.environment import Environment
 from sluice.sample import SampleGroup
@@ -30,7 +31,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
-_RELEASES = ("sluice", "torch", "transformers", "megatron-core", "sglang", "vllm", "triton")
+_RELEASES = ("sluice", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
 
 
 class Recorder:

@@ -83,8 +83,8 @@ def check_traces(spans: list[Span], steps: int) -> None:
         assert commits[link].attributes["sluice.step"] == root.attributes["sluice.step"]
     for span in spans:
         if span.name == "transfer":
-            below = {other.name for other in spans if other.trace_id == span.trace_id}
-            assert below >= {"weight update", "BeginUpdate", "pause", "verify", "resume"}
+            named = {other.name for other in spans if other.trace_id == span.trace_id}
+            assert named >= {"weight update", "BeginUpdate", "pause", "verify", "resume"}
     updates = {s.attributes["sluice.version"] for s in spans if s.name == "weight update"}
     assert updates == {*range(steps + 1)}
 
