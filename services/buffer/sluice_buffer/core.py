@@ -395,6 +395,7 @@ _ALWAYS = (
     "leases_expired",
     "samples_failed",
     "stale_groups",
+    "steps_redone",
     "submits_duplicate",
     "submits_stale",
     "submits_refused",

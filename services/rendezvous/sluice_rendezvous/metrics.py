@@ -16,8 +16,10 @@ from prometheus_client.registry import Collector
 from sluice_rendezvous.device_time import DeviceTime
 from sluice_rendezvous.registry import Registry
 
-JOINS = Counter("sluice_rendezvous_joins", "Members that joined, or joined again.", ["role"])
-LEAVES = Counter("sluice_rendezvous_leaves", "Members whose stream ended.", ["role"])
+MEMBER = "member_role"
+"""Label; `role` is the rendezvous' own, which the scrape gives to all of its series."""
+JOINS = Counter("sluice_rendezvous_joins", "Members that joined, or joined again.", [MEMBER])
+LEAVES = Counter("sluice_rendezvous_leaves", "Members whose stream ended.", [MEMBER])
 DROPS = Counter(
     "sluice_rendezvous_drops",
     "Members dropped from the epoch. cause: the phase of a weight update in which an engine "
@@ -75,7 +77,7 @@ class State(Collector):
         )
         entries = list(registry.entries.values())
         members = GaugeMetricFamily(
-            "sluice_rendezvous_members", "Members that are there.", labels=["role"]
+            "sluice_rendezvous_members", "Members that are there.", labels=[MEMBER]
         )
         for role, count in sorted(Count(entry.role for entry in entries).items()):
             members.add_metric([role], count)
@@ -91,7 +93,7 @@ class State(Collector):
         seconds = CounterMetricFamily(
             "sluice_rendezvous_device_seconds",
             "Time of the job's GPUs by role and state; a gang on CPUs counts as one.",
-            labels=["role", "state"],
+            labels=[MEMBER, "state"],
         )
         for (role, state), value in sorted(
             self._books.device_time.seconds(time.monotonic()).items()

@@ -61,7 +61,7 @@ CHECKPOINT_STEP = Gauge("sluice_trainer_checkpoint_step", "Step of the last dura
 EVALUATION_REWARD = Gauge(
     "sluice_trainer_evaluation_reward", "Mean reward of the newest evaluation.", ["dataset"]
 )
-_GAUGES = {
+GAUGES = {
     "rollout/raw_reward": ("reward", "Mean reward of the batch."),
     "rollout/reward_std": ("reward_std", "Standard deviation of the batch's rewards."),
     "rollout/zero_std/ratio": ("equal_rewards_ratio", "Prompts whose rewards are all equal."),
@@ -92,6 +92,7 @@ _GAUGES = {
     "perf/actor_train_tflops": ("tflops_per_gpu", "Model TFLOP/s of each GPU in training."),
     "perf/mfu": ("mfu_ratio", "Model FLOP/s in training as a share of the GPU's peak."),
 }
+"""Name in the record of a step -> (name of the metric, its text)."""
 _UPDATE = "perf/update_weights/"
 
 
@@ -109,7 +110,7 @@ class _LastStep(Collector):
             "sluice_trainer_total_steps", "Steps of the job.", value=self.total_steps
         )
         record = self.record
-        for name, (metric, text) in _GAUGES.items():
+        for name, (metric, text) in GAUGES.items():
             if name in record:
                 yield GaugeMetricFamily(f"sluice_trainer_{metric}", text, value=record[name])
 

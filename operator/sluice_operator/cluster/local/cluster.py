@@ -26,7 +26,15 @@ from typing import Any, Self
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice.telemetry import run_directory
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.local import gpus, processes, readiness, run_state, services, volumes
+from sluice_operator.cluster.local import (
+    gpus,
+    processes,
+    readiness,
+    run_state,
+    services,
+    targets,
+    volumes,
+)
 from sluice_operator.cluster.local.inherited import inherited_env
 from sluice_operator.cluster.local.pod import LocalContainer, LocalPod, lost_pod, new_pod, now_text
 from sluice_operator.cluster.local.supervisor import become_subreaper
@@ -246,7 +254,7 @@ class LocalCluster:
         named_ports = services.pod_ports(
             pod.manifest, self._state.objects.values(), self._taken_ports()
         )
-        pod.ports = set(named_ports.values())
+        pod.ports = named_ports
         overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
         place = PodPlace(directories, named_ports, overrides, self._state.objects, addresses)
@@ -319,7 +327,7 @@ class LocalCluster:
             self._forget(pod)
         self._save()
         if pod.ended:
-            pod.gpus, pod.ports = [], set()
+            pod.gpus, pod.ports = [], {}
             self._schedule()
         self._change.set()
 
@@ -346,12 +354,14 @@ class LocalCluster:
     # ----------------------------------------------------------------------------------------------
 
     def _taken_ports(self) -> set[int]:
-        return set(self._state.ports.values()).union(*(pod.ports for pod in self._pods.values()))
+        of_pods = (pod.ports.values() for pod in self._pods.values())
+        return set(self._state.ports.values()).union(*of_pods)
 
     def _save(self) -> None:
         if not self._closing:
             self._state.pods = {name: pod.observed() for name, pod in self._pods.items()}
         self._store.save(self._state)
+        targets.write(self.run_dir, targets.of_pods(self._pods.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

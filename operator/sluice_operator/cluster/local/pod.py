@@ -144,8 +144,8 @@ class LocalPod:
     """manifest: as it was applied. waiting: why it is not started yet, in words.
 
     inits: containers that run before the others, one after the other. commands: of inits and
-    containers; urls: of the containers' readiness probes; both once it is started. abandoned: it
-    ended before its containers were started.
+    containers; urls: of the containers' readiness probes; ports: of this machine, by their names in
+    the containers; all once it is started. abandoned: it ended before its containers were started.
     """
 
     manifest: KubeObject
@@ -159,7 +159,7 @@ class LocalPod:
     deletion_time: str = ""
     waiting: str = ""
     gpus: list[str] = field(default_factory=list)
-    ports: set[int] = field(default_factory=set)
+    ports: dict[str, int] = field(default_factory=dict)
     lost: KubeObject | None = None
 
     @property

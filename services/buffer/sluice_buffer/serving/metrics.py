@@ -30,6 +30,8 @@ _GAUGES = {
     "under_way_peak_bytes": "The most that it has been",
     "under_way_limit_bytes": "The most that it may be: who has no room waits",
 }
+_LEVELS = ("groups_in_work", "groups_stored")
+"""Counters of the statistics that also fall."""
 _UNITS = {
     "depth": "depth_groups",
     "leases": "leases_groups",
@@ -111,12 +113,13 @@ def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
         name, _, source = name.partition(":")
         metric = f"sluice_buffer_{re.sub('[^a-z0-9_]', '_', name)}"
         if not source:
-            yield CounterMetricFamily(metric, f"Counter {name}", value=float(value))
+            family = GaugeMetricFamily if name in _LEVELS else CounterMetricFamily
+            yield family(metric, f"Counter {name}", value=float(value))
             continue
-        family = by_source.setdefault(
+        sources = by_source.setdefault(
             name, CounterMetricFamily(metric, f"Counter {name}", labels=["source"])
         )
-        family.add_metric([source], float(value))
+        sources.add_metric([source], float(value))
     yield from by_source.values()
 
 
