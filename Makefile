@@ -10,7 +10,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields check-generated clean
+.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -25,7 +25,8 @@ help:
 	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
 	@echo "make images       the container images (docker/Dockerfile)"
-	@echo "make protos crds reference kubernetes-fields   regenerate what is generated"
+	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
+	@echo "make dashboards-up   Prometheus and Grafana over a run on this machine (docker; RUN=runs/quickstart); dashboards-down ends them"
 	@echo "make clean        remove the environment, caches and the quickstart's run"
 
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
@@ -129,8 +130,20 @@ reference: $(VENV)/.dev
 kubernetes-fields: $(VENV)/.dev
 	$(PY) -m sluice_operator.cluster.kube.schema > sluice/api/kubernetes_fields.json
 
+# The chart's dashboards, recording rules and alerts.
+observability: $(VENV)/.dev
+	$(PY) -m observability charts/sluice/files
+
+# Need docker. Both listen on the loopback alone: Grafana on 3000, Prometheus on 9090.
+dashboards-up:
+	RUN=$(abspath $(or $(RUN),runs/quickstart)) docker compose -f observability/compose/compose.yaml up --detach
+	@echo "Grafana: http://127.0.0.1:3000/dashboards"
+
+dashboards-down:
+	RUN=$(abspath $(or $(RUN),runs/quickstart)) docker compose -f observability/compose/compose.yaml down --volumes
+
 # Generated files must be what their sources give.
-check-generated: protos crds reference kubernetes-fields
+check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:

@@ -26,7 +26,7 @@ def operator(found: list[Object]) -> Object:
 
 def test_defaults_of_jobs_reach_the_operator() -> None:
     found = objects("everything")
-    config = one(found, "ConfigMap")
+    config = one(found, "ConfigMap", "trainer-of-models-job-defaults")
     defaults = JobDefaults.model_validate(json.loads(config["data"]["defaults.json"]))
     assert (defaults.storage_class_name, defaults.priority_class_name) == ("fast", "batch")
     assert defaults.trainer.resources.requests == {"cpu": "96", "memory": "1200Gi"}

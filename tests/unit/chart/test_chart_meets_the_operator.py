@@ -71,10 +71,12 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     ]
     endpoint, of_engines = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in names.PORTS
-    keep, *relabelings = of_engines["relabelings"]
+    keep, path, *relabelings = of_engines["relabelings"]
     assert (keep["action"], keep["regex"]) == ("keep", "rollout")
+    assert path == {"sourceLabels": ["__metrics_path__"], "targetLabel": "metrics_path"}
     assert relabelings == endpoint["relabelings"]
-    labels = [names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_REPLICA]
+    assert monitor["jobLabel"] == names.LABEL_JOB
+    labels = [names.LABEL_ROLE, names.LABEL_REPLICA]
     sources = [each["sourceLabels"] for each in endpoint["relabelings"]]
     prefix = "__meta_kubernetes_pod_label_"
     assert sources == [[prefix + label.translate(str.maketrans("./-", "___"))] for label in labels]

@@ -1,0 +1,177 @@
+"""Alerts. Each has a section of its name in docs/runbooks.md.
+
+Bounds that `sluice run` warns at are the same here (sluice/telemetry/health.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from observability.recording import ENGINE_LAG, RESTARTS, REWARD, STATE, STEP, STORAGE
+
+RUNBOOKS = "https://github.com/sluice-dev/sluice/blob/main/docs/runbooks.md"
+_JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
+_BY_JOB = "by (namespace, job)"
+_OPERATOR = 'controller_runtime_max_concurrent_reconciles{controller="rljob"}'
+"""Series of our operator alone: other operators export metrics of the same names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """wait: for how long the expression must hold. summary: one line. description: what it means,
+    and what to look at first.
+    """
+
+    name: str
+    severity: str
+    wait: str
+    expr: str
+    summary: str
+    description: str
+
+    def rule(self) -> dict[str, Any]:
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": self.wait,
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOKS}#{self.name.lower()}",
+            },
+        }
+
+
+def alerts() -> list[Alert]:
+    return [*_of_jobs(), *_of_learning(), *_of_operator()]
+
+
+def _of_jobs() -> list[Alert]:
+    return [
+        Alert(
+            "SluiceNoProgress",
+            "critical",
+            "5m",
+            f"({STEP} == {STEP} offset 30m) and {STEP} < max {_BY_JOB} (sluice_buffer_total_steps)",
+            f"{_JOB} has made no step for half an hour",
+            "The last committed step is {{ $value }}. Trainer and engines hold their devices.",
+        ),
+        Alert(
+            "SluiceEngineBehind",
+            "warning",
+            "10m",
+            f"{ENGINE_LAG} > 2",
+            f"engine {{{{ $labels.replica }}}} of {_JOB} serves old weights",
+            "It is {{ $value }} versions behind: weights do not reach it, or it takes no updates.",
+        ),
+        Alert(
+            "SluiceNoEngine",
+            "critical",
+            "5m",
+            f"(max {_BY_JOB} (sluice_rendezvous_engines) == 0) and "
+            f'max {_BY_JOB} (sluice_rendezvous_joins_total{{member_role="rollout"}}) > 0',
+            f"{_JOB} has no engine",
+            "All engines have gone, and none has come back: nothing is generated.",
+        ),
+        Alert(
+            "SluiceRestarts",
+            "warning",
+            "0m",
+            f"{RESTARTS} > 3",
+            f"{{{{ $labels.role }}}} of {_JOB} restarts again and again",
+            "{{ $value | humanize }} restarts within an hour. lastFailure of the job's status has "
+            "the last lines of the pod that failed.",
+        ),
+        Alert(
+            "SluiceStorageNearlyFull",
+            "warning",
+            "10m",
+            f"{STORAGE} > 0.9",
+            f"the buffer of {_JOB} is nearly full",
+            "{{ $value | humanizePercentage }} of its storage is used. Checkpoints come early.",
+        ),
+        Alert(
+            "SluiceCheckpointTooOld",
+            "warning",
+            "5m",
+            f"({STEP} > {STEP} offset 2h) and max {_BY_JOB} (sluice_buffer_checkpoint_step)"
+            f" == max {_BY_JOB} (sluice_buffer_checkpoint_step offset 2h)",
+            f"{_JOB} has written no checkpoint for two hours",
+            "Step {{ $value }} is trained. A failure of the trainer costs all since the last one.",
+        ),
+        Alert(
+            "SluiceQueueTooLong",
+            "info",
+            "2h",
+            f"{STATE} == 2",
+            f"{_JOB} waits in its queue",
+            "It has not been admitted for two hours. The message of its condition Admitted is the "
+            "queue's own.",
+        ),
+    ]
+
+
+def _of_learning() -> list[Alert]:
+    difference = "avg_over_time(sluice_trainer_logprob_difference[15m])"
+    best = f"max_over_time({REWARD}[6h])"
+    return [
+        Alert(
+            "SluiceLogprobMismatch",
+            "warning",
+            "5m",
+            f"max {_BY_JOB} ({difference}) > 0.1",
+            f"trainer and engines of {_JOB} disagree about log-probs",
+            "A token's log-prob differs by {{ $value | humanize }} on average.",
+        ),
+        Alert(
+            "SluiceRewardCollapsed",
+            "warning",
+            "10m",
+            f"({REWARD} < 0.5 * {best}) and {best} > 0",
+            f"the reward of {_JOB} has collapsed",
+            "Its mean is {{ $value | humanize }}, less than half of its best of the last 6 hours.",
+        ),
+        Alert(
+            "SluiceRewardsEqual",
+            "warning",
+            "5m",
+            f"min {_BY_JOB} (min_over_time(sluice_trainer_equal_rewards_ratio[15m])) > 0.95",
+            f"rewards of {_JOB} are all equal",
+            "In {{ $value | humanizePercentage }} of the prompts all samples have the same reward: "
+            "there is nothing to learn from them.",
+        ),
+        Alert(
+            "SluiceEntropyCollapsed",
+            "warning",
+            "5m",
+            f"max {_BY_JOB} (max_over_time(sluice_trainer_entropy[15m])) < 0.001",
+            f"the entropy of {_JOB} has collapsed",
+            "{{ $value | humanize }} nats a token: the policy hardly explores any more.",
+        ),
+    ]
+
+
+def _of_operator() -> list[Alert]:
+    gone = f"(absent({_OPERATOR}) and on () count(present_over_time({_OPERATOR}[1d])))"
+    leading = f"leader_election_master_status and on (instance) {_OPERATOR}"
+    return [
+        Alert(
+            "SluiceOperatorWithoutLeader",
+            "critical",
+            "5m",
+            f"(max by (namespace) ({leading}) == 0) or {gone}",
+            "no replica of the operator works",
+            "Running jobs train on; nothing is started, restarted or ended.",
+        ),
+        Alert(
+            "SluiceReconcileErrors",
+            "warning",
+            "10m",
+            "sum by (namespace)"
+            ' (rate(controller_runtime_reconcile_errors_total{controller="rljob"}[10m])) > 0.01',
+            "the operator fails again and again",
+            "{{ $value | humanize }} failed passes a second. Its log has each, with the job.",
+        ),
+    ]

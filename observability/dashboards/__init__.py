@@ -1,0 +1,21 @@
+"""Grafana dashboards: the fleet, one job, its weights and engines, operator and buffers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from observability.dashboards import engines, fleet, job, operator
+
+_ALL = (fleet, job, engines, operator)
+
+
+def documents() -> Mapping[str, dict[str, Any]]:
+    """File name without its suffix -> the dashboard, as Grafana reads it."""
+    boards = [module.dashboard().build() for module in _ALL]
+    texts = (json.dumps(board, cls=JSONEncoder, sort_keys=True) for board in boards)
+    parsed = [json.loads(text) for text in texts]
+    return {document["uid"].removeprefix("sluice-"): document for document in parsed}

@@ -1,0 +1,108 @@
+"""What all dashboards have in common: variables, links, the time that they show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    VariableRefresh,
+    VariableSort,
+)
+
+from observability.panels import SOURCE, Panel
+
+DOCS = "https://github.com/sluice-dev/sluice/blob/main/docs"
+TITLES = {
+    "fleet": "Sluice / Fleet",
+    "job": "Sluice / Job",
+    "engines": "Sluice / Weights and engines",
+    "operator": "Sluice / Operator and buffer",
+}
+TAG = "sluice"
+_JOB_SERIES = 'sluice_buffer_step{namespace=~"$namespace"}'
+
+
+def frame(
+    name: str,
+    description: str,
+    rows: Mapping[str, Sequence[Panel]],
+    *,
+    one_job: bool,
+    page: str = "monitoring.md",
+) -> build.Dashboard:
+    """A dashboard with its panels. rows: heading -> panels, from left to right, 24 columns wide.
+
+    one_job: it shows one job at a time. page: that of the documentation that explains it.
+    """
+    board = (
+        build.Dashboard(TITLES[name])
+        .uid(f"sluice-{name}")
+        .description(description)
+        .tags([TAG])
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .with_variable(build.DatasourceVariable("datasource").label("Source").type("prometheus"))
+        .with_variable(_variable("namespace", "Namespace", "sluice_buffer_step|rljob_info"))
+    )
+    if one_job:
+        board.with_variable(_job())
+    for link in _links(name, page):
+        board.link(link)
+    numbers = itertools.count(1)
+    for heading, panels in rows.items():
+        board.with_row(build.Row(heading).id(next(numbers)))
+        for panel in panels:
+            board.with_panel(panel.id(next(numbers)))
+    return board
+
+
+def _variable(name: str, label: str, metrics: str) -> build.QueryVariable:
+    return (
+        build.QueryVariable(name)
+        .label(label)
+        .datasource(SOURCE)
+        .query(f'label_values({{__name__=~"{metrics}"}}, {name})')
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+    )
+
+
+def _job() -> build.QueryVariable:
+    return (
+        build.QueryVariable("job")
+        .label("Job")
+        .datasource(SOURCE)
+        .query(f"label_values({_JOB_SERIES}, job)")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+def _links(name: str, page: str) -> list[build.DashboardLink]:
+    """To the other dashboards, with variables and time, and to the documentation."""
+    others = [
+        build.DashboardLink(title.removeprefix("Sluice / "))
+        .type(DashboardLinkType.LINK)
+        .url(f"/d/sluice-{other}")
+        .icon("dashboard")
+        .include_vars(True)
+        .keep_time(True)
+        for other, title in TITLES.items()
+        if other != name
+    ]
+    docs = build.DashboardLink("Docs").type(DashboardLinkType.LINK).url(f"{DOCS}/{page}")
+    runbooks = build.DashboardLink("Runbooks").type(DashboardLinkType.LINK)
+    return [
+        *others,
+        docs.icon("doc").target_blank(True),
+        runbooks.url(f"{DOCS}/runbooks.md").icon("doc").target_blank(True),
+    ]

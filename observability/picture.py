@@ -1,0 +1,223 @@
+"""Draws a dashboard from its own JSON and a Prometheus' answers, for the documentation:
+
+    python -m observability.picture http://127.0.0.1:9090 job docs/images/dashboard-job.png \
+        --job quickstart --minutes 10
+
+Grafana draws it better; here one sees which panels there are, and what they show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from observability.dashboards import documents
+
+_SAMPLES = 240
+_COLUMNS = 24
+_INCHES_BY_COLUMN, _INCHES_BY_LINE = 0.62, 0.36
+_COLORS = {
+    "green": "#56a64b",
+    "dark-green": "#37872d",
+    "orange": "#ff780a",
+    "red": "#e02f44",
+    "blue": "#3274d9",
+    "purple": "#a352cc",
+    "text": "#8e8e8e",
+}
+_UNITS = {"s": " s", "percentunit": " %", "bytes": "B", "binBps": "B/s", "cps": "/s"}
+Series = tuple[str, list[float], list[float]]
+"""(legend, minutes before the end, values)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Prometheus and what is asked of it. end: seconds since 1970."""
+
+    url: str
+    namespace: str
+    job: str
+    end: float
+    minutes: float
+
+    def series(self, target: dict[str, Any]) -> list[Series]:
+        values = {"namespace": self.namespace, "job": self.job, "__rate_interval": "1m"}
+        expr = re.sub(r"\$(\w+)", lambda match: values[match[1]], target["expr"])
+        start = self.end - 60 * self.minutes
+        step = max(60 * self.minutes / _SAMPLES, 1)
+        query = {"query": expr, "start": start, "end": self.end, "step": step}
+        url = f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - of the command line
+            result = json.load(answer)["data"]["result"]
+        return [_series(each, target["legendFormat"], self.end) for each in result]
+
+
+def _series(result: dict[str, Any], legend: str, end: float) -> Series:
+    labels = result["metric"]
+    text = re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
+    moments = [(float(at) - end) / 60 for at, _ in result["values"]]
+    return text, moments, [float(value) for _, value in result["values"]]
+
+
+def draw(board: dict[str, Any], source: Source) -> Figure:
+    """All panels at their places in the dashboard's grid."""
+    lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    height = lines * _INCHES_BY_LINE + 0.6
+    figure = Figure(figsize=(_COLUMNS * _INCHES_BY_COLUMN, height), dpi=72, facecolor="#f4f5f5")
+    figure.text(0.012, 1 - 0.3 / height, board["title"], fontsize=14, va="center")
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        left, width = at["x"] / _COLUMNS, at["w"] / _COLUMNS
+        top = 1 - (0.6 + at["y"] * _INCHES_BY_LINE) / height
+        tall = at["h"] * _INCHES_BY_LINE / height
+        if panel["type"] == "row":
+            figure.text(left + 0.012, top - tall / 2, panel["title"], fontsize=11, va="center")
+            continue
+        padding = 0.55 * _INCHES_BY_LINE / height
+        box = (left + 0.035, top - tall + 1.6 * padding, width - 0.045, tall - 3.4 * padding)
+        axes = figure.add_axes(box)
+        _panel(axes, panel, source)
+    return figure
+
+
+def _panel(axes: Axes, panel: dict[str, Any], source: Source) -> None:
+    axes.set_title(panel["title"], fontsize=9, loc="left")
+    axes.tick_params(labelsize=7)
+    found = [series for target in panel["targets"] for series in source.series(target)]
+    if panel["type"] == "stat":
+        _number(axes, panel, found)
+    elif panel["type"] == "table":
+        _table(axes, panel, source)
+    elif not found:
+        _empty(axes)
+    elif panel["type"] == "state-timeline":
+        _states(axes, panel, found)
+    else:
+        _curves(axes, panel, found)
+
+
+def _empty(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, "no data", ha="center", va="center", color="#8e8e8e", fontsize=9)
+
+
+def _curves(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    unit = defaults["unit"]
+    scale = 100 if unit == "percentunit" else 1
+    stacked = defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal"
+    if stacked:
+        moments = sorted({at for _, times, _ in found for at in times})
+        tables = [(name, dict(zip(at, values, strict=True))) for name, at, values in found]
+        rows = [[scale * table.get(at, 0.0) for at in moments] for _, table in tables]
+        axes.stackplot(moments, rows, labels=[name for name, _ in tables], alpha=0.7)
+    else:
+        for name, at, values in found:
+            axes.plot(at, [scale * value for value in values], label=name, linewidth=1)
+        bottom, top = axes.get_ylim()
+        for step in defaults["thresholds"]["steps"][1:]:
+            if bottom <= scale * step["value"] <= top:
+                color = _COLORS[step["color"]]
+                axes.axhline(scale * step["value"], color=color, linewidth=0.8, linestyle="--")
+    axes.set_xlim(-_span(found), 0)
+    axes.grid(color="#e5e5e5", linewidth=0.5)
+    axes.yaxis.set_major_formatter(lambda value, _: shown(value / scale, unit))
+    axes.legend(fontsize=6.5, loc="upper left", ncols=2, framealpha=0.6, borderpad=0.2)
+
+
+def _span(found: Sequence[Series]) -> float:
+    return max(-at[0] for _, at, _ in found) or 1.0
+
+
+def _number(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+    axes.set_axis_off()
+    defaults = panel["fieldConfig"]["defaults"]
+    if not found:
+        return _empty(axes)
+    value = found[0][2][-1]
+    text = shown(value, defaults["unit"])
+    axes.text(0.5, 0.4, text, ha="center", va="center", fontsize=20, color=_color(defaults, value))
+    return None
+
+
+def _color(defaults: dict[str, Any], value: float) -> str:
+    steps = defaults["thresholds"]["steps"]
+    reached = [step for step in steps if step["value"] is None or step["value"] <= value]
+    return _COLORS[reached[-1]["color"]]
+
+
+def _words(mappings: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {code: word for mapping in mappings for code, word in mapping["options"].items()}
+
+
+def _states(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+    words = _words(panel["fieldConfig"]["defaults"]["mappings"])
+    for row, (_, at, values) in enumerate(found):
+        colors = [_COLORS[words[str(int(value))]["color"]] for value in values]
+        width = (at[-1] - at[0]) / max(len(at) - 1, 1) or 0.1
+        axes.barh([row] * len(at), [width] * len(at), left=at, color=colors, height=0.7)
+    axes.set_yticks(range(len(found)), [name for name, _, _ in found])
+    axes.set_xlim(-_span(found), 0)
+
+
+def _table(axes: Axes, panel: dict[str, Any], source: Source) -> None:
+    """One row for each job: the newest value of each column."""
+    axes.set_axis_off()
+    overrides = {
+        each["matcher"]["options"]: {one["id"]: one["value"] for one in each["properties"]}
+        for each in panel["fieldConfig"]["overrides"]
+    }
+    columns = [target["legendFormat"] for target in panel["targets"]]
+    rows: dict[str, dict[str, str]] = {}
+    for target in panel["targets"]:
+        title = target["legendFormat"]
+        words = _words(overrides[title].get("mappings", []))
+        labelled = target | {"legendFormat": "{{namespace}}/{{job}}"}
+        for name, _, values in source.series(labelled):
+            word = words.get(str(int(values[-1])), {}).get("text") if words else None
+            text = word or shown(values[-1], overrides[title]["unit"])
+            rows.setdefault(name, {})[title] = text
+    cells = [[name, *(row.get(title, "") for title in columns)] for name, row in rows.items()]
+    if cells:
+        axes.table(cells, colLabels=["Job", *columns], loc="upper center").scale(1, 1.4)
+
+
+def shown(value: float, unit: str) -> str:
+    """`1.2kB`, `37 %`."""
+    if unit == "percentunit":
+        return f"{100 * value:.3g} %"
+    for bound, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= bound:
+            return f"{value / bound:.3g}{letter}{_UNITS.get(unit, '').strip()}"
+    return f"{value:.3g}{_UNITS.get(unit, '')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="observability.picture")
+    parser.add_argument("url")
+    parser.add_argument("dashboard", choices=sorted(documents()))
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--namespace", default=".*")
+    parser.add_argument("--job", default=".*")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--end", type=float, default=time.time(), help="seconds since 1970")
+    given = parser.parse_args()
+    mpl.use("Agg")
+    source = Source(given.url, given.namespace, given.job, given.end, given.minutes)
+    draw(documents()[given.dashboard], source).savefig(given.picture)
+
+
+if __name__ == "__main__":
+    main()
