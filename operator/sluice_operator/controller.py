@@ -20,11 +20,11 @@ from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
 from sluice_operator import admit
 from sluice_operator.admit import accept, parse
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.store import JobKey, uid
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
 from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
 from sluice_operator.plan.decide.drain import drain
+from sluice_operator.plan.model import JobKey, uid
 from sluice_operator.progress import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile

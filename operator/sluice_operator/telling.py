@@ -17,9 +17,9 @@ from sluice import causes
 from sluice.api import RLJobStatus
 from sluice_operator import admit
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.store import uid
 from sluice_operator.plan import Event, KubeObject
 from sluice_operator.plan.constants import RECONCILE_FAILED
+from sluice_operator.plan.model import uid
 from sluice_operator.plan.report import cures
 
 log = structlog.get_logger(__name__)

@@ -14,6 +14,8 @@ from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 
 KubeObject = dict[str, Any]
 """A Kubernetes object as plain data: a pod, a service, a config map, a secret, a claim."""
+JobKey = tuple[str, str]
+"""(namespace, name of the job)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,8 @@ class Images:
     def of_engine(self, engine: str) -> str:
         """The image of an engine, by the word of `rollout.engine`."""
         return {"vllm": self.vllm}.get(engine, self.engine)
+
+
+def uid(stored: KubeObject) -> str:
+    """The identity that tells an object from a later one of the same name."""
+    return str(stored["metadata"]["uid"])

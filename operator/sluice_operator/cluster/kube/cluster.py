@@ -31,12 +31,10 @@ from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import (
-    JobKey,
     Store,
     lean_job,
     lean_pod,
     owner_uid,
-    uid,
     version,
 )
 from sluice_operator.cluster.kube.warnings import PodWarnings
@@ -44,7 +42,7 @@ from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.decide.missing import lacks_pods
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.manifests import podgroup
-from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
+from sluice_operator.plan.model import Deletion, Event, JobKey, KubeObject, Observed, uid
 
 POD_SELECTOR = names.LABEL_JOB
 

@@ -15,10 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
-
-JobKey = tuple[str, str]
-"""(namespace, name of the job)."""
+from sluice_operator.plan.model import JobKey, KubeObject, uid
 
 _POD_METADATA = (
     "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp",
@@ -156,10 +153,6 @@ def _compact(value: Any) -> Any:
 
 def _only(mapping: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
     return {key: mapping[key] for key in kept if key in mapping}
-
-
-def uid(stored: KubeObject) -> str:
-    return str(stored["metadata"]["uid"])
 
 
 def version(stored: KubeObject) -> int:

@@ -17,9 +17,8 @@ import structlog
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from sluice_operator.cluster.kube.store import JobKey, uid
 from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.model import KubeObject, Warned
+from sluice_operator.plan.model import JobKey, KubeObject, Warned, uid
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 15.0
 """How long a pod may start before its events are read, and how old they may be."""
