@@ -124,7 +124,8 @@ crds: $(VENV)/.dev
 
 reference: $(VENV)/.dev
 	mkdir -p docs/reference
-	$(VENV)/bin/sluice reference > docs/reference/rljob.md
+	$(VENV)/bin/sluice reference rljob > docs/reference/rljob.md
+	$(VENV)/bin/sluice reference cli > docs/reference/cli.md
 
 # What laptops check templates with: the fields of Kubernetes' objects, as the operator's client has them.
 kubernetes-fields: $(VENV)/.dev

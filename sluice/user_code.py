@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -102,3 +104,22 @@ def _verl(function: Callable[..., Any], parameters: Any) -> Callable[[Any], Any]
         return function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
 
     return call
+
+
+def _main(functions: list[str]) -> None:
+    """Print what is wrong with each function, as the last line: a JSON list, "" where nothing is.
+    What modules print goes to standard error.
+    """
+    problems = []
+    with contextlib.redirect_stdout(sys.stderr):
+        for dotted in functions:
+            try:
+                load(dotted)
+                problems.append("")
+            except LoadError as error:
+                problems.append(str(error))
+    print(json.dumps(problems))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """`python -m sluice_cli`: the same as `sluice`."""
 
-from sluice_cli.main import app
+from sluice_cli.entry import main
 
 if __name__ == "__main__":
-    app()
+    main()

@@ -1,10 +1,11 @@
-"""Where a job that somebody names is: in a cluster, or in a run directory of this machine.
+"""Where jobs are: in a cluster, or in run directories of this machine.
 
 The Kubernetes client is loaded only when a cluster is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -12,10 +13,13 @@ from pathlib import Path
 
 from sluice.environment import ConfigurationError
 from sluice.telemetry.run_directory import JOB
+from sluice_cli.options import RUNS
 from sluice_operator.cluster.local.reader import RunReader
 from sluice_operator.cluster.view import Reader, ReadError
+from sluice_operator.plan import KubeObject
 
-RUNS = Path("runs")
+LIST_SECONDS = 10.0
+"""How long a cluster may take to answer that nobody asked for."""
 
 
 @contextlib.asynccontextmanager
@@ -42,6 +46,35 @@ async def reading(
     except ConfigurationError as error:
         here = "" if namespace else f"there is no run in {RUNS / name}, and "
         raise ReadError(f"{here}{error}; or give --run-dir DIR") from error
+
+
+async def stored(namespace: str | None, *, everywhere: bool) -> tuple[list[KubeObject], str]:
+    """Jobs of a cluster; and why there are none, where there is a cluster and it does not tell.
+
+    Raises ReadError where a cluster was asked for.
+    """
+    try:
+        async with asyncio.timeout(LIST_SECONDS):
+            return await _stored(namespace, everywhere), ""
+    except (ReadError, TimeoutError, ModuleNotFoundError) as error:
+        if namespace or everywhere:
+            raise
+        if isinstance(error, ModuleNotFoundError):
+            return [], ""
+        return [], str(error) or f"no answer from the API server within {LIST_SECONDS:g} s"
+
+
+async def _stored(namespace: str | None, everywhere: bool) -> list[KubeObject]:
+    from sluice_operator.cluster.kube.reader import connect
+
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)
+    try:
+        async with connect("", namespace) as reader:
+            return await reader.jobs(everywhere=everywhere)
+    except ConfigurationError as error:
+        if namespace or everywhere:
+            raise ReadError(str(error)) from error
+        return []
 
 
 def _run_of(name: str | None, namespace: str | None) -> Path | None:

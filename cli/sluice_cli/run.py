@@ -9,15 +9,15 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from sluice.api import ManifestError, RLJob, RLJobStatus, load_job, manifest
-from sluice.api.changes import differences
+from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job, manifest
+from sluice.api.changes import Change
 from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
@@ -25,6 +25,8 @@ from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
+from sluice_cli import contents
+from sluice_cli.continued import LENGTH, accepted, words
 from sluice_cli.monitor import Monitor, Snapshot
 from sluice_cli.resolve import check_files, resolve
 from sluice_cli.view import LiveView, Metrics, PlainView, View, duration
@@ -37,6 +39,11 @@ from sluice_operator.progress import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
 REFRESH_SECONDS = 0.5
+CHECKED_ROWS = 1000
+"""Rows of each prompt file that are looked at before anything is started; the buffer looks at all.
+"""
+ENDS: tuple[ConditionType, ConditionType] = ("Failed", "Succeeded")
+"""A failed run is tried again. One that has succeeded goes on only where it has become longer."""
 LOCK_SECONDS = 5.0
 """How long to wait for a run that is just ending."""
 
@@ -50,19 +57,23 @@ def run_here(
     """
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
+    contents.look(job, rows=CHECKED_ROWS).raise_problems()
     check_gpus(job)
     check_engine(job)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     try:
-        prepare(directory, job, fresh=fresh)
+        found = prepare(directory, job, fresh=fresh)
     except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
+    for text in words(found, job, trained_steps(directory)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    reopen = ENDS if any(change.path in LENGTH for change in found) else ENDS[:1]
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)
     try:
-        status = asyncio.run(_run(job, directory, view))
+        status = asyncio.run(_run(job, directory, view, reopen))
     except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
@@ -100,26 +111,34 @@ def check_engine(job: RLJob) -> None:
         raise ManifestError(missing)
 
 
-def prepare(directory: Path, job: RLJob, *, fresh: bool) -> None:
-    """Make or accept the run directory.
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> list[Change]:
+    """Make or accept the run directory; the fields with which an earlier run goes on anew.
 
-    A run goes on only with the manifest that it was started with.
+    Raises ManifestError where that is not the same run any more.
     """
-    known = directory / run_directory.JOB
+    known, changes = directory / run_directory.JOB, list[Change]()
     if fresh and known.exists():
         delete(directory)
     if known.exists():
-        changes = differences(_read(known)["spec"], manifest(job)["spec"])
-        if changes:
-            raise ManifestError(
-                f"{directory} holds a run of another manifest:\n"
-                + "\n".join(f"  {change}" for change in changes)
-                + "\nuse another --run-dir, or --fresh to delete that run and start anew"
+        try:
+            changes = accepted(
+                _read(known)["spec"], job, manifest(job)["spec"], trained_steps(directory)
             )
+        except ManifestError as error:
+            raise ManifestError(
+                f"{directory} holds a run of another manifest:\n{error}\n"
+                "use another --run-dir, or --fresh to delete that run and start anew"
+            ) from error
     elif directory.exists() and any(directory.iterdir()):
         raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
     directory.mkdir(parents=True, exist_ok=True)
     run_directory.write_json(known, manifest(job))
+    return changes
+
+
+def trained_steps(directory: Path) -> int:
+    """The last step of the run that a directory holds; 0: none yet."""
+    return max(run_directory.by_step(directory / run_directory.METRICS), default=0)
 
 
 def delete(directory: Path) -> None:
@@ -140,7 +159,9 @@ def _read(path: Path) -> Any:
         raise ManifestError(f"{path}: not valid JSON ({error}); use another --run-dir") from error
 
 
-async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
+async def _run(
+    job: RLJob, directory: Path, view: View, reopen: Sequence[ConditionType]
+) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.monotonic()
     monitor, metrics = (
@@ -181,9 +202,7 @@ async def _run(job: RLJob, directory: Path, view: View) -> RLJobStatus | None:
         refreshing = asyncio.create_task(refresh())
         try:
             with cancelled_by_signals():
-                status = await run_job(
-                    cluster, job, probe=probe, on_plan=on_plan, retry_failed=True
-                )
+                status = await run_job(cluster, job, probe=probe, on_plan=on_plan, reopen=reopen)
             stopped = False
         except asyncio.CancelledError:
             stopped = True

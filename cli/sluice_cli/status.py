@@ -11,19 +11,45 @@ from rich.console import Console
 from rich.live import Live
 
 from sluice_cli.jobs import reading
+from sluice_cli.options import say
+from sluice_cli.output import Format, written
 from sluice_cli.status_view import show, status_of
-from sluice_operator.cluster.view import Reader
+from sluice_operator.cluster.view import Picture, Reader
 from sluice_operator.plan import is_finished
 
 REFRESH_SECONDS = 2.0
 
 
 def print_status(
-    name: str | None, namespace: str | None, run_dir: Path | None, *, watch: bool
+    name: str | None,
+    namespace: str | None,
+    run_dir: Path | None,
+    *,
+    watch: bool,
+    form: Format = Format.TEXT,
 ) -> None:
-    """ReadError: it cannot be read."""
+    """form: with another than text one answer, also with `watch`: once the job has ended.
+
+    ReadError: it cannot be read.
+    """
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_print(name, namespace, run_dir, watch))
+        if form is Format.TEXT:
+            asyncio.run(_print(name, namespace, run_dir, watch))
+        else:
+            picture = asyncio.run(_picture(name, namespace, run_dir, watch))
+            say(written(picture.facts(), form))
+
+
+async def _picture(
+    name: str | None, namespace: str | None, run_dir: Path | None, watch: bool
+) -> Picture:
+    """The job as it is now; with `watch`, as it ended."""
+    async with reading(name, namespace, run_dir) as reader:
+        while True:
+            picture = await reader.picture()
+            if not watch or is_finished(status_of(picture.job)):
+                return picture
+            await asyncio.sleep(REFRESH_SECONDS)
 
 
 async def _print(

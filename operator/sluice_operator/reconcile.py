@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import structlog
 
-from sluice.api import RLJob, RLJobStatus
+from sluice.api import ConditionType, RLJob, RLJobStatus
 from sluice.telemetry import steady
 from sluice_operator.cluster.protocol import Cluster, Host
 from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan, podstate
@@ -66,7 +66,7 @@ async def run_job(
     *,
     probe: AskProgress | None = None,
     on_plan: OnPlan | None = None,
-    retry_failed: bool = False,
+    reopen: Sequence[ConditionType] = (),
     images: Images = DEFAULT_IMAGES,
 ) -> RLJobStatus:
     """Run the job until it has ended and its pods are gone; the final status.
@@ -74,11 +74,11 @@ async def run_job(
     probe: asks the buffer and the rendezvous how far the job is. on_plan: called after each pass
     that changed the status or told an event. Cancelled, it suspends the job: all pods end with
     their grace, and the same call goes on from there another time. Cancelled once more, it kills
-    them. A job with spec.suspend counts as ended. retry_failed: a job that has failed is tried
-    again, with new attempts and a fresh budget.
+    them. A job with spec.suspend counts as ended. reopen: a job that has ended so starts
+    again where it ended, with new attempts and a fresh budget.
     """
     stored = (await cluster.observe(job)).status
-    if retry_failed and stored is not None and stored.is_true("Failed"):
+    if stored is not None and any(map(stored.is_true, reopen)):
         await cluster.write_status(job, reopened(stored, steady.now()))
     async with _probing(probe) as latest:
         loop = _Loop(cluster, job, latest, on_plan, images)

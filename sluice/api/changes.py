@@ -6,7 +6,8 @@ makes the first pod. Until then a spec may be mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -27,6 +28,35 @@ MUTABLE = (
     "podDisruptionBudget",
 )
 """Fields of the spec that may change while a job lives."""
+CONTINUED = (
+    "trainer.steps",
+    "trainer.epochs",
+    "trainer.optimizer.lr",
+    "trainer.optimizer.minLr",
+    "trainer.optimizer.schedule",
+    "trainer.optimizer.warmupSteps",
+    "trainer.optimizer.decaySteps",
+    "trainer.optimizer.clipGrad",
+    "trainer.maxTokensPerGpu",
+    "trainer.recompute",
+    "algorithm.clip",
+    "algorithm.entropyCoef",
+    "checkpoint.everySteps",
+    "checkpoint.keep",
+    "evaluation.everySteps",
+    "evaluation.passAtK",
+    "rollout.concurrency",
+    "rollout.engineArgs",
+    "rollout.functionSeconds",
+    "reward.timeoutSeconds",
+    "reward.sandbox",
+    "debug.dumpRollouts",
+    "trainer.resources",
+    "rollout.resources",
+    "rollout.workerResources",
+)
+"""Fields that a run of this machine may have anew when it goes on: all its processes start again,
+and none of these gives another meaning to what it has stored."""
 NEVER = ("managedBy",)
 """Fields that may not even change before the start: two controllers would take themselves for the
 job's own."""
@@ -80,15 +110,37 @@ def _frozen(model: type[Model], path: str) -> Iterator[tuple[str, bool]]:
             yield at, there or info.is_required()
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two specs differ, but for what may change: `spec.trainer.steps: 10 -> 20`."""
-    if path in MUTABLE or old == new:
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        parts = [
-            differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-            for key in keys
-        ]
-        return [change for part in parts for change in part]
-    return [f"spec.{path}: {old!r} -> {new!r}"]
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field that two specs have differently. path: without `spec.`."""
+
+    path: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"spec.{self.path}: {self.old!r} -> {self.new!r}"
+
+
+def changes(old: Any, new: Any, path: str = "") -> Iterator[Change]:
+    """Where two specs differ, field by field; what may change at any time is left out."""
+    if old == new or path in MUTABLE:
+        return
+    before, after = old or {}, new or {}
+    if not (isinstance(before, dict) and isinstance(after, dict) and (before or after)):
+        yield Change(path, old, new)
+        return
+    for key in sorted(before.keys() | after.keys()):
+        at = f"{path}.{key}" if path else key
+        yield from changes(before.get(key), after.get(key), at)
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """The same in words: `spec.trainer.steps: 10 -> 20`."""
+    return [str(change) for change in changes(old, new)]
+
+
+def covers(paths: Container[str], path: str) -> bool:
+    """True where a field is one of these, or lies in one of them."""
+    parts = path.replace("[]", "").split(".")
+    return any(".".join(parts[:end]) in paths for end in range(1, len(parts) + 1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sluice.api.changes import MUTABLE
+from sluice.api.changes import CONTINUED, MUTABLE
 from sluice.api.crd import schema_of
 from sluice.api.job import RLJobSpec
 from sluice.api.status import RLJobStatus
@@ -24,6 +24,8 @@ def reference() -> str:
     """Markdown: a table for every object of spec and status."""
     free = ", ".join(f"`{path}`" for path in MUTABLE)
     parts = [_HEAD, f"Once pods were started only these fields of `spec` may change: {free}.\n"]
+    continued = ", ".join(f"`{path}`" for path in CONTINUED)
+    parts.append(f"A run of this machine may go on (`sluice run`) also with another {continued}.\n")
     for name, model in (("spec", RLJobSpec), ("status", RLJobStatus)):
         parts += _sections(name, schema_of(model))
     return "\n".join(parts)
@@ -55,7 +57,8 @@ def _rule(rule: dict[str, str]) -> str:
 def _row(name: str, schema: dict[str, Any], required: bool) -> str:
     default = "**required**" if required else _default(schema)
     meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
-    return f"| `{name}` | {_type(schema)} | {default} | {meaning} |"
+    kind = type_of(schema, choice="`{}`", between=" \\| ")
+    return f"| `{name}` | {kind} | {default} | {meaning} |"
 
 
 def _default(schema: dict[str, Any]) -> str:
@@ -64,11 +67,12 @@ def _default(schema: dict[str, Any]) -> str:
     return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
 
 
-def _type(schema: dict[str, Any]) -> str:
+def type_of(schema: dict[str, Any], *, choice: str = "{}", between: str = " | ") -> str:
+    """The type of a field in a word or two; of a choice its values."""
     if "enum" in schema:
-        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+        return between.join(choice.format(value) for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if schema.get("type") == "array":
-        return f"list of {_type(schema['items'])}"
+        return f"list of {type_of(schema['items'], choice=choice, between=between)}"
     return str(schema.get("type", "any"))

@@ -152,6 +152,19 @@ def missing(row: Row, keys: Iterable[str], field: str) -> str:
     )
 
 
+def likely_columns(row: Row) -> dict[str, str]:
+    """The promptKey and labelKey by a row's columns: ours, or what other people call them."""
+    names = {
+        "promptKey": (*PROMPT_KEYS, *_OTHER_NAMES["promptKey"]),
+        "labelKey": _OTHER_NAMES["labelKey"],
+    }
+    likely = {
+        key: next((name for name in known if row.get(name) is not None), None)
+        for key, known in names.items()
+    }
+    return {key: name for key, name in likely.items() if name}
+
+
 def _label(row: Row, source: PromptSource) -> Any:
     if source.label_key:
         if source.label_key not in row:

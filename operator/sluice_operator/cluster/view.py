@@ -5,11 +5,11 @@ be asked for.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from sluice_operator.plan import podstate
+from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.model import KubeObject
 
 Stamped = tuple[datetime, str]
@@ -43,6 +43,28 @@ class Picture:
     pods: tuple[KubeObject, ...] = ()
     events: tuple[Happened, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """For programs: the job as the API has it, its pods in short, its events. No secrets."""
+        return {
+            "where": self.where,
+            "job": self.job,
+            "pods": [_pod_facts(pod) for pod in self.pods],
+            "events": [asdict(each) | {"time": clock.text(each.time)} for each in self.events],
+            "notes": list(self.notes),
+        }
+
+
+def _pod_facts(pod: KubeObject) -> dict[str, Any]:
+    return {
+        "name": podstate.name(pod),
+        "role": podstate.role(pod),
+        "replica": podstate.replica(pod),
+        "attempt": podstate.attempt(pod),
+        "phase": (pod.get("status") or {}).get("phase", "Pending"),
+        "ready": podstate.is_ready(pod),
+        "node": (pod.get("spec") or {}).get("nodeName"),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ async def test_a_failed_job_is_tried_again_when_asked(tmp_path: Path) -> None:
     assert (await run(tmp_path, job)).state == "Failed"
     assert (await run(tmp_path, job)).state == "Failed"
     async with LocalCluster(tmp_path) as cluster:
-        status = await run_job(cluster, job, retry_failed=True)
+        status = await run_job(cluster, job, reopen=("Failed",))
     assert status.state == "Succeeded"
 
 

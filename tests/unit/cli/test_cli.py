@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job
 from sluice.api.changes import differences
+from sluice_cli.continued import words
 from sluice_cli.main import app
 from sluice_cli.resolve import check_files, resolve
 from sluice_cli.run import prepare
+from sluice_cli.start_from import model_of
+from sluice_cli.tiny import write_model
 from sluice_cli.view import duration, sparkline
 from sluice_operator.cluster.local import run_state
 
@@ -34,9 +37,7 @@ spec:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
-    (tmp_path / "model/tokenizer.json").write_text("{}")
+    write_model(tmp_path / "model", (), context=2048)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "judge.py").write_text("def score(sample): return 1\n")
     path = tmp_path / "job.yaml"
@@ -56,7 +57,7 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
     ("missing", "message"),
     [
         ("model/config.json", "has no config.json"),
-        ("model/tokenizer.json", "has no tokenizer"),
+        ("model", "has no tokenizer"),
         ("rows.jsonl", "rows.jsonl: no such prompt file"),
         ("judge.py", "spec.reward.function: there is no file"),
     ],
@@ -64,7 +65,8 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
 def test_what_is_missing_is_said_before_anything_starts(
     job: Path, missing: str, message: str
 ) -> None:
-    (job.parent / missing).unlink()
+    for path in job.parent.glob("model/tokenizer*" if missing == "model" else missing):
+        path.unlink()
     with pytest.raises(ManifestError) as raised:
         check_files(resolve(load_job(job), job.parent))
     assert message in str(raised.value)
@@ -223,10 +225,10 @@ def test_a_run_goes_on_only_with_its_own_manifest(job: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     prepare(run, load_job(job), fresh=False)
     prepare(run, load_job(job, ["rollout.replicas=2", "failurePolicy.maxRestarts=9"]), fresh=False)
-    with pytest.raises(ManifestError, match=r"trainer\.steps: 3 -> 4"):
-        prepare(run, load_job(job, ["trainer.steps=4"]), fresh=False)
-    prepare(run, load_job(job, ["trainer.steps=4"]), fresh=True)
-    assert json.loads((run / "job.json").read_text())["spec"]["trainer"]["steps"] == 4
+    with pytest.raises(ManifestError, match=r"spec\.data\.seed: None -> 4: it cannot change"):
+        prepare(run, load_job(job, ["data.seed=4"]), fresh=False)
+    prepare(run, load_job(job, ["data.seed=4"]), fresh=True)
+    assert json.loads((run / "job.json").read_text())["spec"]["data"]["seed"] == 4
 
 
 @pytest.mark.parametrize(
@@ -328,6 +330,91 @@ def test_fresh_never_deletes_what_is_no_run(job: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="is not empty and holds no run"):
         prepare(mine, load_job(job), fresh=True)
     assert (mine / "chapter1.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param(
+            ["trainer.steps=9"],
+            ["changed from step 6 on: spec.trainer.steps: 3 -> 9"],
+            id="longer",
+        ),
+        pytest.param(
+            ["trainer.steps=9", "trainer.optimizer={lr: 1e-4, schedule: cosine}"],
+            [
+                "changed from step 6 on: spec.trainer.optimizer.lr: None -> 0.0001",
+                "changed from step 6 on: spec.trainer.optimizer.schedule: None -> 'cosine'",
+                "changed from step 6 on: spec.trainer.steps: 3 -> 9",
+                "the learning rate now reaches minLr at the new end of the run; to keep its "
+                "course, set trainer.optimizer.decaySteps to the steps that it was made for",
+            ],
+            id="longer, with a schedule",
+        ),
+        pytest.param(["rollout.replicas=2"], [], id="what may change at any time"),
+    ],
+)
+def test_a_run_goes_on_changed_with_a_word_on_it(
+    job: Path, tmp_path: Path, changes: list[str], told: list[str]
+) -> None:
+    run = tmp_path / "run"
+    prepare(run, load_job(job), fresh=False)
+    (run / "metrics.jsonl").write_text('{"step": 5}\n')
+    changed = load_job(job, changes)
+    assert [*words(prepare(run, changed, fresh=False), changed, 5)] == told
+    assert prepare(run, changed, fresh=False) == [], "what is accepted is the run's own"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param(
+            "trainer.steps=4",
+            "spec.trainer.steps: 3 -> 4: 5 steps are trained already; expected at least as many",
+            id="shorter than it is",
+        ),
+        pytest.param(
+            "rollout.samplesPerPrompt=4",
+            "spec.rollout.samplesPerPrompt: None -> 4: it cannot change in a run that goes on, "
+            "because the samples that it has stored were made with it",
+            id="stored samples",
+        ),
+        pytest.param(
+            "trainer.optimizer.weightDecay=0.5",
+            "spec.trainer.optimizer.weightDecay: None -> 0.5: it cannot change in a run that goes "
+            "on, because the optimizer's state in its checkpoints was made with it",
+            id="optimizer's state",
+        ),
+        pytest.param(
+            "tls.enabled=true",
+            "spec.tls.enabled: None -> True: it cannot change in a run that goes on, because it "
+            "was started with it",
+            id="anything else",
+        ),
+    ],
+)
+def test_what_a_run_does_not_survive_is_refused_with_a_reason(
+    job: Path, tmp_path: Path, change: str, told: str
+) -> None:
+    run = tmp_path / "run"
+    prepare(run, load_job(job), fresh=False)
+    (run / "metrics.jsonl").write_text('{"step": 5}\n')
+    with pytest.raises(ManifestError) as raised:
+        prepare(run, load_job(job, [change]), fresh=False)
+    assert f"  {told}\nuse another --run-dir" in str(raised.value)
+    assert json.loads((run / "job.json").read_text())["spec"]["trainer"]["steps"] == 3
+
+
+def test_a_run_starts_from_another_ones_model(job: Path, tmp_path: Path) -> None:
+    other = tmp_path / "first"
+    prepare(other, load_job(job), fresh=False)
+    with pytest.raises(ManifestError, match="the run has neither a model nor a checkpoint yet"):
+        model_of(other)
+    write_model(other / "checkpoints/hf", (), context=2048)
+    spec = load_job(job, model_of(other)).spec
+    assert (spec.model.path, spec.model.init) == (str(other / "checkpoints/hf"), "pretrained")
+    with pytest.raises(ManifestError, match=r"--from nowhere: no job\.json there"):
+        model_of(Path("nowhere"))
 
 
 def test_differences_name_the_path() -> None:

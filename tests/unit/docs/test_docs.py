@@ -150,10 +150,10 @@ COMMANDS = sorted(set(commands()))
 )
 def test_every_command_exists_with_its_options(where: str, line: str) -> None:
     found: Any = typer.main.get_command(app)
-    words = shlex.split(line.replace("[", " ").replace("]", " "))[1:]
-    while hasattr(found, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
-        assert words[0] in found.commands, f"{where}: sluice has no {words[0]}"
-        found = found.commands[words.pop(0)]
+    words = shlex.split(line.replace("[", " ").replace("]", " ").partition(" | ")[0])[1:]
+    while hasattr(found, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        assert words[0] in found.list_commands(None), f"{where}: sluice has no {words[0]}"
+        found = found.get_command(None, words.pop(0))
     unknown = [
         w
         for w in words

@@ -11,10 +11,13 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from sluice.data.writers import Writer
 from sluice_cli.main import app
+from sluice_cli.tiny import write_model
 from tests.unit.importing.import_tools import run, slime, spec_of, verl
 
 GOLDEN = Path(__file__).parent / "golden"
+CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 SCRIPTS = {
     "run-qwen3-4b.sh": ["slime"],
     "run-ppo-async.sh": ["slime"],
@@ -49,12 +52,11 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
     for source in [*spec["data"]["prompts"], *spec.get("evaluation", {}).get("datasets", [])]:
         path, at, part = source["path"].partition("@")
         local = tmp_path / path.replace("/", "_")
-        local.write_text('{"prompt": "x"}\n')
+        with Writer(local, force=True) as writer:
+            writer.write({"prompt": "x", "messages": CHAT, "label": "y"})
         source["path"] = f"{local.name}{at}{part}"
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in ("config.json", "tokenizer.json", "model.safetensors"):
-        (model / file).write_text("{}")
+    write_model(tmp_path / "model", (), context=65536)
+    (tmp_path / "model/model.safetensors").touch()
     spec["model"]["path"] = "model"
     if "modelPath" in spec.get("algorithm", {}).get("critic", {}):
         spec["algorithm"]["critic"]["modelPath"] = "model"

@@ -54,6 +54,16 @@ class KubeReader:
             where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes
         )
 
+    async def jobs(self, *, everywhere: bool) -> list[KubeObject]:
+        """All jobs of the namespace, or of all namespaces. Raises ReadError."""
+        where = collection("RLJob", None if everywhere else self._namespace)
+        try:
+            with self._explained("list", "rljobs"):
+                return (await self._api.get(where))["items"] or []
+        except errors.NotFoundError as error:
+            text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
+            raise ReadError(text) from error
+
     async def streams(self) -> tuple[list[Stream], bool]:
         job, pods = await asyncio.gather(self._job(), self._pods())
         ended = (job.get("status") or {}).get("state") in ("Succeeded", "Failed")

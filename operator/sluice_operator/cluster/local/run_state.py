@@ -135,6 +135,21 @@ async def lock(directory: Path, wait_seconds: float) -> int:
     return descriptor
 
 
+def held(directory: Path) -> bool:
+    """True while a run works on the directory."""
+    try:
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _holder(path: Path) -> str:
     try:
         holder = json.loads(path.read_text())

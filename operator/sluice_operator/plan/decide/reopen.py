@@ -1,4 +1,6 @@
-"""A failed job is tried again at a person's wish: the one way back from a terminal state."""
+"""A failed job is tried again, or one that has succeeded becomes longer, at a person's wish: the
+one way back from a terminal state.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from sluice_operator.plan.decide.gangs import retire
 
 
 def reopened(status: RLJobStatus, now: datetime) -> RLJobStatus:
-    """The status of a job that starts again where it failed: new attempts, a fresh budget, its
+    """The status of a job that starts again where it ended: new attempts, a fresh budget, its
     counts and data kept.
     """
     return status.model_copy(
         update={
             "conditions": [
-                condition for condition in status.conditions if condition.type != "Failed"
+                condition
+                for condition in status.conditions
+                if condition.type not in ("Failed", "Succeeded")
             ],
             "roles": [_reopened_role(role, now) for role in status.roles],
             "start_time": None,

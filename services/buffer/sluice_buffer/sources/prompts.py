@@ -5,16 +5,14 @@ worker gets.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.data import MADE_ROWS, Data, Evaluation, PromptSource
-from sluice.data.answers import parse_answer
+from sluice.data.checking import check_sources, reader_of
 from sluice.data.rows import PromptRow, Read, parse_row, problem
-from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.rules.order import Order
@@ -31,9 +29,7 @@ class Prompts:
         """read: how rows for training are read; those of an evaluation are prompts in any job."""
         self.sources: Sequence[PromptSource] = data.prompts
         self.datasets: Sequence[PromptSource] = evaluation.datasets if evaluation else []
-        _check_names(self.sources, "spec.data.prompts")
-        _check_names(self.datasets, "spec.evaluation.datasets")
-        _check_templates(self.sources, self.datasets)
+        check_sources(self.sources, self.datasets)
         self._read = read
         self._tables = [_open(source, spool, read) for source in self.sources]
         self._eval_tables = [_open(source, spool) for source in self.datasets]
@@ -104,40 +100,11 @@ class Prompts:
 
 def prompts_of(job: RLJob, directory: Path) -> Prompts:
     """Those of a job, whose answers are given with `sft`. directory: of the database."""
-    read: Read = parse_answer if job.spec.algorithm.sft else parse_row
-    return Prompts(job.spec.data, job.spec.evaluation, directory, read)
+    return Prompts(job.spec.data, job.spec.evaluation, directory, reader_of(job.spec))
 
 
 def _open(source: PromptSource, spool: Path, read: Read = parse_row) -> Table:
     return open_table(source.file(spool / MADE_ROWS), lambda row: problem(row, source, read), spool)
-
-
-def _check_names(sources: Sequence[PromptSource], where: str) -> None:
-    name, times = (
-        Counter(source.source_name for source in sources).most_common(1)[0] if sources else ("", 1)
-    )
-    if times > 1:
-        raise ConfigurationError(
-            f"{where}: {times} sources are called {name!r}; give each a `name` of its own"
-        )
-
-
-def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
-    """A worker knows a prompt's source by its name,
-    so one name can mean one way of rendering only.
-    """
-    rendered = {source.source_name: source for source in sources}
-    for one in datasets:
-        other = rendered.get(one.source_name, one)
-        for key, field in (
-            ("apply_chat_template", "applyChatTemplate"),
-            ("chat_template_args", "chatTemplateArgs"),
-        ):
-            if getattr(other, key) != getattr(one, key):
-                raise ConfigurationError(
-                    f"{one.source_name!r} is a source of prompts and of evaluation with different "
-                    f"{field}; give one of them another `name`"
-                )
 
 
 def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:

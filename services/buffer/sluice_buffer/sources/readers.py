@@ -18,6 +18,7 @@ from typing import IO
 import xxhash
 
 from sluice.api.data import parse_path
+from sluice.data.checking import slice_of
 from sluice.data.files import Located, Row, files_of, read_file
 from sluice.environment import ConfigurationError
 
@@ -83,12 +84,7 @@ def open_table(text: str, check: RowCheck, spool: Path) -> Table:
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror or error}") from error
         total += len(places[-1].offsets)
-    rows = range(total)[part]
-    if not rows:
-        raise ConfigurationError(
-            f"{text}: no rows" + (f" in this slice of {total}" if total else "")
-        )
-    return Table(places, rows, digest.hexdigest())
+    return Table(places, slice_of(text, total, part), digest.hexdigest())
 
 
 def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _Place:

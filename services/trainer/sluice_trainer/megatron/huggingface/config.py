@@ -199,7 +199,15 @@ def read_shape(directory: Path) -> ModelShape:
         raise UnsupportedModelError(
             f"{directory} is not a Hugging Face checkpoint: it has no config.json"
         )
-    config = json.loads(path.read_text())
+    try:
+        return _shape(json.loads(path.read_text()), path)
+    except KeyError as error:
+        raise UnsupportedModelError(
+            f"{path}: {error} is missing; expected the config.json of a Hugging Face checkpoint"
+        ) from error
+
+
+def _shape(config: Config, path: Path) -> ModelShape:
     model_type = config.get("model_type", "")
     if model_type not in FAMILIES:
         raise UnsupportedModelError(

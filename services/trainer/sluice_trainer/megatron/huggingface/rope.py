@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a config.json is also read where torch is not needed for anything else
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Rope:
         """Radians per position of each pair of channels: [dim / 2] float32, on the CPU, as
         transformers computes it.
         """
+        import torch
+
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         waves = self.theta**exponents
         match self.kind:
@@ -49,6 +52,8 @@ class Rope:
         """Llama 3.1's scaling: long waves are stretched, short ones kept, those between
         interpolated.
         """
+        import torch
+
         wavelength = 2 * math.pi / inverse
         longest = self.original_max_positions / self.low_freq_factor
         shortest = self.original_max_positions / self.high_freq_factor
@@ -65,6 +70,7 @@ class Rope:
         """YaRN (Peng et al. 2023): channels that turn often are kept, those that turn rarely
         stretched.
         """
+        import torch
 
         def channel(turns: float) -> float:
             """The channel that makes this many turns over the original context."""

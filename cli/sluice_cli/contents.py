@@ -1,0 +1,205 @@
+"""Checks of what a job's files hold, before anything is started: rows of prompts, models, user
+functions, lengths. Pods would refuse the same, up to half a minute later.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from sluice.api import ManifestError, RLJob, RLJobSpec, manifest
+from sluice.api.data import PromptSource
+from sluice.api.paths import MarkedPath, marked, volume_of
+from sluice.data.checking import check_rows, check_sources, reader_of
+from sluice.data.files import read_source
+from sluice.data.rows import parse_row
+from sluice.environment import ConfigurationError
+from sluice_rollout import context
+
+IMPORT_SECONDS = 60
+TRIED_PROMPTS = 100
+"""Prompts of a source whose length is measured."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """problems: what no run survives. notes: what one should know."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def raise_problems(self) -> None:
+        """Raise ManifestError with all of them, if there are any."""
+        if self.problems:
+            raise ManifestError("\n".join(dict.fromkeys(self.problems)))
+
+
+def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Findings:
+    """Look into the files of a resolved job that are on this machine, not in volumes.
+
+    rows: of each prompt file; None: all. run_code: also import the user's functions, in a process
+    of its own.
+    """
+    spec, findings = job.spec, Findings()
+    here = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
+    _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec)))
+    for where, source, training in _sources(spec):
+        read = reader_of(spec) if training else parse_row
+        _try(findings, f"{where}.path: ", lambda: check_rows(source, source.path or "", read, rows))  # noqa: B023 - called at once
+    for model in (path for path in here if path.kind == "model"):
+        _try(findings, f"{model.field}: ", lambda: _check_family(job, model))  # noqa: B023
+    if spec.model.volume is None and _generates(spec) and not findings.problems:
+        _check_lengths(findings, spec)
+    if run_code:
+        _check_functions(findings, [path for path in here if path.kind == "function"])
+    return findings
+
+
+def _on_this_machine(path: MarkedPath, job: RLJob) -> bool:
+    return volume_of(path, manifest(job)["spec"]) is None
+
+
+def _try(findings: Findings, prefix: str, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except ConfigurationError as error:
+        findings.problems.append(f"{prefix}{error}")
+    except ModuleNotFoundError as error:
+        findings.notes.append(f"{prefix}not checked: {error.name} is not installed here")
+
+
+def _datasets(spec: RLJobSpec) -> list[PromptSource]:
+    return list(spec.evaluation.datasets) if spec.evaluation else []
+
+
+def _sources(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, bool]]:
+    """(field, source, True where it is trained on) of all prompt files on this machine."""
+    if spec.data.volume is not None or spec.debug.replay:
+        return
+    both = [
+        *((f"spec.data.prompts[{i}]", one, True) for i, one in enumerate(spec.data.prompts)),
+        *((f"spec.evaluation.datasets[{i}]", one, False) for i, one in enumerate(_datasets(spec))),
+    ]
+    yield from (each for each in both if each[1].path)
+
+
+def _check_family(job: RLJob, model: MarkedPath) -> None:
+    from sluice_trainer.families import check_family
+
+    check_family(job.spec, Path(model.value))
+
+
+def _generates(spec: RLJobSpec) -> bool:
+    return not spec.debug.replay and not (spec.algorithm.sft and spec.evaluation is None)
+
+
+# --- lengths
+
+
+def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
+    """The longest response leaves room for a prompt; and for those that there are."""
+    directory = Path(spec.model.path)
+    try:
+        size = context.of_model(spec, directory)
+        context.check(spec, size)
+        count = _counter(directory)
+    except ConfigurationError as error:
+        findings.problems.append(str(error))
+        return
+    if count is None:
+        return
+    room = size.tokens - spec.rollout.sampling.max_response_tokens
+    room = min(spec.data.max_prompt_tokens or room, room)
+    for where, source, training in _sources(spec):
+        if training and not spec.algorithm.sft:
+            _check_room(findings, where, source, count, room)
+
+
+def _check_room(
+    findings: Findings, where: str, source: PromptSource, count: Callable[[str], int], room: int
+) -> None:
+    first = islice(read_source(source.path or ""), TRIED_PROMPTS)
+    sizes = [count(_text(parse_row(located.row, source).prompt)) for located in first]
+    longer = sum(size > room for size in sizes)
+    if not longer:
+        return
+    text = (
+        f"{where}: {longer} of the first {len(sizes)} prompts have more than the {room} tokens "
+        f"(up to {max(sizes)}) that the context leaves beside maxResponseTokens, or "
+        "data.maxPromptTokens allows"
+    )
+    if longer == len(sizes):
+        findings.problems.append(f"{text}; none of them can be answered")
+    else:
+        findings.notes.append(f"{text}; such prompts are left out")
+
+
+def _counter(directory: Path) -> Callable[[str], int] | None:
+    """Tokens of a text, without those that a chat template adds. None: the tokenizer is not one
+    that can be had without transformers, which takes seconds.
+    """
+    file = directory / "tokenizer.json"
+    if importlib.util.find_spec("tokenizers") is None or not file.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # whatever its Rust stumbles over
+        raise ConfigurationError(f"spec.model.path: {file}: not a tokenizer: {error}") from error
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _text(prompt: str | list[dict[str, object]]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    contents = (message.get("content") for message in prompt)
+    return "\n".join(content for content in contents if isinstance(content, str))
+
+
+# --- user functions
+
+
+def _check_functions(findings: Findings, paths: list[MarkedPath]) -> None:
+    """Import them as a pod would. A package that is not here may be in the pods' image."""
+    functions = [path for path in paths if ":" in path.value or "." in path.value]
+    there = []
+    for path in functions:
+        package = path.value.replace(":", ".").partition(".")[0]
+        if ".py:" in path.value or importlib.util.find_spec(package) is not None:
+            there.append(path)
+        else:
+            findings.notes.append(
+                f"{path.field}: not checked: package {package} is not installed here; the pods' "
+                "image must have it"
+            )
+    for path, problem in zip(there, _imported([p.value for p in there]), strict=True):
+        if problem:
+            findings.problems.append(f"{path.field}: {problem}")
+
+
+def _imported(functions: list[str]) -> list[str]:
+    """The fault of each function; empty: none. They are imported in a process of their own, as a
+    module may do anything then.
+    """
+    if not functions:
+        return []
+    command = [sys.executable, "-m", "sluice.user_code", *functions]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"importing took more than {IMPORT_SECONDS} s"] * len(functions)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return [f"importing ended Python with exit code {done.returncode}: {last}"] * len(functions)
+    problems: list[str] = json.loads(lines[-1])
+    return problems

@@ -1,0 +1,78 @@
+"""Commands that describe sluice itself: explain, crd, reference."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from sluice_cli.options import Output, examples, manifests, say
+from sluice_cli.output import Format
+
+
+class Page(StrEnum):
+    """A page of docs/reference that is generated."""
+
+    RLJOB = "rljob"
+    CLI = "cli"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command(
+        epilog=examples(
+            "sluice explain", "sluice explain trainer.optimizer", "sluice explain status.state"
+        )
+    )(explain)
+    app.command(epilog=examples("sluice crd | kubectl apply --server-side -f -"))(crd)
+    app.command(hidden=True)(reference)
+
+
+def _fields(incomplete: str) -> list[str]:
+    from sluice.api.explain import completions
+
+    return completions(incomplete)
+
+
+def explain(
+    field: Annotated[
+        str,
+        typer.Argument(
+            metavar="FIELD",
+            help="Such as trainer.steps, spec.data.prompts[].path, status. Default: spec.",
+            show_default=False,
+            autocompletion=_fields,
+        ),
+    ] = "spec",
+    output: Output = Format.TEXT,
+) -> None:
+    """Explain a field of an RLJob: type, default, meaning, when it may change, what is in it."""
+    with manifests():
+        from sluice.api.explain import explained
+        from sluice_cli.output import written
+
+        field_of_job = explained(field)
+        say(field_of_job.text() if output is Format.TEXT else written(field_of_job.facts(), output))
+
+
+def crd() -> None:
+    """Print the CustomResourceDefinition of RLJob."""
+    from sluice.api.crd import custom_resource_definition
+    from sluice_cli.render import to_yaml
+
+    say(to_yaml([custom_resource_definition()]))
+
+
+def reference(
+    page: Annotated[Page, typer.Argument(help="A page of docs/reference.")] = Page.RLJOB,
+) -> None:
+    """Print a page of the reference as Markdown."""
+    if page is Page.CLI:
+        from sluice_cli import reference as commands
+
+        say(commands.reference())
+        return
+    from sluice.api import reference as api
+
+    say(api.reference())

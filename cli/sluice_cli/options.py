@@ -1,0 +1,100 @@
+"""Arguments and options that several commands share, and how they refuse bad input.
+
+Nothing heavy is imported here: every `sluice --help` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice_cli.exits import Exit
+from sluice_cli.output import Format
+
+RUNS = Path("runs")
+
+
+def runs_here(incomplete: str) -> list[str]:
+    """Names of the runs below runs/, for a shell's completion."""
+    return sorted(
+        path.parent.name
+        for path in RUNS.glob("*/job.json")
+        if path.parent.name.startswith(incomplete)
+    )
+
+
+Manifest = Annotated[Path, typer.Argument(help="RLJob manifest (YAML).", show_default=False)]
+Manifests = Annotated[
+    list[Path], typer.Argument(help="RLJob manifests (YAML).", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a field: trainer.steps=10. May be repeated."
+    ),
+]
+JobName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="The job's name.", show_default=False, autocompletion=runs_here
+    ),
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Default: that of the kubeconfig's context.")
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="A run of this machine. Default: runs/NAME, if there is one and no -n is given."
+    ),
+]
+Output = Annotated[Format, typer.Option("--output", "-o", help="For people, or for programs.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(("Examples:", *(f"$ {line}" for line in lines)))
+
+
+def say(text: str) -> None:
+    typer.echo(text, nl=not text.endswith("\n"))
+
+
+def refuse(error: Exception, code: Exit = Exit.INVALID) -> typer.Exit:
+    """Tell an error in a line; the exception to raise then."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(code)
+
+
+@contextlib.contextmanager
+def manifests() -> Iterator[None]:
+    """A manifest that cannot be used, in a line."""
+    from sluice.api import ManifestError
+
+    try:
+        yield
+    except ManifestError as error:
+        raise refuse(error) from error
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Why a job cannot be read, in a line. The libraries for it come with an extra."""
+    try:
+        from sluice_operator.cluster.view import ReadError
+
+        try:
+            yield
+        except ReadError as error:
+            raise refuse(error, Exit.FAILED) from error
+    except ModuleNotFoundError as error:
+        text = (
+            f"reading a job needs the extra `operator` ({error.name} is missing): pip install "
+            "'sluice[operator]'"
+        )
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(Exit.FAILED) from error

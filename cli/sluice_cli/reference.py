@@ -1,0 +1,70 @@
+"""docs/reference/cli.md, written from the commands themselves: `make reference`."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+from typer.cli import get_docs_for_click
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from sluice_cli.exits import MEANING
+
+_HEAD = """\
+# The command line
+
+Generated from `sluice_cli` by `make reference`; `sluice COMMAND --help` says the same.
+`sluice --install-completion` teaches a shell the commands, the names of runs and the fields of an
+RLJob.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+{codes}
+
+## For programs
+
+What `-o json` and `-o yaml` give. Fields are added, never renamed or taken away.
+
+{answers}
+"""
+ANSWERS = {
+    "validate": "a list, one entry a file: `file`, `valid`, `job` (`name`, `namespace`, `method`, "
+    "`steps`, `epochs`, `batchSize`, `samplesPerPrompt`, `trainerRanks`, `engines`; null where the "
+    "file is no job), `problems` and `notes` (texts), `trial` (with `--deep`: `prompts` with "
+    "`where`, `tokens`, `text`; `reward` with `where`, `response`, `label`, `reward`, `parts`)",
+    "status": "`where`, `job` (the RLJob with its `status`: [rljob.md](rljob.md)), `pods` (`name`, "
+    "`role`, `replica`, `attempt`, `phase`, `ready`, `node`), `events` (`time`, `type`, `reason`, "
+    "`message`, `about`, `count`), `notes`",
+    "list": "a list: `name`, `where` (directory of the run, or namespace/name), `state`, `step`, "
+    "`totalSteps`, `reward`, `restarts`, `started`",
+    "explain": "`field`, `type`, `required`, `default`, `limits`, `meaning`, `changes`, `rules`, "
+    "`fields` (`name`, `type`, `meaning`)",
+}
+"""Command -> the shape of its answer."""
+
+
+def reference() -> str:
+    """Markdown: exit codes, shapes of answers, every command."""
+    from sluice_cli.main import app
+
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    command.commands.pop("reference")  # it is for this page alone
+    pages = get_docs_for_click(obj=command, ctx=typer.Context(command), name="sluice", indent=1)
+    codes = "\n".join(f"| {code.value} | {words} |" for code, words in MEANING.items())
+    answers = "\n".join(f"- `sluice {name}`: {words}" for name, words in ANSWERS.items())
+    return _tidy(f"{_HEAD.format(codes=codes, answers=answers)}\n{pages}")
+
+
+def _tidy(text: str) -> str:
+    """Examples as code; no blank lines in a row, none at the end."""
+    text = re.sub(r"Examples:\n((?:\n\$ .*\n?)+)", _code, text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _code(match: re.Match[str]) -> str:
+    lines = "\n".join(line for line in match[1].splitlines() if line)
+    return f"**Examples**:\n\n```console\n{lines}\n```\n"

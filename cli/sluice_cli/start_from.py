@@ -1,0 +1,60 @@
+"""`sluice run --from RUN`: another run's model as the start of a new one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sluice.api import ManifestError
+from sluice.telemetry.run_directory import JOB
+from sluice_cli.options import RUNS
+
+CHECKPOINTS, EXPORTED = "checkpoints", "hf"
+CONVERTED = "megatron"
+"""The backend whose checkpoints `sluice convert` reads."""
+
+
+def model_of(run: Path) -> list[str]:
+    """The overrides that make a job start with the run's final model; where it has not ended, with
+    that of its newest checkpoint, which is written as a Hugging Face checkpoint beside it.
+
+    Raises ManifestError.
+    """
+    directory = run if (run / JOB).exists() else RUNS / run
+    if not (directory / JOB).exists():
+        raise ManifestError(f"--from {run}: no {JOB} there; expected the directory of a run")
+    model = directory / CHECKPOINTS / EXPORTED
+    if not (model / "config.json").exists():
+        model = _converted(directory)
+    return [f"model.path={json.dumps(str(model.resolve()))}", "model.init=pretrained"]
+
+
+def _converted(directory: Path) -> Path:
+    newest = max((directory / CHECKPOINTS).glob("iter_*"), default=None)
+    if newest is None:
+        raise ManifestError(f"--from {directory}: the run has neither a model nor a checkpoint yet")
+    spec = _spec(directory / JOB)
+    if (backend := spec["trainer"].get("backend", CONVERTED)) != CONVERTED:
+        raise ManifestError(
+            f"--from {directory}: the run has not ended, and checkpoints of trainer.backend: "
+            f"{backend} cannot be converted; run it to its end first"
+        )
+    target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
+    if not (target / "config.json").exists():
+        arguments = ["dist-to-hf", newest, spec["model"]["path"], target]
+        command = [sys.executable, "-W", "ignore", "-m", "sluice_trainer.convert"]
+        done = subprocess.run([*command, *map(str, arguments)], check=False)
+        if done.returncode:
+            raise ManifestError(f"--from {directory}: {newest} could not be converted")
+    return target
+
+
+def _spec(path: Path) -> dict[str, Any]:
+    try:
+        spec: dict[str, Any] = json.loads(path.read_text())["spec"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ManifestError(f"{path}: not the manifest of a run ({error})") from error
+    return spec

@@ -1,0 +1,34 @@
+"""A task as `sluice init` writes it, and the commands on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sluice_cli.main import app
+from sluice_cli.starting import Wishes, write_task
+
+Sluice = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def written_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("init") / "digits"
+    write_task(Wishes(directory, model=None, data=None, gpus=0, steps=20))
+    return directory
+
+
+@pytest.fixture
+def task(written_task: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may break."""
+    return Path(shutil.copytree(written_task, tmp_path / "digits"))
+
+
+@pytest.fixture
+def sluice() -> Sluice:
+    """Call a command: `sluice("validate", path)`."""
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])

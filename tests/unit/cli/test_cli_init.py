@@ -1,0 +1,92 @@
+"""`sluice init`: what it writes is a task that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.api import load_job
+from sluice_cli.starting import job_name
+from tests.unit.cli.conftest import Sluice
+
+
+def test_a_new_task_is_valid(tmp_path: Path, sluice: Sluice) -> None:
+    result = sluice("init", tmp_path / "my task", "--yes", "--steps", 7)
+    assert result.exit_code == 0, result.output
+    assert f"next: sluice validate {tmp_path}/my task/job.yaml --deep" in result.output
+    checked = sluice("validate", tmp_path / "my task/job.yaml")
+    assert "RLJob default/my-task is valid: grpo, 7 steps of 32 x 8 samples" in checked.output
+
+
+def test_a_tiny_model_takes_any_text(tmp_path: Path, sluice: Sluice) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "Größe von 3 Äpfeln?", "answer": 3}) + "\n")
+    assert sluice("init", tmp_path / "mine", "--data", rows, "-y").exit_code == 0
+    source = load_job(tmp_path / "mine/job.yaml").spec.data.prompts[0]
+    assert (source.path, source.prompt_key, source.label_key) == (str(rows), "question", "answer")
+    result = sluice("validate", tmp_path / "mine/job.yaml", "--deep")
+    assert result.exit_code == 0, result.output
+    assert "rows.jsonl:1: 22 tokens\nGröße von 3 Äpfeln?" in result.output
+    assert "reward of the label 3 as the answer" in result.output
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared", "trainer"), [(0, False, 0), (1, True, 1), (4, False, 3)], ids=str
+)
+def test_gpus_are_shared_out(
+    tmp_path: Path, written_task: Path, sluice: Sluice, gpus: int, shared: bool, trainer: int
+) -> None:
+    words = ("init", tmp_path / "mine", "--model", written_task / "model", "--gpus", gpus, "-y")
+    assert sluice(*words).exit_code == 0
+    spec = load_job(tmp_path / "mine/job.yaml").spec
+    assert spec.model.path == str((written_task / "model").resolve())
+    assert (spec.trainer.colocate, spec.trainer.gpus_per_node) == (shared, trainer)
+    assert "What is " in (tmp_path / "mine/train.jsonl").read_text()
+
+
+def test_a_model_that_chats_is_asked_so(tmp_path: Path, written_task: Path, sluice: Sluice) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert sluice("init", tmp_path / "mine", "--model", model, "-y").exit_code == 0
+    spec = load_job(tmp_path / "mine/job.yaml").spec
+    assert spec.data.prompts[0].apply_chat_template
+    assert spec.evaluation is not None
+    assert spec.evaluation.datasets[0].apply_chat_template
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["{here}"], "{here} is not empty; expected a new directory", id="full"),
+        pytest.param(
+            ["{here}/new", "--data", "{here}/none.jsonl"],
+            "--data {here}/none.jsonl: no such file or directory",
+            id="no data",
+        ),
+        pytest.param(
+            ["{here}/new", "--data", "{here}/rows.jsonl"],
+            "no column looks like a prompt; the first row has 'x'; rename one to 'prompt'",
+            id="no prompt",
+        ),
+    ],
+)
+def test_what_cannot_be_begun_is_told(
+    tmp_path: Path, sluice: Sluice, words: list[str], message: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    result = sluice("init", *(word.format(here=tmp_path) for word in words), "-y")
+    assert result.exit_code == 2
+    assert message.format(here=tmp_path) in result.output
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [("My Task_2", "my-task-2"), ("2024", "task-2024"), ("x" * 60, "x" * 40)],
+    ids=str,
+)
+def test_a_directory_gives_the_job_its_name(tmp_path: Path, directory: str, name: str) -> None:
+    assert job_name(tmp_path / directory) == name

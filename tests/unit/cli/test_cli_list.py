@@ -1,0 +1,112 @@
+"""`sluice list` and `sluice status` for programs: the same shape wherever a job runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sluice.api import load_job
+from sluice_cli.listing import of_cluster
+from sluice_cli.run import prepare
+from sluice_operator.cluster.local import run_state
+from tests.unit.cli.conftest import Sluice
+
+STATUS = {
+    "state": "Running",
+    "step": 3,
+    "totalSteps": 20,
+    "reward": "0.5",
+    "restarts": 1,
+    "startTime": "2026-01-31T11:44:00Z",
+}
+
+
+@pytest.fixture
+def runs(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """runs/first, stopped at step 3; and no cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    first = tmp_path / "runs/first"
+    prepare(first, load_job(task / "job.yaml"), fresh=False)
+    run_state.StateFile(first).save(run_state.State(job="default/digits", status=STATUS))
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed(runs: Path, sluice: Sluice) -> None:
+    result = sluice("list")
+    assert result.exit_code == 0, result.output
+    head, line = result.output.splitlines()
+    assert head.split() == ["name", "where", "state", "step", "reward", "restarts", "started"]
+    assert line.split() == [
+        "digits",
+        "runs/first",
+        "Stopped",
+        "3/20",
+        "0.5",
+        "1",
+        "2026-01-31T11:44:00Z",
+    ]
+
+
+async def test_a_run_that_goes_on_is_listed_so(runs: Path, sluice: Sluice) -> None:
+    held = await run_state.lock(runs / "first", 0)
+    try:
+        assert run_state.held(runs / "first")
+    finally:
+        os.close(held)
+    assert not run_state.held(runs / "first")
+
+
+def test_a_list_for_programs(runs: Path, sluice: Sluice) -> None:
+    (runs / "broken").mkdir()
+    (runs / "broken/job.json").write_text("{")
+    nothing = {"step": None, "totalSteps": None, "reward": None, "restarts": 0, "started": None}
+    assert json.loads(sluice("list", "-o", "json").stdout) == [
+        {
+            "name": "digits",
+            "where": "runs/first",
+            "state": "Stopped",
+            "step": 3,
+            "totalSteps": 20,
+            "reward": "0.5",
+            "restarts": 1,
+            "started": "2026-01-31T11:44:00Z",
+        },
+        {"name": "broken", "where": "runs/broken", "state": "Unreadable", **nothing},
+    ]
+
+
+def test_a_job_of_a_cluster_has_the_same_shape() -> None:
+    stored = {"metadata": {"name": "gsm8k", "namespace": "team"}, "status": STATUS}
+    listed = of_cluster(stored).facts()
+    assert (listed["where"], listed["state"], listed["totalSteps"]) == (
+        "team/gsm8k",
+        "Running",
+        20,
+    )
+
+
+def test_nothing_to_list_is_said(
+    tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert sluice("list").output == "no run in runs, and no job of a cluster\n"
+    asked = sluice("list", "-n", "team")
+    assert asked.exit_code == 1
+    assert "error: no API server is known" in asked.output
+
+
+def test_a_status_for_programs(runs: Path, sluice: Sluice) -> None:
+    result = sluice("status", "first", "-o", "json")
+    assert result.exit_code == 0, result.output
+    status = json.loads(result.stdout)
+    assert list(status) == ["where", "job", "pods", "events", "notes"]
+    assert status["job"]["kind"] == "RLJob"
+    assert status["job"]["status"]["step"] == 3
+    assert status["where"] == "run directory runs/first"

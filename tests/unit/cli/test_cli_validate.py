@@ -1,0 +1,188 @@
+"""`sluice validate`: each fault that a run would die of is told, with its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.unit.cli.conftest import Sluice
+
+Break = Callable[[Path], None]
+
+
+def row(task: Path, number: int, text: str) -> None:
+    """Replace a line of train.jsonl, counted from 1."""
+    file = task / "train.jsonl"
+    lines = file.read_text().splitlines()
+    lines[number - 1] = text
+    file.write_text("\n".join(lines) + "\n")
+
+
+def reward(task: Path, before: str) -> None:
+    file = task / "reward.py"
+    file.write_text(before + file.read_text())
+
+
+def config(task: Path, **changes: object) -> None:
+    file = task / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def without(task: Path, key: str) -> None:
+    file = task / "model/config.json"
+    known = json.loads(file.read_text())
+    del known[key]
+    file.write_text(json.dumps(known))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        pytest.param(
+            lambda t: row(t, 700, '{"prompt": "max 1 2 3 ='),
+            "spec.data.prompts[0].path: {task}/train.jsonl:700:24: not valid JSON: Invalid control",
+            id="broken JSON",
+        ),
+        pytest.param(
+            lambda t: row(t, 3, '{"question": "max 1 2 3 =", "label": "3"}'),
+            "train.jsonl:3: no column 'prompt' or 'input'; the row has 'question', 'label'; did "
+            "you mean promptKey: question?",
+            id="missing column",
+        ),
+        pytest.param(
+            lambda t: (t / "train.jsonl").write_text("\n"),
+            "spec.data.prompts[0].path: {task}/train.jsonl: no rows",
+            id="empty file",
+        ),
+        pytest.param(
+            lambda t: (t / "eval.jsonl").write_text(""),
+            "spec.evaluation.datasets[0].path: {task}/eval.jsonl: no rows",
+            id="empty evaluation",
+        ),
+        pytest.param(
+            lambda t: reward(t, "import no_such_package\n"),
+            "spec.reward.function: {task}/reward.py:score: cannot import {task}/reward.py: "
+            "ModuleNotFoundError: No module named 'no_such_package'",
+            id="reward that cannot be imported",
+        ),
+        pytest.param(
+            lambda t: reward(t, "raise SystemExit(3)\n"),
+            "spec.reward.function: importing ended Python with exit code 3",
+            id="reward that ends Python",
+        ),
+        pytest.param(
+            lambda t: config(t, model_type="mamba"),
+            "spec.model.path: {task}/model/config.json: model_type 'mamba' cannot be trained; "
+            "supported are llama, qwen2, qwen3",
+            id="unknown family",
+        ),
+        pytest.param(
+            lambda t: config(t, hidden_act="gelu"),
+            "activations other than silu are not supported",
+            id="unsupported part of a family",
+        ),
+        pytest.param(
+            lambda t: without(t, "vocab_size"),
+            "spec.model.path: {task}/model/config.json: 'vocab_size' is missing",
+            id="config without a field",
+        ),
+        pytest.param(
+            lambda t: config(t, max_position_embeddings=4),
+            "spec.rollout.sampling.maxResponseTokens: 4 tokens and a prompt do not fit into the "
+            "context of 4 tokens (config.json of the model): expected at most 3",
+            id="response beyond the context",
+        ),
+        pytest.param(
+            lambda t: config(t, max_position_embeddings=8),
+            "spec.data.prompts[0]: 100 of the first 100 prompts have more than the 4 tokens (up "
+            "to 5) that the context leaves beside maxResponseTokens",
+            id="prompts beyond the context",
+        ),
+        pytest.param(
+            lambda t: (t / "model/tokenizer.json").write_text("{}"),
+            "spec.model.path: {task}/model/tokenizer.json: not a tokenizer: ",
+            id="broken tokenizer",
+        ),
+    ],
+)
+def test_what_a_run_would_die_of_is_told(
+    task: Path, sluice: Sluice, harm: Break, message: str
+) -> None:
+    harm(task)
+    result = sluice("validate", task / "job.yaml")
+    assert result.exit_code == 2, result.output
+    assert message.format(task=task) in result.output
+    assert "is valid" not in result.output
+
+
+def test_some_prompts_that_are_too_long_are_only_noted(task: Path, sluice: Sluice) -> None:
+    row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
+    result = sluice("validate", task / "job.yaml")
+    assert result.exit_code == 0, result.output
+    assert "note: spec.data.prompts[0]: 1 of the first 100 prompts have more than the 60" in (
+        result.output
+    )
+    assert "such prompts are left out" in result.output
+
+
+def test_a_package_that_only_the_pods_have_is_noted(task: Path, sluice: Sluice) -> None:
+    result = sluice("validate", task / "job.yaml", "--set", "reward.function=my_lab.rewards.score")
+    assert result.exit_code == 0, result.output
+    assert "note: spec.reward.function: not checked: package my_lab is not installed" in (
+        result.output
+    )
+
+
+def test_a_model_of_transformers_is_enough_for_fsdp(task: Path, sluice: Sluice) -> None:
+    config(task, model_type="gpt_neox")
+    words = ("validate", task / "job.yaml", "--set", "trainer.backend=fsdp")
+    assert sluice(*words).exit_code == 0
+    config(task, model_type="no_such_family")
+    assert "model_type 'no_such_family' is no language model of transformers" in (
+        sluice(*words).output
+    )
+
+
+def test_deep_shows_prompts_and_a_reward(task: Path, sluice: Sluice) -> None:
+    result = sluice("validate", task / "job.yaml", "--deep", "-o", "json")
+    assert result.exit_code == 0, result.output
+    [answer] = json.loads(result.stdout)
+    assert answer["valid"] is True
+    assert answer["job"]["steps"] == 20
+    trial = answer["trial"]
+    assert [prompt["text"] for prompt in trial["prompts"][:2]] == ["max 0 0 0 =", "max 1 0 1 ="]
+    assert len(trial["prompts"]) == 10
+    assert trial["prompts"][0]["tokens"] == 5
+    assert trial["prompts"][0]["where"] == f"{task}/train.jsonl:1"
+    assert (trial["reward"]["label"], trial["reward"]["reward"]) == ("0", 1.0)
+
+
+def test_deep_tells_what_the_reward_raised(task: Path, sluice: Sluice) -> None:
+    (task / "reward.py").write_text("def score(sample):\n    return sample.labell\n")
+    result = sluice("validate", task / "job.yaml", "--deep")
+    assert result.exit_code == 2
+    assert "spec.reward: " in result.output
+    assert "AttributeError: 'RewardInput' object has no attribute 'labell' (reward.py:2)" in (
+        result.output
+    )
+
+
+def test_answers_for_programs_name_bad_files_too(task: Path, sluice: Sluice) -> None:
+    result = sluice("validate", "/no/such.yaml", task / "job.yaml", "-o", "yaml")
+    assert result.exit_code == 2
+    bad, good = YAML(typ="safe").load(result.stdout)
+    assert (bad["valid"], bad["job"]) == (False, None)
+    assert bad["problems"] == ["/no/such.yaml: No such file or directory"]
+    assert (good["valid"], good["job"]["name"], good["problems"]) == (True, "digits", [])
+
+
+def test_run_refuses_it_before_anything_starts(task: Path, sluice: Sluice, tmp_path: Path) -> None:
+    row(task, 3, "{")
+    result = sluice("run", task / "job.yaml", "--run-dir", tmp_path / "run")
+    assert result.exit_code == 2
+    assert "train.jsonl:3:1: not valid JSON" in result.output
+    assert not (tmp_path / "run").exists()
