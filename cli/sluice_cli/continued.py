@@ -51,10 +51,10 @@ def _reason(path: str) -> str:
     return next((_REASONS[each] for each in prefixes if each in _REASONS), "it was started with it")
 
 
-def words(found: list[Change], job: RLJob, trained: int) -> Iterator[str]:
+def words(found: list[Change], job: RLJob) -> Iterator[str]:
     """The changes in words, a line each."""
     for change in found:
-        yield f"changed from step {trained + 1} on: {change}"
+        yield f"changed, from the last checkpoint on: {change}"
     optimizer = job.spec.trainer.optimizer
     length = next((change for change in found if change.path in LENGTH), None)
     if length and optimizer.schedule != "constant" and optimizer.decay_steps is None:

@@ -23,6 +23,7 @@ from sluice.data.rows import RowError, parse_row
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
+from sluice_cli.options import lacking
 
 app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_is_help=True)
 InputFile = Annotated[
@@ -60,9 +61,7 @@ def _refusing() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except ModuleNotFoundError as error:
-        extra = {"pyarrow": "buffer"}.get(str(error.name), "rollout")
-        typer.echo(f"error: {error.name} is missing: pip install 'sluice[{extra}]'", err=True)
-        raise typer.Exit(2) from error
+        raise lacking(error) from error
 
 
 def _source(

@@ -6,12 +6,12 @@ Each command lives in a file of its own and is imported when it is called.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sluice import __version__
 from sluice_cli import describing, looking
 from sluice_cli.exits import Exit
 from sluice_cli.lazy import group
@@ -35,7 +35,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        say(version_of("sluice"))
+        say(__version__)
         raise typer.Exit(Exit.DONE)
 
 

@@ -16,6 +16,13 @@ from sluice_cli.exits import Exit
 from sluice_cli.output import Format
 
 RUNS = Path("runs")
+_EXTRAS = {
+    **dict.fromkeys(("kubernetes", "cryptography"), "operator"),
+    **dict.fromkeys(("pyarrow", "xxhash", "lmdb"), "buffer"),
+    **dict.fromkeys(("torch", "safetensors"), "trainer"),
+    "matplotlib": "local",
+}
+"""Library -> the extra that brings it, where several do not."""
 
 
 def runs_here(incomplete: str) -> list[str]:
@@ -72,18 +79,32 @@ def refuse(error: Exception, code: Exit = Exit.INVALID) -> typer.Exit:
 
 @contextlib.contextmanager
 def manifests() -> Iterator[None]:
-    """A manifest that cannot be used, in a line."""
+    """A manifest that cannot be used, in a line; so a library that is not installed."""
     from sluice.api import ManifestError
 
     try:
         yield
     except ManifestError as error:
         raise refuse(error) from error
+    except ModuleNotFoundError as error:
+        raise lacking(error) from error
+
+
+def lacking(
+    error: ModuleNotFoundError, code: Exit = Exit.INVALID, usual: str = "rollout"
+) -> typer.Exit:
+    """Tell which extra brings a library that is missing; the exception to raise then. usual: the
+    extra of libraries that several bring.
+    """
+    extra = _EXTRAS.get(str(error.name).partition(".")[0], usual)
+    text = f"{error.name} is missing: pip install 'sluice-rl[{extra}]'"
+    typer.echo(f"error: {text}", err=True)
+    return typer.Exit(code)
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Why a job cannot be read, in a line. The libraries for it come with an extra."""
+    """Why a job cannot be read, in a line."""
     try:
         from sluice_operator.cluster.view import ReadError
 
@@ -92,9 +113,4 @@ def reading() -> Iterator[None]:
         except ReadError as error:
             raise refuse(error, Exit.FAILED) from error
     except ModuleNotFoundError as error:
-        text = (
-            f"reading a job needs the extra `operator` ({error.name} is missing): pip install "
-            "'sluice[operator]'"
-        )
-        typer.echo(f"error: {text}", err=True)
-        raise typer.Exit(Exit.FAILED) from error
+        raise lacking(error, Exit.FAILED, usual="operator") from error

@@ -68,7 +68,7 @@ def run_here(
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
-    for text in words(found, job, trained_steps(directory)):
+    for text in words(found, job):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     reopen = ENDS if any(change.path in LENGTH for change in found) else ENDS[:1]
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)

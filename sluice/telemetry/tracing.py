@@ -71,7 +71,7 @@ def configure(env: Environment) -> None:
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         logs.get().warning(
             f"{_ENDPOINTS[0]} is set, but OpenTelemetry is not installed: "
-            "pip install 'sluice[tracing]'"
+            "pip install 'sluice-rl[tracing]'"
         )
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

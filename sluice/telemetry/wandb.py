@@ -65,7 +65,7 @@ def start(
         return None
     if importlib.util.find_spec("wandb") is None:
         logs.get().warning(
-            "WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice[wandb]'"
+            "WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice-rl[wandb]'"
         )
         return None
     try:

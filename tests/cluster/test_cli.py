@@ -215,7 +215,7 @@ async def test_without_the_kubernetes_client_the_extra_is_named(
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None\n")
     code, _, err = await sluice("status", "demo", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 1
-    assert "pip install 'sluice[operator]'" in err
+    assert "pip install 'sluice-rl[operator]'" in err
 
 
 async def token_of_eve(world: World) -> str:

@@ -72,7 +72,7 @@ LEFT_OUT = re.compile(
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE, SITE = "opt/python", f"usr/local/lib/{VERSION}/site-packages"
 SLUICE_SCRIPT = (
-    "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.main import app\n\nsys.exit(app())\n"
+    "#!/usr/local/bin/python\nimport sys\n\nfrom sluice_cli.entry import main\n\nsys.exit(main())\n"
 )
 ACCOUNTS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n"

@@ -31,7 +31,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
-_RELEASES = ("sluice", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
+_RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
 
 
 class Recorder:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_cli.starting import Wishes, write_task
 from tests.integration.run.laptop import QUICKSTART, Laptop
 from tests.integration.run.otlp import Receiver
 from tests.integration.vllm_engine import PYTHON
@@ -33,6 +34,14 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task as `sluice init` writes it."""
+    directory = tmp_path_factory.mktemp("init") / "digits"
+    write_task(Wishes(directory, model=None, data=None, gpus=0, steps=20))
+    return directory
+
+
 @pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine(request: pytest.FixtureRequest) -> str:
     """The word of `rollout.engine`: each of the engines."""
@@ -55,7 +64,7 @@ def laptop(example: Path, tmp_path: Path) -> Iterator[Callable[..., Laptop]]:
     """Makes runs of the quickstart; whatever is left of them is killed at the end."""
     made: list[Laptop] = []
 
-    def make(*overrides: str, name: str = "run") -> Laptop:
+    def make(*overrides: str, name: str = "run", example: Path = example) -> Laptop:
         made.append(Laptop(example, tmp_path / name, *FAST, *overrides))
         return made[-1]
 

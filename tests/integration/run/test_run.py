@@ -57,9 +57,13 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     again = laptop("trainer.steps=12", "data.seed=3")
     assert again.run(60) == 0
     assert again.step() == 12, "a finished run is not run again"
-    other = laptop("trainer.steps=13", "data.seed=3")
+    other = laptop("trainer.steps=13", "data.seed=4")
     assert other.run(60) == 2
-    assert "spec.trainer.steps: 12 -> 13" in other.text()
+    assert "spec.data.seed: 3 -> 4: it cannot change in a run that goes on" in other.text()
+    longer = laptop("trainer.steps=13", "data.seed=3", "evaluation.everySteps=13")
+    assert longer.run() == 0, longer.text()[-3000:]
+    assert "changed, from the last checkpoint on: spec.trainer.steps: 12 -> 13" in longer.text()
+    check_sound(longer, 13)
 
 
 def check_traces(spans: list[Span], steps: int) -> None:
@@ -100,8 +104,8 @@ def exported_model_answers(directory: Path) -> None:
         assert model(ids).logits.shape == (1, 5, 16)
 
 
-def test_interrupted_runs_continue(laptop: Make) -> None:
-    run = laptop("trainer.steps=14")
+def test_interrupted_runs_of_a_new_task_continue(laptop: Make, task: Path) -> None:
+    run = laptop("trainer.steps=13", example=task)
     run.start()
     run.until_step(3)
     run.kill("run", signal.SIGINT)
@@ -109,6 +113,7 @@ def test_interrupted_runs_continue(laptop: Make) -> None:
     assert "the same command goes on from here" in run.text()
     assert processes_of(run.directory) == []
     stopped_at = run.step()
+    run = laptop("trainer.steps=14", "checkpoint.keep=3", example=task)
     assert run.run() == 0, run.text()[-3000:]
     check_sound(run, 14)
     assert not run.replayed() or min(run.replayed()) > stopped_at - 5

@@ -60,7 +60,7 @@ def environment(target: str) -> Stage:
 
 
 def extras(target: str) -> set[str]:
-    (found,) = re.findall(r"sluice\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
+    (found,) = re.findall(r"sluice-rl\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
     return set(found.split(","))
 
 

@@ -376,7 +376,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     result = run("inspect", tmp_path / "rows.parquet", *options)
     assert (result.exit_code, result.output) == (
         2,
-        f"error: {module} is missing: pip install 'sluice[{extra}]'\n",
+        f"error: {module} is missing: pip install 'sluice-rl[{extra}]'\n",
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from sluice_cli.main import app
 from sluice_cli.options import runs_here
 from tests.unit.cli.conftest import Sluice
 
+ROOT = Path(__file__).parents[3]
 HEAVY = ["sluice.api", "pydantic", "structlog", "asyncio", "sluice_cli.data", "sluice_operator"]
 INTERRUPT = """\
 import os, signal, sys
@@ -67,8 +70,19 @@ def test_ctrl_c_in_the_first_second_gives_no_traceback(
 
 
 def test_the_version_is_the_distributions(sluice: Sluice) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     result = sluice("--version")
-    assert (result.exit_code, result.output.strip()) == (0, "0.1.0")
+    assert (result.exit_code, result.output.strip()) == (0, project["version"])
+
+
+def test_what_is_installed_by_name_is_ours() -> None:
+    """`sluice` is another project's distribution: extras are asked for by our own name."""
+    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    folders = ("cli", "docker", "docs", "operator", "services", "sluice")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = [path.read_text() for path in files if path.suffix in ("", ".md", ".py")]
+    extras = re.compile(r"([\w-]+)\[(?:operator|buffer|rollout|trainer|wandb|local|\{extra\})[],]")
+    assert {each for text in texts for each in extras.findall(text)} == {name}
 
 
 @pytest.mark.parametrize("name", sorted(set(get_command(app).commands) - {"reference"}))  # type: ignore[attr-defined]
@@ -92,6 +106,30 @@ def test_a_shell_completes_runs_and_fields(
     monkeypatch.setenv("COMP_CWORD", "2")
     done = python("from sluice_cli.main import app\napp(prog_name='sluice')")
     assert done.stdout.split() == ["trainer.optimizer.lr"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "told"),
+    [
+        ("tokenizers", "init new -y", "tokenizers is missing: pip install 'sluice-rl[rollout]'"),
+        (
+            "cryptography",
+            "run {task}/job.yaml",
+            "cryptography is missing: pip install 'sluice-rl[operator]'",
+        ),
+        ("cryptography", "list", "cryptography is missing: pip install 'sluice-rl[operator]'"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_told_in_a_line(
+    module: str, words: str, told: str, task: Path, tmp_path: Path
+) -> None:
+    text = f"import sys\nsys.modules['{module}'] = None\nfrom sluice_cli.entry import main\n"
+    text += "sys.argv[0] = 'sluice'\nmain()"
+    command = [sys.executable, "-c", text, *words.format(task=task).split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (Exit.INVALID, Exit.FAILED)
+    assert done.stderr.splitlines()[-1] == f"error: {told}"
+    assert "Traceback" not in done.stderr
 
 
 def test_every_exit_code_has_a_meaning() -> None:
