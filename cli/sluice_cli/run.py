@@ -5,8 +5,6 @@ and a report at the end.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,8 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job, manifest
-from sluice.api.changes import Change
+from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
 from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
@@ -26,10 +23,12 @@ from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli import contents
-from sluice_cli.continued import LENGTH, accepted, words
+from sluice_cli.continued import LENGTH, words
 from sluice_cli.monitor import Monitor, Snapshot
 from sluice_cli.resolve import check_files, resolve
-from sluice_cli.view import LiveView, Metrics, PlainView, View, duration
+from sluice_cli.run_dir import prepare, read_json
+from sluice_cli.run_files import RunFiles
+from sluice_cli.view import PlainView, View, duration
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names
@@ -44,8 +43,6 @@ CHECKED_ROWS = 1000
 """
 ENDS: tuple[ConditionType, ConditionType] = ("Failed", "Succeeded")
 """A failed run is tried again. One that has succeeded goes on only where it has become longer."""
-LOCK_SECONDS = 5.0
-"""How long to wait for a run that is just ending."""
 
 
 def run_here(
@@ -71,7 +68,7 @@ def run_here(
     for text in words(found, job):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     reopen = ENDS if any(change.path in LENGTH for change in found) else ENDS[:1]
-    view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console, job)
+    view = view_of(console, job, directory, plain=plain)
     try:
         status = asyncio.run(_run(job, directory, view, reopen))
     except run_state.RunDirectoryError as error:
@@ -85,6 +82,16 @@ def run_here(
     finally:
         view.close()
     return finish(console, directory, job, status)
+
+
+def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> View:
+    """A live view on a terminal, plain lines elsewhere."""
+    if plain or not console.is_terminal:
+        console.print(f"run: {directory}", markup=False, highlight=False, soft_wrap=True)
+        return PlainView(console)
+    from sluice_cli.live import LiveView
+
+    return LiveView(console, job, directory)
 
 
 def check_gpus(job: RLJob) -> None:
@@ -111,65 +118,14 @@ def check_engine(job: RLJob) -> None:
         raise ManifestError(missing)
 
 
-def prepare(directory: Path, job: RLJob, *, fresh: bool) -> list[Change]:
-    """Make or accept the run directory; the fields with which an earlier run goes on anew.
-
-    Raises ManifestError where that is not the same run any more.
-    """
-    known, changes = directory / run_directory.JOB, list[Change]()
-    if fresh and known.exists():
-        delete(directory)
-    if known.exists():
-        try:
-            changes = accepted(
-                _read(known)["spec"], job, manifest(job)["spec"], trained_steps(directory)
-            )
-        except ManifestError as error:
-            raise ManifestError(
-                f"{directory} holds a run of another manifest:\n{error}\n"
-                "use another --run-dir, or --fresh to delete that run and start anew"
-            ) from error
-    elif directory.exists() and any(directory.iterdir()):
-        raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
-    directory.mkdir(parents=True, exist_ok=True)
-    run_directory.write_json(known, manifest(job))
-    return changes
-
-
-def trained_steps(directory: Path) -> int:
-    """The last step of the run that a directory holds; 0: none yet."""
-    return max(run_directory.by_step(directory / run_directory.METRICS), default=0)
-
-
-def delete(directory: Path) -> None:
-    """Delete a run, unless it is going on. Raises RunDirectoryError then."""
-    lock = asyncio.run(run_state.lock(directory, LOCK_SECONDS))
-    try:
-        shutil.rmtree(directory)
-    finally:
-        os.close(lock)
-
-
-def _read(path: Path) -> Any:
-    import json
-
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ManifestError(f"{path}: not valid JSON ({error}); use another --run-dir") from error
-
-
 async def _run(
     job: RLJob, directory: Path, view: View, reopen: Sequence[ConditionType]
 ) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.monotonic()
-    monitor, metrics = (
-        Monitor(directory / run_directory.TIMELINE),
-        Metrics(directory / run_directory.METRICS),
-    )
+    monitor, files = Monitor(directory / run_directory.TIMELINE), RunFiles(directory)
     watch = HealthWarnings(
-        health.Watch(metrics.read()), health.Harvest(job.spec.rollout.batch_size)
+        health.Watch(files.read()), health.Harvest(job.spec.rollout.batch_size)
     )  # earlier is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
@@ -196,7 +152,7 @@ async def _run(
 
         async def refresh() -> None:
             while True:
-                show(view, status, monitor.latest, metrics, watch)
+                show(view, status, monitor.latest, files, watch)
                 await asyncio.sleep(REFRESH_SECONDS)
 
         refreshing = asyncio.create_task(refresh())
@@ -208,7 +164,7 @@ async def _run(
             stopped = True
         finally:
             refreshing.cancel()
-            show(view, status, monitor.latest, metrics, watch)
+            show(view, status, monitor.latest, files, watch)
             await monitor.close()
     write_summary(
         directory,
@@ -243,14 +199,14 @@ def show(
     view: View,
     status: RLJobStatus | None,
     snapshot: Snapshot,
-    metrics: Metrics,
+    files: RunFiles,
     warnings: HealthWarnings,
 ) -> None:
     """The present picture; and a warning where a new step looks sick in a way
     that was not told before.
     """
-    fresh = metrics.read()
-    view.show(status, snapshot, metrics, fresh)
+    fresh = files.read()
+    view.show(status, snapshot, files, fresh)
     for text in warnings.see(fresh, snapshot.stats):
         view.event("Warning", text)
 
@@ -270,7 +226,7 @@ def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
     ended with.
     """
     path = directory / run_directory.TOTALS
-    closing = Totals(**_read(path)) if path.exists() else None
+    closing = Totals(**read_json(path)) if path.exists() else None
     return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
 
 
@@ -284,7 +240,7 @@ def write_summary(
 ) -> None:
     """summary.json. Wall time and device time add up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
-    before = _read(path) if path.exists() else {}
+    before = read_json(path) if path.exists() else {}
     earlier = before.get("wall_seconds", 0.0)
     device_seconds = Counter(monitor.devices.total())
     device_seconds.update(before.get("device_seconds", {}))
@@ -303,7 +259,7 @@ def write_summary(
 
 def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> int:
     """The last words, and the report."""
-    summary = _read(directory / run_directory.SUMMARY)
+    summary = read_json(directory / run_directory.SUMMARY)
     if summary["steps"]:
         from sluice.telemetry.report import write_report
 

@@ -16,7 +16,7 @@ from sluice.api.changes import differences
 from sluice_cli.continued import words
 from sluice_cli.main import app
 from sluice_cli.resolve import check_files, resolve
-from sluice_cli.run import prepare
+from sluice_cli.run_dir import prepare
 from sluice_cli.start_from import model_of
 from sluice_cli.tiny import write_model
 from sluice_cli.view import duration, sparkline
@@ -283,7 +283,7 @@ def test_where_there_is_neither_run_nor_cluster_both_are_told(
 async def test_fresh_never_deletes_a_run_that_goes_on(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_cli.run.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_cli.run_dir.LOCK_SECONDS", 0.1)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     held = await run_state.lock(directory, 0)
