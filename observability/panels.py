@@ -110,7 +110,14 @@ def lines(
 
 
 def number(
-    title: str, description: str, unit: str, limits: Limits, query: Query, *, width: int = 4
+    title: str,
+    description: str,
+    unit: str,
+    limits: Limits,
+    query: Query,
+    *,
+    width: int = 4,
+    height: int = 4,
 ) -> stat.Panel:
     """The newest value, large, with its course behind it."""
     return (
@@ -121,7 +128,7 @@ def number(
         .unit(unit)
         .thresholds(_steps(limits))
         .span(width)
-        .height(4)
+        .height(height)
         .reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.AREA)
         .color_mode(common.BigValueColorMode.VALUE)

@@ -9,6 +9,7 @@ Grafana draws it better; here one sees which panels there are, and what they sho
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import time
@@ -22,6 +23,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from observability.dashboards import documents
 
@@ -76,7 +78,7 @@ def draw(board: dict[str, Any], source: Source) -> Figure:
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     height = lines * _INCHES_BY_LINE + 0.6
     figure = Figure(figsize=(_COLUMNS * _INCHES_BY_COLUMN, height), dpi=72, facecolor="#f4f5f5")
-    figure.text(0.012, 1 - 0.3 / height, board["title"], fontsize=14, va="center")
+    figure.text(0.012, 1 - 0.3 / height, _title(board, source), fontsize=14, va="center")
     for panel in board["panels"]:
         at = panel["gridPos"]
         left, width = at["x"] / _COLUMNS, at["w"] / _COLUMNS
@@ -90,6 +92,10 @@ def draw(board: dict[str, Any], source: Source) -> Figure:
         axes = figure.add_axes(box)
         _panel(axes, panel, source)
     return figure
+
+
+def _title(board: dict[str, Any], source: Source) -> str:
+    return f"{board['title']} (the last {source.minutes:g} minutes)"
 
 
 def _panel(axes: Axes, panel: dict[str, Any], source: Source) -> None:
@@ -216,7 +222,14 @@ def main() -> None:
     given = parser.parse_args()
     mpl.use("Agg")
     source = Source(given.url, given.namespace, given.job, given.end, given.minutes)
-    draw(documents()[given.dashboard], source).savefig(given.picture)
+    _save(draw(documents()[given.dashboard], source), given.picture)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """With few colours: a third of the size."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer)
+    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def _progress() -> Iterator[Recording]:
     yield Recording(STORAGE, f"max {_BY_JOB} (sluice_buffer_stored_bytes) / {room}")
     newest = f"max {_BY_JOB} (sluice_rendezvous_version)"
     served = "min by (namespace, job, replica) (sluice_rollout_version)"
-    yield Recording(ENGINE_LAG, f"{newest} - on (namespace, job) group_right () {served}")
+    lag = f"{newest} - on (namespace, job) group_right () {served}"
+    yield Recording(ENGINE_LAG, f"clamp_min({lag}, 0)")
 
 
 def _waste() -> Iterator[Recording]:

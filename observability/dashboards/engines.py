@@ -53,9 +53,15 @@ def _weights() -> list[Panel]:
             NUMBER,
             none(),
             Query(_rendezvous("version"), "version"),
+            height=8,
         ),
         number(
-            "Engines", "Engines that are there.", COUNT, below(1), Query(_rendezvous("engines"), "")
+            "Engines",
+            "Engines that are there.",
+            COUNT,
+            below(1),
+            Query(_rendezvous("engines"), "engines"),
+            height=8,
         ),
         number(
             "Behind",
@@ -63,6 +69,7 @@ def _weights() -> list[Panel]:
             COUNT,
             above(1),
             Query(_rendezvous("engines_behind"), "engines"),
+            height=8,
         ),
         lines(
             "Version of each engine",

@@ -212,6 +212,9 @@ def _samples() -> list[Panel]:
 
 def _time() -> list[Panel]:
     phases = f"sum by (phase) (rate(sluice_trainer_phase_seconds_total{{{JOB}}}[{RATE}]))"
+    categories = f"sum by (namespace, job, category) ({rec.CATEGORIES}{{{JOB}}})"
+    every = f"sum by (namespace, job) ({rec.CATEGORIES}{{{JOB}}})"
+    shares = f"{categories} / on (namespace, job) group_left () ({every} > 0)"
     spent = f"rate(sluice_trainer_step_seconds_sum{{{JOB}}}[{RATE}])"
     steps = f"rate(sluice_trainer_step_seconds_count{{{JOB}}}[{RATE}])"
     mean = f"sum by (namespace, job) ({spent}) / (sum by (namespace, job) ({steps}) > 0)"
@@ -226,12 +229,13 @@ def _time() -> list[Panel]:
             highest=1,
         ),
         lines(
-            "Devices by what they do",
-            "Mean of 10 minutes. Trained and generated count as goodput.",
-            COUNT,
+            "Device time",
+            "Where it went, mean of 10 minutes. Trained and generated count as goodput.",
+            SHARE,
             none(),
-            Query(f"sum by (category) ({rec.CATEGORIES}{{{JOB}}})", "{{category}}"),
+            Query(shares, "{{category}}"),
             stacked=True,
+            highest=1,
         ),
         lines("Step time", "Mean, waiting included.", SECONDS, none(), Query(mean, "step")),
         lines(
