@@ -43,8 +43,8 @@ class Findings:
 def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Findings:
     """Look into the files of a resolved job that are on this machine, not in volumes.
 
-    rows: of each prompt file; None: all. run_code: also import the user's functions, in a process
-    of its own.
+    rows: of each prompt file; None: all. run_code: also what takes seconds: import the user's
+    functions, in a process of its own, and look for the model among transformers'.
     """
     spec, findings = job.spec, Findings()
     here = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
@@ -52,8 +52,9 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
     for where, source, training in _sources(spec):
         read = reader_of(spec) if training else parse_row
         _try(findings, f"{where}.path: ", lambda: check_rows(source, source.path or "", read, rows))  # noqa: B023 - called at once
-    for model in (path for path in here if path.kind == "model"):
-        _try(findings, f"{model.field}: ", lambda: _check_family(job, model))  # noqa: B023
+    trained = [path for path in here if path.kind == "model" and not spec.debug.rollout_only]
+    for model in trained:
+        _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
@@ -89,10 +90,10 @@ def _sources(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, bool]]:
     yield from (each for each in both if each[1].path)
 
 
-def _check_family(job: RLJob, model: MarkedPath) -> None:
+def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
     from sluice_trainer.families import check_family
 
-    check_family(job.spec, Path(model.value))
+    check_family(job.spec, Path(model.value), quickly=quickly)
 
 
 def _generates(spec: RLJobSpec) -> bool:
@@ -124,8 +125,9 @@ def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
 def _check_room(
     findings: Findings, where: str, source: PromptSource, count: Callable[[str], int], room: int
 ) -> None:
-    first = islice(read_source(source.path or ""), TRIED_PROMPTS)
-    sizes = [count(_text(parse_row(located.row, source).prompt)) for located in first]
+    rows = read_source(source.path or "")
+    lengths = (count(_text(parse_row(located.row, source).prompt)) for located in rows)
+    sizes = list(islice(lengths, TRIED_PROMPTS))
     longer = sum(size > room for size in sizes)
     if not longer:
         return
@@ -134,8 +136,8 @@ def _check_room(
         f"(up to {max(sizes)}) that the context leaves beside maxResponseTokens, or "
         "data.maxPromptTokens allows"
     )
-    if longer == len(sizes):
-        findings.problems.append(f"{text}; none of them can be answered")
+    if longer == len(sizes) and all(size > room for size in lengths):
+        findings.problems.append(f"{text}; no prompt of the source can be answered")
     else:
         findings.notes.append(f"{text}; such prompts are left out")
 

@@ -63,6 +63,27 @@ async def test_status_shows_what_the_operator_and_the_kubelets_say(
     assert "GangRestarting" in out
 
 
+async def test_jobs_are_listed_for_people_and_programs(
+    operator: Operator, world: World, tmp_path: Path
+) -> None:
+    await world.running(5)
+    here = ("list", "-n", world.namespace)
+    code, out, err = await sluice(*here, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    head, line = [line.split() for line in out.splitlines()]
+    assert head[:3] == ["name", "where", "state"]
+    assert line[:3] == ["demo", f"{world.namespace}/demo", "Starting"]
+    code, out, _ = await sluice(*here, "-o", "json", cwd=tmp_path)
+    [listed] = json.loads(out)
+    assert (code, listed["name"], listed["where"]) == (0, "demo", f"{world.namespace}/demo")
+    code, out, _ = await sluice("list", "-A", "-o", "json", cwd=tmp_path)
+    assert f"{world.namespace}/demo" in [each["where"] for each in json.loads(out)]
+    code, out, _ = await sluice("status", "demo", "-n", world.namespace, "-o", "json", cwd=tmp_path)
+    status = json.loads(out)
+    assert (code, status["job"]["metadata"]["name"]) == (0, "demo")
+    assert "demo-trainer-0-1-0" in [pod["name"] for pod in status["pods"]]
+
+
 async def test_watch_ends_with_the_job(operator: Operator, world: World, tmp_path: Path) -> None:
     await world.running(5)
     watching = asyncio.create_task(
@@ -216,6 +237,16 @@ async def test_without_the_kubernetes_client_the_extra_is_named(
     code, _, err = await sluice("status", "demo", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 1
     assert "pip install 'sluice-rl[operator]'" in err
+
+
+async def test_a_stranger_is_told_which_right_a_list_needs(
+    plane: ControlPlane, world: World, tmp_path: Path
+) -> None:
+    config = tmp_path / "kubeconfig"
+    write_context(Path(plane.kubeconfig), config, token=await token_of_eve(world))
+    code, _, err = await sluice("list", "-n", world.namespace, cwd=tmp_path, KUBECONFIG=str(config))
+    assert code == 1
+    assert f"you have no right to list rljobs in namespace {world.namespace}" in err
 
 
 async def token_of_eve(world: World) -> str:

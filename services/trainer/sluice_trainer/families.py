@@ -11,16 +11,17 @@ from sluice.api import RLJobSpec
 from sluice_trainer.unsupported import UnsupportedModelError
 
 
-def check_family(spec: RLJobSpec, directory: Path) -> None:
+def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> None:
     """Raise UnsupportedModelError where `trainer.backend` cannot train this checkpoint.
 
-    What only the built model tells, it does not.
+    What only the built model tells, it does not. quickly: leave out what needs transformers, which
+    takes seconds to import, and keeps torch in memory.
     """
     if spec.trainer.backend == "megatron":
         from sluice_trainer.megatron.huggingface.config import read_shape
 
         read_shape(directory)
-    else:
+    elif not quickly:
         _check_transformers(spec, directory / "config.json")
 
 

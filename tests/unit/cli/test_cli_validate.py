@@ -129,6 +129,21 @@ def test_some_prompts_that_are_too_long_are_only_noted(task: Path, sluice: Sluic
     assert "such prompts are left out" in result.output
 
 
+def test_one_prompt_that_fits_is_enough(task: Path, sluice: Sluice) -> None:
+    config(task, max_position_embeddings=8)
+    row(task, 1000, '{"prompt": "max 1", "label": "1"}')
+    result = sluice("validate", task / "job.yaml")
+    assert result.exit_code == 0, result.output
+    assert "note: spec.data.prompts[0]: 100 of the first 100 prompts" in result.output
+
+
+def test_a_model_that_only_generates_may_be_of_any_family(task: Path, sluice: Sluice) -> None:
+    config(task, model_type="mamba")
+    (task / "model/model.safetensors").touch()
+    words = ("--set", "model.init=pretrained", "--set", "debug.rolloutOnly=true")
+    assert sluice("validate", task / "job.yaml", *words).exit_code == 0
+
+
 def test_a_package_that_only_the_pods_have_is_noted(task: Path, sluice: Sluice) -> None:
     result = sluice("validate", task / "job.yaml", "--set", "reward.function=my_lab.rewards.score")
     assert result.exit_code == 0, result.output
