@@ -60,8 +60,11 @@ def _unpack_debians() -> str:
             return fetched.stderr.strip().splitlines()[-1] if fetched.stderr else "no package"
         unpacked = Path(directory) / "unpacked"
         subprocess.run(["dpkg-deb", "-x", packages[0], unpacked], check=True, timeout=120)
-        if not (CACHE / "usr").exists():
+        try:
             unpacked.rename(CACHE)
+        except OSError:
+            if not (CACHE / "usr").exists():
+                raise
     return ""
 
 
@@ -96,7 +99,6 @@ class Prometheus:
                 f"--config.file={self._file}",
                 f"--storage.tsdb.path={self._directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{self.port}",
-                "--query.lookback-delta=10m",
             ],
             stdout=self._log,
             stderr=self._log,
