@@ -24,7 +24,7 @@ from tests.unit.buffer.buffer_tools import House, make_job
 from tests.unit.docs.test_docs import ROOT
 
 ENGINES = ("sglang:", "vllm:")
-"""Prefixes of what engines export; tests/integration/monitoring asks a real SGLang."""
+"""Prefixes of what engines export; tests/integration/monitoring asks real ones."""
 PLUGINS = {"sluice_sglang", "sluice_vllm"}
 PAGES = [ROOT / "docs" / name for name in ("operations.md", "monitoring.md", "runbooks.md")]
 EXPRESSIONS = {query.name: query.expr for query in queries()}
