@@ -16,11 +16,16 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
-    signal.signal(signal.SIGINT, _stop)
+    """Run the command that the arguments name. Whoever started it with SIGINT ignored, as a shell
+    does in the background, has it ignored.
+    """
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeded:
+        signal.signal(signal.SIGINT, _stop)
     from sluice_cli.main import app
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     except KeyboardInterrupt:
