@@ -13,6 +13,7 @@ import typer
 
 from sluice import __version__
 from sluice_cli import describing, looking
+from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
 from sluice_cli.lazy import group
 from sluice_cli.options import (
@@ -137,12 +138,11 @@ def run(
     """Run an RLJob on this machine. The same command again continues it; with --set it goes on
     changed, where that is safe.
     """
-    from sluice_cli.interrupted import quietly
-
-    with quietly(), manifests():
+    with manifests(), nothing_begun():
+        from sluice_cli.interrupted import quietly
         from sluice_cli.run import run_here
         from sluice_cli.start_from import model_of
-
+    with quietly(), manifests():
         changes = list(overrides or [])
         if train_from is not None:
             changes += [f"debug.replay={train_from.resolve()}", "rollout.replicas=0"]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
 from sluice_cli.output import Format
 
@@ -80,8 +81,8 @@ def refuse(error: Exception, code: Exit = Exit.INVALID) -> typer.Exit:
 @contextlib.contextmanager
 def manifests() -> Iterator[None]:
     """A manifest that cannot be used, in a line; so a library that is not installed."""
-    from sluice.api import ManifestError
-
+    with nothing_begun():
+        from sluice.api import ManifestError
     try:
         yield
     except ManifestError as error:

@@ -57,7 +57,7 @@ def test_a_run_of_this_machine_needs_no_client_of_kubernetes() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["typer", "sluice_cli.options", "sluice_cli.run", "sluice_cli.contents"]
+    "module", ["typer", "sluice_cli.options", "sluice.api.data", "sluice_cli.run", "grpc.aio"]
 )
 def test_ctrl_c_in_the_first_second_gives_no_traceback(
     module: str, task: Path, tmp_path: Path
