@@ -1,5 +1,5 @@
 """`sluice import`: a launch script or configuration of slime or verl as an RLJob manifest. Nothing
-is executed.
+is executed, but by `--exact`, in a sandbox.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ Variables = Annotated[
         "--var", metavar="NAME=VALUE", help="A variable that the script takes from outside."
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Have the real bash read the script, in a sandbox, with stand-ins for its programs.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Manifest and notes as one JSON object.")]
 
@@ -41,20 +48,20 @@ def slime(
     out: Out = None,
     name: DraftName = None,
     variables: Variables = None,
+    exact: Exact = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Translate a script that starts slime's train.py or train_async.py."""
-    from sluice_cli.importing.slime import import_slime
 
-    _import(
-        script.name,
-        lambda: import_slime(_read(script), str(script), _environment(variables)),
-        out,
-        name,
-        force,
-        as_json,
-    )
+    def draft() -> Draft:
+        from sluice_cli.importing.reading import read
+        from sluice_cli.importing.slime import import_slime
+
+        parsed = read(_read(script), script, _environment(variables), exact=exact)
+        return import_slime(parsed, str(script))
+
+    _import(script.name, draft, out, name, force, as_json)
 
 
 @app.command()
@@ -71,6 +78,7 @@ def verl(
     out: Out = None,
     name: DraftName = None,
     variables: Variables = None,
+    exact: Exact = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,20 +86,24 @@ def verl(
 
     def draft() -> Draft:
         from sluice_cli.importing.hydra import from_yaml
-        from sluice_cli.importing.verl import import_verl, read_command
+        from sluice_cli.importing.reading import read
+        from sluice_cli.importing.verl import import_command, import_verl
 
         base = from_yaml(_read(config), str(config)) if config else {}
         if re.search(r"\.ya?ml$", source) and "=" not in source:
             return import_verl(base | from_yaml(_read(Path(source)), source), source)
-        known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
-        entry, settings = read_command(
-            _read(Path(source)) if known else source, _shown(source), _environment(variables)
-        )
-        if config:
-            settings = {key: value for key, value in settings.items() if not key.startswith("-")}
-        return import_verl(base | settings, source if known else "verl", entry)
+        path = _file(source)
+        text = source if path is None else _read(path)
+        parsed = read(text, path, _environment(variables), exact=exact)
+        return import_command(parsed, "verl" if path is None else source, base)
 
     _import(_shown(source), draft, out, name, force, as_json)
+
+
+def _file(source: str) -> Path | None:
+    """The file that was given; None for a command line, which has a blank or an override."""
+    known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
+    return Path(source) if known or not re.search(r"[\s=]", source) else None
 
 
 def _shown(source: str) -> str:

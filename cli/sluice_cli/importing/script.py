@@ -1,212 +1,290 @@
-"""Statements of a script -> the commands that it would run,
-with variables filled in from its own assignments.
+"""Commands of a script -> what it would start, with variables filled in from its own assignments.
 
-Nothing is executed. All branches of conditions are read, one after the other; a variable that only
-some branch sets is known as such. What is not set keeps its name (`${BASE_DIR}/data`) and is listed
-in `missing`.
+Nothing is executed. What is not set keeps its name (`${BASE_DIR}/data`) and is listed in `missing`.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from sluice_cli.importing.shell import Part, PartKind, Statement, Word, parse
+from sluice_cli.importing import commands as ast
+from sluice_cli.importing.conditions import Operand, Truth, holds
+from sluice_cli.importing.control import Control, EndError, LeaveError
+from sluice_cli.importing.expansion import Argument, Variables
+from sluice_cli.importing.memory import ASSIGNED, Remark
+from sluice_cli.importing.programs import ends_well, enter, output
+from sluice_cli.importing.shell import PartKind, Word
 
-_ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(\+?)=")
-_OPENING = {"if", "for", "while", "until", "case"}
-_CLOSING = {"fi", "done", "esac"}
-_SKIPPED = {
-    "then",
-    "else",
-    "elif",
-    "do",
-    "{",
-    "}",
-    "!",
-    "time",
-    "export",
-    "declare",
-    "local",
-    "readonly",
-    "exec",
-    "nohup",
-}
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: lambda base, exponent: base ** min(exponent, 64),
-}
+_BEFORE = ("exec", "nohup", "command", "builtin", "sudo")
+_DECLARES = ("export", "declare", "local", "readonly", "typeset")
+_DEEPEST = 30
+_UNKNOWN = ("",)
+"""What is missing of the output of a program that is not known here."""
 
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One word of a command. missing: what it would take to know it. doubtful: variables that a
-    condition sets.
-    """
-
-    text: str
-    line: int
-    missing: tuple[str, ...] = ()
-    doubtful: tuple[str, ...] = ()
+__all__ = ["Argument", "Remark", "Script", "ScriptCommand", "read_script"]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
     words: tuple[Argument, ...]
+    sure: bool = True
+    """False under a condition that is not known."""
 
     @property
     def line(self) -> int:
         return self.words[0].line
 
 
-@dataclass(slots=True)
-class Script:
-    """The settings that a script makes.
+@dataclass
+class Script(Control):
+    """The commands of a script, and the settings that it makes.
 
-    sourced: files that it would read, and that are not read here.
+    open: the text of a file that it sources, by its path; None where there is none. sourced: files
+    that it would read, and that could not be read here.
     """
 
-    variables: dict[str, Argument] = field(default_factory=dict)
-    arrays: dict[str, list[Argument]] = field(default_factory=dict)
     commands: list[ScriptCommand] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
-    unknown_arrays: list[str] = field(default_factory=list)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    _depth: int = 0
+    open: Callable[[str], str | None] = lambda path: None
+    depth: int = 0
 
-    def read(self, statement: Statement) -> None:
-        words = list(statement)
-        while words and (words[0].literal in _SKIPPED | _OPENING | _CLOSING):
-            self._depth += (words[0].literal in _OPENING) - (words[0].literal in _CLOSING)
-            words.pop(0)
-        while words and (match := _ASSIGNED.match(words[0].literal)):
-            self._assign(match, words.pop(0))
-        arguments = [argument for word in words for argument in self.expand(word)]
+    @property
+    def unknown_arrays(self) -> list[str]:
+        return self.variables.unknown_arrays
+
+    def simple(self, words: list[Word]) -> Truth:
+        words = list(words)
+        before: list[tuple[re.Match[str], Word]] = []
+        while words and (match := ASSIGNED.match(words[0].literal)):
+            before.append((match, words.pop(0)))
+        if not words:
+            return self._assign_all(before)
+        name = words[0].plain
+        if name in _DECLARES:
+            return self.declare(name, words[1:])
+        if name in ("[", "test"):
+            return self._test(words[1 : -1 if name == "[" else None])
+        arguments = self.expand(words)
+        while arguments and arguments[0].text in _BEFORE:
+            arguments.pop(0)
         if not arguments:
-            return
-        if arguments[0].text in ("source", ".") and len(arguments) > 1:
-            self.sourced.append(arguments[1].text)
-        else:
-            self.commands.append(ScriptCommand(tuple(arguments)))
+            return True
+        if before and arguments[0].text in ("source", ".", *self.functions):
+            return self._with(before, arguments)
+        return self._start(arguments)
 
-    def _assign(self, match: re.Match[str], word: Word) -> None:
-        name, adds = match[1], bool(match[2])
-        if word.array is not None:
-            values = [argument for entry in word.array for argument in self.expand(entry)]
-            self.arrays[name] = (self.arrays.get(name, []) if adds else []) + values
-            return
-        if name in self.environment:  # the user knows better
-            return
-        value = self._joined(_without(word, match.end()))
-        if adds and name in self.variables:
-            value = replace(value, text=self.variables[name].text + value.text)
-        self.variables[name] = (
-            replace(value, doubtful=(*value.doubtful, name)) if self._depth > 0 else value
-        )
+    def _with(self, before: list[tuple[re.Match[str], Word]], arguments: list[Argument]) -> Truth:
+        """`NAME=value source file`: the variables hold for the one command."""
+        kept = dict(self.variables.values)
+        self._assign_all(before)
+        truth = self._start(arguments)
+        for match, _ in before:
+            self.variables.values.pop(match[1], None)
+            if match[1] in kept:
+                self.variables.values[match[1]] = kept[match[1]]
+        return truth
 
-    def expand(self, word: Word) -> list[Argument]:
-        """The words that a word becomes: arrays give all of theirs,
-        unquoted variables are split at blanks.
-        """
-        if len(word.parts) == 1 or all(
-            p.kind is PartKind.ARRAY or (p.quoted and not p.text) for p in word.parts
-        ):
-            arrays = [part for part in word.parts if part.kind is PartKind.ARRAY]
-            if arrays:
-                return [argument for part in arrays for argument in self._array(part.text)]
-        value = self._joined(word)
-        if all(part.quoted or part.kind is PartKind.TEXT for part in word.parts) or value.missing:
-            return [value]
-        return [replace(value, text=text) for text in value.text.split()]
+    def _assign_all(self, assignments: list[tuple[re.Match[str], Word]]) -> Truth:
+        truth: Truth = True
+        for match, word in assignments:
+            self.assign(match, word)
+            substitutes = any(part.kind is PartKind.COMMAND for part in word.parts)
+            truth = None if substitutes else truth
+        return truth
 
-    def _array(self, name: str) -> list[Argument]:
-        if name in self.arrays:
-            return self.arrays[name]
-        if name in self.variables:
-            return [self.variables[name]]
-        if name[0].isalpha() or name[0] == "_":
-            self.unknown_arrays.append(name)
-        return []
+    def _test(self, words: list[Word]) -> Truth:
+        operands = []
+        for word in words:
+            for value in self.lenient.words(word):
+                is_set = self.variables.get(value.text, word.line) is not None
+                operands.append(Operand(value.text, not value.missing, None, is_set))
+        return holds(operands)
 
-    def _joined(self, word: Word) -> Argument:
-        values = [self._value(part, word.line) for part in word.parts]
-        return Argument(
-            "".join(value.text for value in values),
-            word.line,
-            tuple(name for value in values for name in value.missing),
-            tuple(name for value in values for name in value.doubtful),
-        )
+    def _start(self, arguments: list[Argument]) -> Truth:
+        """A builtin, a function of the script, or a program."""
+        name, rest = arguments[0].text, arguments[1:]
+        if name in self.functions and self.depth < _DEEPEST:
+            return self._call(self.functions[name], rest)
+        if name not in _BUILTINS:
+            return self._program(arguments)
+        return _BUILTINS[name](self, arguments)
 
-    def _value(self, part: Part, line: int) -> Argument:
-        match part.kind:
-            case PartKind.TEXT:
-                return Argument(part.text, line)
-            case PartKind.VARIABLE:
-                return self._variable(part, line)
-            case PartKind.ARRAY:
-                values = self._array(part.text)
-                return Argument(" ".join(value.text for value in values), line)
-            case PartKind.ARITHMETIC:
-                return self._arithmetic(part.text, line)
-            case PartKind.UNKNOWN:
-                return Argument(part.text, line, (part.text,))
+    def _program(self, arguments: list[Argument]) -> Truth:
+        truth = ends_well(arguments)
+        if self.says is None:
+            self.commands.append(ScriptCommand(tuple(arguments), sure=self.doubts == 0))
+            return truth
+        said = output(arguments, self.variables)
+        if said is not None and not self.doubts:
+            self.says.append(said)
+            return True
+        if truth is not False:
+            self.says.append(Argument("", arguments[0].line, _UNKNOWN))
+        return truth
 
-    def _variable(self, part: Part, line: int) -> Argument:
-        if part.text in self.environment:
-            return Argument(self.environment[part.text], line)
-        if part.text in self.variables:
-            return self.variables[part.text]
-        if part.text in self.arrays:
-            return next(iter(self.arrays[part.text]), Argument("", line))
-        if part.default is not None:
-            return self._joined(part.default)
-        return Argument(f"${{{part.text}}}", line, (part.text,))
-
-    def _arithmetic(self, text: str, line: int) -> Argument:
-        missing: list[str] = []
-
-        def value_of(match: re.Match[str]) -> str:
-            value = self._variable(Part(PartKind.VARIABLE, match[1] or match[2]), line)
-            missing.extend(value.missing)
-            return f"({value.text})"
-
-        filled = re.sub(r"\$\{(\w+)\}|\$?\b([A-Za-z_]\w*)\b", value_of, text)
+    def _call(self, body: ast.Body, arguments: list[Argument]) -> Truth:
+        before = self.variables.arguments
+        self.variables.arguments = arguments
+        self.hidden.append({})
+        self.depth += 1
         try:
-            return Argument(str(_evaluate(ast.parse(filled.strip(), mode="eval").body)), line)
-        except (SyntaxError, ValueError, ArithmeticError):
-            return Argument(f"$(({text}))", line, tuple(missing) or (f"$(({text}))",))
+            return self.run(body)
+        except LeaveError:
+            return None
+        finally:
+            self.depth -= 1
+            self.variables.arguments = before
+            for name, value in self.hidden.pop().items():
+                self.variables.values.pop(name, None)
+                if value is not None:
+                    self.variables.values[name] = value
+
+    def _source(self, arguments: list[Argument]) -> Truth:
+        if len(arguments) < 2:
+            return None
+        path = arguments[1]
+        text = None if path.missing else self.open(path.text)
+        if text is None or self.depth >= _DEEPEST:
+            self.sourced.append(path.text)
+            return None
+        before, self.variables.source = self.variables.source, path.text
+        self.depth += 1
+        try:
+            return self.run(ast.parse(text))
+        except LeaveError:
+            return None
+        finally:
+            self.depth -= 1
+            self.variables.source = before
+
+    def _exit(self, arguments: list[Argument]) -> Truth:
+        """A failure is what somebody who imports does not want: the rest is read all the same."""
+        code = arguments[1].text if len(arguments) > 1 else "0"
+        if self.doubts:
+            return None
+        if code == "0":
+            raise EndError
+        why = "ends the script where it is given nothing more; read on all the same (--var)"
+        self.remark(arguments[0].line, f"exit {code}", why)
+        return None
+
+    def output_of(self, text: str, line: int) -> Argument | None:
+        """What `$(text)` stands for; None where only a shell could tell."""
+        outer, self.says = self.says, []
+        functions, doubts = dict(self.functions), self.doubts
+        self.depth, self.doubts = self.depth + 1, 0
+        try:
+            if self.depth > _DEEPEST:
+                return None
+            body = ast.parse(text, line)
+            self.subshell(body)
+            unknown = any(value.missing == _UNKNOWN for value in self.says)
+            piped = any(len(pipeline.commands) > 1 for pipeline in body)
+            return None if unknown or piped or not self.says else _lines(self.says, line)
+        except (EndError, LeaveError):
+            return None
+        finally:
+            self.depth -= 1
+            self.says, self.functions, self.doubts = outer, functions, doubts
 
 
-def _evaluate(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand)
-    raise ValueError("not an expression of whole numbers")
+def _lines(values: list[Argument], line: int) -> Argument:
+    return Argument(
+        "\n".join(value.text.rstrip("\n") for value in values).rstrip("\n"),
+        line,
+        tuple(name for value in values for name in value.missing),
+        tuple(name for value in values for name in value.doubtful),
+    )
 
 
-def _without(word: Word, width: int) -> Word:
-    """The word without its first characters, all literal."""
-    parts: list[Part] = []
-    for part in word.parts:
-        cut = min(width, len(part.text)) if part.kind is PartKind.TEXT else 0
-        width -= cut
-        parts.append(replace(part, text=part.text[cut:]))
-    return Word(word.line, parts)
+def _leave(script: Script, arguments: list[Argument]) -> Truth:
+    if not script.doubts:
+        raise LeaveError(arguments[0].text)
+    return None
 
 
-def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """environment: its variables go before the script's own. Raises ScriptError."""
-    script = Script(environment=environment or {})
-    for statement in parse(text):
-        script.read(statement)
+def _arguments(script: Script, arguments: list[Argument]) -> Truth:
+    if len(arguments) > 1 and arguments[1].text == "--":
+        script.variables.arguments = arguments[2:]
+    return True
+
+
+def _shift(script: Script, arguments: list[Argument]) -> Truth:
+    del script.variables.arguments[:1]
+    return True
+
+
+def _names(script: Script, arguments: list[Argument]) -> Truth:
+    script.forget(arguments[1:])
+    return True
+
+
+def _read(script: Script, arguments: list[Argument]) -> Truth:
+    """`read` and its kind: what comes in is not known here."""
+    for value in arguments[1:]:
+        if value.text.isidentifier():
+            script.unknown(value)
+    return None
+
+
+def _printf(script: Script, arguments: list[Argument]) -> Truth:
+    if len(arguments) < 2 or arguments[1].text != "-v":
+        return script._program(arguments)
+    script.print_into(arguments[1:])
+    return True
+
+
+def _eval(script: Script, arguments: list[Argument]) -> Truth:
+    script.remark(arguments[0].line, "eval", "is not read; --exact runs it")
+    return None
+
+
+def _enter(script: Script, arguments: list[Argument]) -> Truth:
+    paths = [value for value in arguments[1:] if value.text != "--"]
+    if paths:
+        enter(paths[0], script.variables)
+    return True if script.says is not None else None
+
+
+def _nothing(script: Script, arguments: list[Argument]) -> Truth:
+    return arguments[0].text != "false"
+
+
+_BUILTINS: dict[str, Callable[[Script, list[Argument]], Truth]] = {
+    "source": lambda script, arguments: script._source(arguments),
+    ".": lambda script, arguments: script._source(arguments),
+    "exit": lambda script, arguments: script._exit(arguments),
+    "cd": _enter,
+    "set": _arguments,
+    "shift": _shift,
+    "unset": _names,
+    "printf": _printf,
+    "eval": _eval,
+    **dict.fromkeys(("break", "continue", "return"), _leave),
+    **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), _read),
+    **dict.fromkeys((":", "true", "false", "shopt", "trap", "ulimit", "wait", "umask"), _nothing),
+}
+
+
+def read_script(
+    text: str,
+    environment: Mapping[str, str] | None = None,
+    source: str = "",
+    here: Argument | None = None,
+    open_file: Callable[[str], str | None] = lambda path: None,
+) -> Script:
+    """The commands of a script. Raises ScriptError.
+
+    environment: its variables go before the script's own. source: the script's path, where it has
+    one. here: the folder that it starts in. open_file: the text of a file that it sources, or None.
+    """
+    variables = Variables(environment=environment or {}, source=source)
+    if here is not None:
+        variables.values["PWD"] = here
+    script = Script(variables, open=open_file)
+    with contextlib.suppress(EndError, LeaveError):
+        script.run(ast.parse(text))
     return script

@@ -1,9 +1,8 @@
-"""Shell text -> statements of words. A subset of bash, parsed and never run.
+"""Shell text -> words and operators. Parsed as bash parses it, and never run.
 
-Known: quotes, comments, continued lines, `NAME=value`, `NAME=(a b)`, `NAME+=(...)`, `$NAME`,
-`${NAME}`, `${NAME:-default}`, `${NAME[@]}`, `$((arithmetic))`, redirections, here-documents, and
-what joins commands. What only a shell could tell, `$(command)` or `${NAME%pattern}`, becomes a part
-of kind UNKNOWN with its own text.
+Known: quotes, comments, continued lines, here-documents, `NAME=(a b)`, `$NAME`, all of `${...}`,
+`$((arithmetic))`, `$(command)`. What a word means is said by `expansion`, how commands are joined
+by `commands`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,14 @@ from dataclasses import dataclass, field
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=$")
 _BRACED = re.compile(
-    r"^(?P<name>[A-Za-z_]\w*)(?:(?P<array>\[[@*]\])|:?[-=](?P<default>.*))?$", re.DOTALL
+    r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?!$-])(?:\[(?P<index>[^]]*)\])?"
+    r"(?P<operator>:?[-=+?]|%%?|##?|//?|\^\^?|,,?|:|$)(?P<operand>.*)",
+    re.DOTALL,
 )
-_JOINS = ";&|()"
+_OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", ";", "&", "|", "(", ")", "\n")
+_PLAIN = re.compile(r"[^\s'\"\\$`;&|<>()]+")
 _PAIRS = {"(": ")", "{": "}"}
+_ENDS = " \t\r\n;&|<>)"
 
 
 class ScriptError(ValueError):
@@ -28,8 +31,8 @@ class ScriptError(ValueError):
 class PartKind(enum.Enum):
     TEXT = "text"
     VARIABLE = "variable"
-    ARRAY = "array"
     ARITHMETIC = "arithmetic"
+    COMMAND = "command"
     UNKNOWN = "unknown"
 
 
@@ -37,13 +40,18 @@ class PartKind(enum.Enum):
 class Part:
     """A piece of a word.
 
-    text: literal text, a name, an expression, or the source of what is not known.
+    text: literal text, a name, an expression, a command, or the source of what is not known.
+    source: how the script writes it. operator: of `${NAME:-operand}`; "length" and "indirect" for
+    `${#NAME}` and `${!NAME}`. index: of `${NAME[index]}`.
     """
 
     kind: PartKind
     text: str
     quoted: bool = False
-    default: Word | None = None
+    source: str = ""
+    operator: str = ""
+    operand: Word | None = None
+    index: str | None = None
 
 
 @dataclass(slots=True)
@@ -63,16 +71,24 @@ class Word:
             text += part.text
         return text
 
-
-Statement = list[Word]
-
-
-def parse(text: str) -> list[Statement]:
-    """The simple commands of a script in order, whatever joins them. Raises ScriptError."""
-    return _Parser(text).statements()
+    @property
+    def plain(self) -> str:
+        """The whole text of a word without quotes and expansions, else "": reserved words are."""
+        bare = all(part.kind is PartKind.TEXT and not part.quoted for part in self.parts)
+        return self.literal if bare else ""
 
 
-class _Parser:
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What joins commands: `;`, a line's end, `&&`, brackets."""
+
+    text: str
+    line: int
+
+
+class Lexer:
+    """The words and operators of a text, one after the other."""
+
     def __init__(self, text: str, line: int = 1) -> None:
         self.text, self.at, self.line = text, 0, line
         self.heredocs: list[str] = []
@@ -86,24 +102,27 @@ class _Parser:
         self.line += taken.count("\n")
         return taken
 
-    def statements(self) -> list[Statement]:
-        statements: list[Statement] = [[]]
-        while self.at < len(self.text):
-            self._space()
-            if self.peek() == "\n":
-                self.take()
-                self._skip_heredocs()
-                statements.append([])
-            elif self.peek() and self.peek() in _JOINS:
-                self.take()
-                statements.append([])
-            elif self.peek() and self.peek() in "<>":
-                self._redirection(statements[-1])
-            elif self.peek():
-                statements[-1].append(self.word())
-        return [statement for statement in statements if statement]
+    def next(self) -> Word | Operator | None:
+        """The next word or operator, redirections left out; None at the end. Raises ScriptError."""
+        while True:
+            self.space()
+            if not self.peek():
+                return None
+            if self.peek() in "<>" or self.peek(2) == "&>":
+                self._redirection()
+                continue
+            if operator := next((text for text in _OPERATORS if self.peek(len(text)) == text), ""):
+                line = self.line
+                self.take(len(operator))
+                if operator == "\n":
+                    self._skip_heredocs()
+                return Operator(operator, line)
+            if number := re.compile(r"\d+(?=[<>])").match(self.text, self.at):  # 2>
+                self.take(len(number.group()))
+                continue
+            return self.word()
 
-    def _space(self) -> None:
+    def space(self) -> None:
         """Skip blanks, continued lines and a comment."""
         while True:
             if self.peek() and self.peek() in " \t\r":
@@ -116,17 +135,20 @@ class _Parser:
             else:
                 return
 
-    def _redirection(self, statement: Statement) -> None:
+    def _redirection(self) -> None:
         operator = ""
         while self.peek() and self.peek() in "<>&":
             operator += self.take()
-        self._space()
-        if statement and statement[-1].literal.isdigit():  # 2>
-            statement.pop()
+        if operator in ("<", ">") and self.peek() == "(":  # a process in the place of a file
+            self.balanced("(")
+            return
+        if operator == "<<" and self.peek() == "-":
+            self.take()
+        self.space()
         if self.peek() not in ("", "\n"):
             target = self.word()
             if operator == "<<":
-                self.heredocs.append(target.literal.removeprefix("-"))
+                self.heredocs.append(target.literal)
 
     def _skip_heredocs(self) -> None:
         for end in self.heredocs:
@@ -142,7 +164,7 @@ class _Parser:
 
     def word(self) -> Word:
         word = Word(self.line)
-        while self.peek() and self.peek() not in " \t\r\n;&|<>)":
+        while self.peek() and self.peek() not in _ENDS:
             if self.peek() == "(":
                 if not _ASSIGNMENT.match(word.literal) or word.array is not None:
                     break
@@ -150,12 +172,12 @@ class _Parser:
             elif self.peek(2) == "\\\n":
                 self.take(2)
             else:
-                self._piece(word)
+                self.piece(word)
         if not word.parts:  # an empty quotation, or a character that means nothing here
             word.parts.append(Part(PartKind.TEXT, "", quoted=True))
         return word
 
-    def _piece(self, word: Word) -> None:
+    def piece(self, word: Word) -> None:
         character = self.take()
         if character == "'":
             word.parts.append(Part(PartKind.TEXT, self._until("'"), quoted=True))
@@ -166,9 +188,12 @@ class _Parser:
         elif character == "$":
             word.parts.append(self._expansion(quoted=False))
         elif character == "`":
-            word.parts.append(Part(PartKind.UNKNOWN, f"`{self._until('`')}`"))
+            word.parts.append(self._backticks(quoted=False))
         else:
-            word.parts.append(Part(PartKind.TEXT, character))
+            run = _PLAIN.match(self.text, self.at)
+            word.parts.append(
+                Part(PartKind.TEXT, character + (self.take(len(run.group())) if run else ""))
+            )
 
     def _until(self, end: str) -> str:
         start, line = self.at, self.line
@@ -185,7 +210,7 @@ class _Parser:
         while (character := self.take()) != '"':
             if not character:
                 raise ScriptError(f'line {line}: " opens here and is never closed')
-            if character == "\\" and self.peek() in ('"', "\\", "$", "`", "\n"):
+            if character == "\\" and self.peek() and self.peek() in '"\\$`\n':
                 escaped = self.take()
                 text += "" if escaped == "\n" else escaped
             elif character in "$`":
@@ -194,57 +219,72 @@ class _Parser:
                 word.parts.append(
                     self._expansion(quoted=True)
                     if character == "$"
-                    else Part(PartKind.UNKNOWN, f"`{self._until('`')}`")
+                    else self._backticks(quoted=True)
                 )
             else:
                 text += character
         word.parts.append(Part(PartKind.TEXT, text, quoted=True))
 
+    def _backticks(self, *, quoted: bool) -> Part:
+        inner = self._until("`")
+        return Part(PartKind.COMMAND, inner, quoted, f"`{inner}`")
+
     def _expansion(self, *, quoted: bool) -> Part:
-        """The word that follows a `$`."""
+        """The part that follows a `$`."""
         if self.peek(2) == "((":
-            inner = self._balanced("(")
-            return Part(PartKind.ARITHMETIC, inner[1:-1], quoted)
+            inner = self.balanced("(")
+            return Part(PartKind.ARITHMETIC, inner[1:-1], quoted, f"$({inner})")
         if self.peek() == "(":
-            return Part(PartKind.UNKNOWN, f"$({self._balanced('(')})", quoted)
+            inner = self.balanced("(")
+            return Part(PartKind.COMMAND, inner, quoted, f"$({inner})")
         if self.peek() == "{":
-            return self._braced(self._balanced("{"), quoted)
+            return self._braced(self.balanced("{"), quoted)
+        if not quoted and self.peek() == "'":
+            self.take()
+            return Part(PartKind.TEXT, _ansi(self._until("'")), quoted=True)
         name = _NAME.match(self.text, self.at)
         if name:
             self.take(len(name.group()))
-            return Part(PartKind.VARIABLE, name.group(), quoted)
-        if self.peek() and self.peek() in "@*#?!0123456789":
-            return Part(PartKind.ARRAY, self.take(), quoted)  # arguments of the script: it has none
+            return Part(PartKind.VARIABLE, name.group(), quoted, f"${{{name.group()}}}")
+        if self.peek() and self.peek() in "@*#?!$-0123456789":
+            name_ = self.take()
+            return Part(PartKind.VARIABLE, name_, quoted, f"${name_}")
         return Part(PartKind.TEXT, "$", quoted)
 
-    def _balanced(self, opening: str) -> str:
-        """The text between a bracket and its own closing one."""
+    def balanced(self, opening: str) -> str:
+        """The text between a bracket and its own closing one; brackets in quotes do not count."""
         closing, depth, line, start = _PAIRS[opening], 0, self.line, self.at + 1
         while True:
             character = self.take()
             if not character:
                 raise ScriptError(f"line {line}: {opening} opens here and is never closed")
-            if character == "'" and opening == "(":
+            if character == "\\":
+                self.take()
+            elif character == "'" and opening == "(":
                 self._until("'")
+            elif character == '"':
+                self._double(Word(self.line))
             depth += (character == opening) - (character == closing)
             if depth == 0:
                 return self.text[start : self.at - 1]
 
     def _braced(self, inner: str, quoted: bool) -> Part:
-        match = _BRACED.match(inner)
-        if not match:
-            return Part(PartKind.UNKNOWN, f"${{{inner}}}", quoted)
-        if match["array"]:
-            return Part(PartKind.ARRAY, match["name"], quoted)
-        default = None if match["default"] is None else _quoted(match["default"], self.line)
-        return Part(PartKind.VARIABLE, match["name"], quoted, default)
+        source = f"${{{inner}}}"
+        match = _BRACED.fullmatch(inner)
+        if not match or (match["prefix"] and match["operator"]):
+            return Part(PartKind.UNKNOWN, source, quoted, source)
+        operator = {"#": "length", "!": "indirect"}.get(match["prefix"], match["operator"])
+        operand = None if match["operator"] == "" else _operand(match["operand"], self.line, quoted)
+        return Part(
+            PartKind.VARIABLE, match["name"], quoted, source, operator, operand, match["index"]
+        )
 
     def _array(self) -> list[Word]:
         line = self.line
         self.take()
         words: list[Word] = []
         while True:
-            self._space()
+            self.space()
             if self.peek() == "\n":
                 self.take()
             elif self.peek() == ")":
@@ -258,12 +298,28 @@ class _Parser:
                 words.append(self.word())
 
 
-def _quoted(text: str, line: int) -> Word:
-    """A default, `${NAME:-this}`: quotes and expansions count in it, blanks do not end it."""
-    parser, word = _Parser(text, line), Word(line)
-    while parser.peek():
-        if parser.peek() in " \t\n":
-            word.parts.append(Part(PartKind.TEXT, parser.take(), quoted=True))
+def _operand(text: str, line: int, quoted: bool) -> Word:
+    """The word of `${NAME:-this}`: quotes and expansions count in it, blanks do not end it.
+
+    Within double quotes a single quote is a character like any other.
+    """
+    lexer, word = Lexer(text, line), Word(line)
+    while lexer.peek():
+        if quoted and lexer.peek() == "'":
+            word.parts.append(Part(PartKind.TEXT, lexer.take(), quoted=True))
+        elif lexer.peek(2) == "\\\n":
+            lexer.take(2)
         else:
-            parser._piece(word)
+            lexer.piece(word)
     return word
+
+
+def words_of(text: str, line: int) -> Word:
+    """The expression of `$((this))`: as within double quotes."""
+    return _operand(text.replace('"', ""), line, quoted=True)
+
+
+def _ansi(text: str) -> str:
+    """The text of a word in `$'...'`, with its escapes read."""
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a"}
+    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[0]), text)

@@ -6,7 +6,6 @@ The rest is slime_table.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, get_args
 
@@ -23,7 +22,8 @@ from sluice_cli.importing.draft import (
     text,
     translate,
 )
-from sluice_cli.importing.script import Argument, ScriptCommand, read_script
+from sluice_cli.importing.launches import last_launch, report
+from sluice_cli.importing.script import Argument, Script, ScriptCommand
 from sluice_cli.importing.slime_sft import supervised, without_engines
 from sluice_cli.importing.slime_table import DEFAULTS, TABLE, fallback
 
@@ -51,23 +51,24 @@ _LATER = (
 """Arguments that are translated after the table, because they need what it writes."""
 
 
-def import_slime(script: str, source: str, environment: Mapping[str, str]) -> Draft:
-    """The job of a launch script. source: its name. environment: variables over the script's own.
+def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
+    """The command that starts slime, and where its entry point stands in it.
 
-    Raises ScriptError where it is no script, ImportFailedError where it starts no training.
+    Raises ImportFailedError.
     """
-    parsed = read_script(script, environment)
-    launches = [
-        (command, at)
-        for command in parsed.commands
-        for at, word in enumerate(command.words)
-        if _is_entry(word)
-    ]
-    if not launches:
-        raise ImportFailedError(f"{source}: no command that runs {' or '.join(ENTRIES)}")
-    command, at = launches[-1]
+    wanted = f"{source}: no command that runs {' or '.join(ENTRIES)}"
+    return last_launch(script, _is_entry, wanted)
+
+
+def import_slime(script: Script, source: str) -> Draft:
+    """The job of a launch script. source: its name.
+
+    Raises ImportFailedError where it starts no training.
+    """
+    command, at = launch(script, source)
     draft = Draft(job_name(PurePosixPath(source).stem))
-    for name in dict.fromkeys(parsed.unknown_arrays):
+    report(draft, script, command, at)
+    for name in dict.fromkeys(script.unknown_arrays):
         why = (
             "not set in the script, perhaps in a file that it sources; a model's shape needs no "
             "translation"

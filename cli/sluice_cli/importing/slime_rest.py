@@ -11,6 +11,8 @@ _LOGS = Lost(
     "spec.secrets.wandb"
 )
 _SHAPE = Same("the model's shape is read from its config.json")
+_KERNELS = Same("a matter of kernels, not of results")
+_BALANCE = Lost("no loss and no bias balances the experts", unless=("0", "0.0", "none"))
 _BUFFER = Same("the buffer moves samples between rollout and trainer, and keeps them: spec.buffer")
 _HEALTH = Same(
     "engines are watched always; failurePolicy.rolloutBackoff says when a dead one is replaced"
@@ -60,8 +62,32 @@ REST: dict[str, Translation] = {
     **_all(
         _SHAPE,
         "model-name post-self-attn-layernorm post-mlp-layernorm use-gated-attention "
-        "padded-vocab-size",
+        "padded-vocab-size position-embedding-type no-position-embedding multi-latent-attention "
+        "q-lora-rank kv-lora-rank qk-head-dim v-head-dim qk-pos-emb-head-dim no-rope-fusion "
+        "rotary-interleaved rotary-scaling-factor mscale mscale-all-dim apply-layernorm-1p "
+        "attention-output-gate max-position-embeddings seq-length no-masked-softmax-fusion "
+        "moe-shared-expert-gate moe-router-score-function moe-router-pre-softmax "
+        "moe-router-enable-expert-bias moe-router-group-topk moe-router-num-groups "
+        "moe-router-topk-scaling-factor",
     ),
+    **_all(
+        _KERNELS,
+        "moe-grouped-gemm moe-permute-fusion moe-token-dispatcher-type moe-enable-deepep "
+        "moe-router-dtype transformer-impl enable-experimental",
+    ),
+    "--moe-token-drop-policy": Same("no token is dropped"),
+    **_all(
+        _BALANCE,
+        "moe-router-load-balancing-type moe-router-bias-update-rate moe-aux-loss-coeff",
+    ),
+    "--spec": Lost("docs/models.md lists the layers that sluice trains"),
+    "--decoder-first-pipeline-num-layers": Lost("pipeline ranks have equally many layers"),
+    "--deterministic-mode": Lost(
+        "no field makes the trainer's kernels deterministic; engines have "
+        "rollout.engineArgs.enable-deterministic-inference"
+    ),
+    "--ref-micro-batch-size": Same("micro-batches are packed by tokens"),
+    "--loss-mask-type": Same("of supervised fine-tuning"),
     "--qwen-gdn-backend": Lost("docs/models.md lists the layers that sluice trains"),
     # processes and places
     "--distributed-timeout-minutes": Same("every wait has a deadline of its own"),
@@ -121,7 +147,8 @@ REST: dict[str, Translation] = {
     **_all(
         _FP8,
         "force-fp8-ue8m0-scale megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules "
-        "megatron-deepgemm-moe-forward-layers megatron-deepgemm-moe-forward-modules",
+        "megatron-deepgemm-moe-forward-layers megatron-deepgemm-moe-forward-modules "
+        "fp8-format fp8-recipe",
     ),
     **_all(_MTP, "mtp-num-layers mtp-loss-scaling-factor enable-mtp-training"),
     **_all(

@@ -6,7 +6,6 @@ The rest is verl_table.py.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -25,10 +24,19 @@ from sluice_cli.importing.draft import (
     translate,
 )
 from sluice_cli.importing.hydra import overrides, resolved
-from sluice_cli.importing.script import Argument, read_script
+from sluice_cli.importing.launches import last_launch, report
+from sluice_cli.importing.script import Argument, Script, ScriptCommand
 from sluice_cli.importing.verl_algorithm import corrections, critic, kl, policy
+from sluice_cli.importing.verl_async import (
+    asynchronous,
+    is_fully_async,
+    trainer_of,
+    with_defaults,
+)
 from sluice_cli.importing.verl_distillation import distillation
 from sluice_cli.importing.verl_engines import engine, engine_argument
+from sluice_cli.importing.verl_placement import PLACES, placement
+from sluice_cli.importing.verl_samples import unlike_text
 from sluice_cli.importing.verl_sft import ENTRY, import_sft, is_sft, launched
 from sluice_cli.importing.verl_table import DEFAULTS, FSDP, TABLE, fallback
 
@@ -37,41 +45,46 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 
 
-def read_command(
-    script: str, source: str, environment: Mapping[str, str]
-) -> tuple[str, dict[str, Setting]]:
-    """(the entry point, its overrides) of a script or a command line.
+def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
+    """The command that starts verl, and where its entry point stands in it.
 
-    Raises ScriptError and ImportFailedError.
+    Raises ImportFailedError.
     """
-    parsed = read_script(script, environment)
-    launches = [
-        (c, at)
-        for c in parsed.commands
-        for at, word in enumerate(c.words)
-        if _ENTRY.search(word.text) or ENTRY.search(word.text)
-    ]
-    if not launches:
-        raise ImportFailedError(
-            f"{source}: no command that runs verl.trainer.main_ppo, and no such file"
-        )
-    command, at = launches[-1]
+    wanted = f"{source}: no command that runs verl.trainer.main_ppo or another trainer of verl"
+    return last_launch(script, _is_entry, wanted)
+
+
+def _is_entry(word: Argument) -> bool:
+    return bool(_ENTRY.search(word.text) or ENTRY.search(word.text))
+
+
+def import_command(script: Script, source: str, base: Mapping[str, Setting] | None = None) -> Draft:
+    """The job of a script or a command line. base: settings of the file that --config gives.
+
+    Raises ImportFailedError.
+    """
+    command, at = launch(script, source)
     entry, words = command.words[at].text, command.words[at + 1 :]
     started = launched(command.words[:at]) if ENTRY.search(entry) else {}
-    return entry, {setting.name: setting for setting in overrides(words)} | _options(
-        words
-    ) | started
+    options = {} if base else _options(words)
+    settings = {setting.name: setting for setting in overrides(words)} | options | started
+    draft = import_verl({**(base or {}), **settings}, source, entry)
+    report(draft, script, command, at)
+    for name in dict.fromkeys(script.unknown_arrays):
+        draft.note("check", f"${{{name}[@]}}", "not set in the script: left out, as bash does")
+    return draft
 
 
 def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
-    """Hydra's own options; a configuration of verl's is known by its defaults,
-    another one is not read.
+    """Hydra's own options, `--name=value` or in two words; a configuration of verl's is known by
+    its defaults, another one is not read.
     """
     options = {}
-    for word in words:
-        name, _, value = word.text.partition("=")
+    for word, after in zip(words, (*words[1:], None), strict=True):
+        name, separator, value = word.text.partition("=")
         if name in ("--config-name", "--config-path", "-cn", "-cp"):
-            options[name] = Setting(name, (value,), word.line)
+            value = value if separator or after is None else after.text
+            options[name] = Setting(name, (value.strip("'\""),), word.line)
     return options
 
 
@@ -80,7 +93,8 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
 
     Raises ImportFailedError.
     """
-    settings = Settings(resolved(unresolved))
+    entry = trainer_of(entry, unresolved)
+    settings = with_defaults(Settings(resolved(unresolved)), entry)
     draft = Draft(job_name(_name(settings, source)))
     if is_sft(settings, entry):
         settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
@@ -89,6 +103,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
     if turns is None or turns.value is not True:  # then the rest of the group means nothing
         settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
+    unlike_text(draft, settings)
     _data(draft, settings)
     _length(draft, settings)
     _reward(draft, settings)
@@ -98,6 +113,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     _evaluation(draft, settings)
     distillation(draft, settings)
     _ulysses(draft, settings)
+    apart = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     options = engine(draft, settings)
     translate(
@@ -108,27 +124,17 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     )
     _defaults(draft)
     critic(draft, settings)
-    _batches(draft, later)
-    _placement(draft, settings, later, entry)
+    if not is_fully_async(entry):
+        _batches(draft, later)
+    placement(draft, later, apart=apart)
     return draft
 
 
-OFFLOADS = (
-    "fsdp_config.param_offload",
-    "fsdp_config.optimizer_offload",
-    "megatron.param_offload",
-    "megatron.grad_offload",
-    "megatron.optimizer_offload",
-)
 _LATER = (
     f"{_ACTOR}.ppo_mini_batch_size",
     "data.gen_batch_size",
-    f"{_ROLLOUT}.tensor_model_parallel_size",
-    "rollout.nnodes",
-    "rollout.n_gpus_per_node",
-    "async_training.staleness_threshold",
     "trainer.critic_warmup",
-    *(f"{_ACTOR}.{group}" for group in OFFLOADS),
+    *PLACES,
 )
 """Keys that are translated after the table, because they need what it writes."""
 
@@ -146,7 +152,8 @@ def _config(draft: Draft, settings: Settings) -> None:
     settings.seen |= {"--config-path", "-cp"}
     for setting in (settings.take("--config-name"), settings.take("-cn")):
         if setting and not re.fullmatch(
-            r"(ppo|dapo)(_megatron)?_trainer(\.yaml)?", str(setting.value)
+            r"((fully_async|one_step_off)_)?(ppo|dapo)(_megatron)?_trainer(\.yaml)?",
+            str(setting.value),
         ):
             draft.note(
                 "check",
@@ -158,13 +165,17 @@ def _config(draft: Draft, settings: Settings) -> None:
 
 def _ulysses(draft: Draft, settings: Settings) -> None:
     """Sequence parallelism under FSDP, which has none here."""
-    strategy, name = settings.get(f"{_ACTOR}.strategy"), f"{_ACTOR}.ulysses_sequence_parallel_size"
-    if strategy is None or strategy.value not in FSDP:
+    groups = (_ACTOR, f"{_ACTOR}.fsdp_config")
+    strategies = [settings.get(f"{group}.strategy") for group in groups]
+    if not any(strategy and strategy.value in FSDP for strategy in strategies):
         return
-    ranks = settings.take(name)
-    if ranks and ranks.value not in (None, 1):
-        why = "with trainer.backend: fsdp a sequence lies on one GPU whole; megatron has context"
-        draft.note("not translated", ranks.shown, why, ranks.line)
+    for group in groups:
+        ranks = settings.take(f"{group}.ulysses_sequence_parallel_size")
+        if ranks and ranks.value not in (None, 1):
+            why = (
+                "with trainer.backend: fsdp a sequence lies on one GPU whole; megatron has context"
+            )
+            draft.note("not translated", ranks.shown, why, ranks.line)
 
 
 def _data(draft: Draft, settings: Settings) -> None:
@@ -366,12 +377,10 @@ def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
         "default of ppo_mini_batch_size", (256,)
     )
     put(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, integer(value)))
-    put(
-        draft,
-        "rollout.overSampling",
-        later["data.gen_batch_size"],
-        lambda value: integer(value) / batch,
-    )
+    drawn = later["data.gen_batch_size"]
+    if drawn and drawn.value == 1 and draft.get("rollout.mode") == "async":
+        return  # one prompt after the other, as sluice always does
+    put(draft, "rollout.overSampling", drawn, lambda value: integer(value) / batch)
 
 
 def _steps(batch: int, size: int) -> int:
@@ -380,53 +389,3 @@ def _steps(batch: int, size: int) -> int:
             f"a batch of {batch} prompts cannot be split into optimizer steps of {size}"
         )
     return batch // size
-
-
-def _placement(
-    draft: Draft, settings: Settings, later: Mapping[str, Setting | None], entry: str
-) -> None:
-    """Engines. verl's share the trainer's GPUs, but where they are given their own."""
-    engine = _number(later[f"{_ROLLOUT}.tensor_model_parallel_size"], 2)
-    trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
-    engine_gpus = _number(later["rollout.nnodes"], 1) * _number(later["rollout.n_gpus_per_node"], 0)
-    draft.set("rollout.gpusPerReplica", engine, f"{_ROLLOUT}.tensor_model_parallel_size")
-    if (
-        not engine_gpus
-        and "fully_async" not in entry
-        and draft.get("trainer.gpusPerNode", 8) % engine == 0
-    ):
-        draft.set("trainer.colocate", True, "no rollout.n_gpus_per_node")
-        if _offloads(later, "optimizer_offload") and not _offloads(later, "param_offload"):
-            draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
-        return
-    draft.set(
-        "rollout.replicas",
-        max(1, (engine_gpus or trainer) // engine),
-        "rollout.n_gpus_per_node" if engine_gpus else "trainer.nnodes",
-    )
-    if "fully_async" in entry:
-        threshold = later["async_training.staleness_threshold"]
-        stale = real(threshold.value) if threshold and not threshold.missing else 1.0
-        draft.set("rollout.mode", "async", entry)
-        draft.set(
-            "rollout.maxStaleness", max(1, math.ceil(stale)), "async_training.staleness_threshold"
-        )
-    if not engine_gpus:
-        why = (
-            f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and "
-            "have their own"
-        )
-        draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} in all")
-
-
-def _offloads(later: Mapping[str, Setting | None], what: str) -> bool:
-    switches = [later[f"{_ACTOR}.{group}"] for group in OFFLOADS if group.endswith(what)]
-    return any(setting and setting.value is True for setting in switches)
-
-
-def _number(setting: Setting | None, default: int) -> int:
-    return (
-        setting.value
-        if setting and isinstance(setting.value, int) and setting.value > 0
-        else default
-    )

@@ -29,6 +29,12 @@ def _several(value: Any) -> bool:
     return integer(value) > 1
 
 
+def _argument(value: Any) -> Any:
+    if value == "ascend":
+        raise ValueError("of Huawei's NPUs; sluice runs on NVIDIA's GPUs")
+    return value
+
+
 SGLANG: dict[str, Translation] = {
     f"{_ROLLOUT}.gpu_memory_utilization": To(
         f"{_ARGS}.mem-fraction-static",
@@ -73,5 +79,5 @@ def engine_argument(name: str, table: Mapping[str, Translation]) -> Translation 
         return None
     word = "vllm" if table is VLLM else "sglang"
     if name.startswith(f"{_ROLLOUT}.engine_kwargs.{word}."):
-        return To(f"{_ARGS}.{name.rpartition('.')[2].replace('_', '-')}", lambda value: value)
+        return To(f"{_ARGS}.{name.rpartition('.')[2].replace('_', '-')}", _argument)
     return Lost(f"the engine is {word}: rollout.engineArgs has its arguments")

@@ -33,11 +33,34 @@ def _all(entry: Translation, parent: str, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"{parent}.{name}" for name in names.split()), entry)
 
 
+_ROUTING = _off("the engine's routing of experts is not replayed in the trainer")
+_OTHER = _off("the trainer is Megatron or FSDP2: trainer.backend, trainer.parallelism")
+_ENGINES = Lost("trainer.backend is megatron or fsdp", unless=("megatron", "fsdp", "fsdp2"))
+_REDUCED = Lost("gradients are summed in fp32", unless=("fp32", "float32", None))
+_LEAST = Lost("set trainer.optimizer.minLr to a rate", unless=(None, 0, 0.0))
+_WARMUP = Same("maxStaleness says how many batches may be ahead")
+
 REST: dict[str, Translation] = {
     # policy
     **_all(Same("as rollout.samplesPerPrompt"), _ACTOR, "rollout_n"),
     **_all(_KERNELS, _ACTOR, "use_fused_kernels use_prefix_grouper"),
-    **_all(Same("of pictures"), _ACTOR, "freeze_vision_tower"),
+    **_all(
+        _KERNELS,
+        _ACTOR,
+        "entropy_from_logits_with_chunking entropy_checkpointing pad_to_length "
+        "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing "
+        "fsdp_config.forward_prefetch fsdp_config.reshard_after_forward "
+        "fsdp_config.use_orig_params fsdp_config.use_torch_compile",
+    ),
+    f"{_ACTOR}.fsdp_config.seed": Same("one seed for all: data.seed"),
+    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype": _PRECISION,
+    f"{_ACTOR}.fsdp_config.mixed_precision.buffer_dtype": _REDUCED,
+    f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype": _REDUCED,
+    f"{_ACTOR}.model_engine": _ENGINES,
+    "actor@actor_rollout_ref.actor": _ENGINES,
+    f"{_ACTOR}.optim.min_lr_factor": _LEAST,
+    f"{_ACTOR}.megatron.use_megatron_fsdp": _off("trainer.backend is megatron or fsdp"),
+    f"{_ACTOR}.freeze_vision_tower": Same("of pictures"),
     **_all(
         Same("order and seed of prompts are data.shuffle and data.seed"), _ACTOR, "data_loader_seed"
     ),
@@ -75,7 +98,15 @@ REST: dict[str, Translation] = {
         _ENGINE,
         _ROLLOUT,
         "cudagraph_capture_sizes logprobs_mode scheduling_policy disable_log_stats "
-        "multi_stage_wake_up layered_summon cast_to_rollout_dtype limit_images mtp",
+        "multi_stage_wake_up layered_summon cast_to_rollout_dtype limit_images mtp "
+        "enable_sleep_mode standalone_gpu_memory_utilization",
+    ),
+    f"{_ROLLOUT}.moe_tensor_parallel_size": Lost(
+        "an engine splits all layers alike; rollout.engineArgs has its own arguments",
+        unless=(None, 1),
+    ),
+    f"{_ROLLOUT}.single_turn_response_length": Lost(
+        "turns are played by a function of yours: rollout.function", unless=(None,)
     ),
     f"{_ROLLOUT}.sampling_kwargs": Lost(
         "rollout.sampling has no further parameters", unless=(None,)
@@ -143,18 +174,36 @@ REST: dict[str, Translation] = {
     "trainer.use_v1": Same("of verl's processes"),
     "model_engine": Lost("trainer.backend says what trains", unless=("megatron",)),
     # asynchronous training
-    "async_training.trigger_parameter_sync_step": Lost(
-        "weights go out after every step", unless=(1,)
-    ),
-    "async_training.require_batches": Lost("a step takes one batch", unless=(1,)),
+    "async_training.use_trainer_do_validate": Same("engines evaluate"),
+    "async_training.concurrent_samples_per_replica": Same("rollout.concurrency, of requests"),
+    "trainer.v1.separate_async.num_warmup_batches": _WARMUP,
+    "trainer.v1.colocate_async.num_warmup_batches": _WARMUP,
     "rollout.total_rollout_steps": Same("trainer.steps or trainer.epochs is the length of the run"),
 }
+
+OTHER_TRAINERS = tuple(
+    f"{_ACTOR}.{name}."
+    for name in (
+        "veomni", "engine", "torchtitan", "automodel", "mindspeed", "fsdp_config.turbo_config",
+    )
+)  # fmt: skip
+"""Groups of keys of trainers that are neither Megatron nor FSDP2."""
 
 PREFIXES: tuple[tuple[str, Translation], ...] = (
     (
         f"{_ACTOR}.router_replay.",
-        _off("the engine's routing of experts is not replayed in the trainer"),
+        _ROUTING,
     ),
+    (f"{_ACTOR}.megatron.router_replay.", _ROUTING),
+    (f"{_ACTOR}.veomni.router_replay.", _ROUTING),
+    *((prefix, _OTHER) for prefix in OTHER_TRAINERS),
+    (
+        "async_training.",
+        _off("GPUs of trainer and engines are not lent to each other while a job runs"),
+    ),
+    ("trainer.v1.", _off("of verl's new trainer; rollout.mode and maxStaleness say what is async")),
+    ("trainer.worker_env.", Lost("trainer.template has them: spec.containers[].env")),
+    ("skip.", _off("debug.replay trains on the rollouts of an earlier run")),
     (f"{_ACTOR}.qat.", _off("the trainer computes in bf16 or fp32")),
     (
         f"{_ACTOR}.optim.override_optimizer_config",

@@ -34,6 +34,13 @@ _NESTED = Lost(
     "a column is read as it is; write the rows anew with the text in a column of its own",
     unless=(None, []),
 )
+_CHOICE = Same("trainer.backend says what trains")
+_STATE = Lost("the optimizer keeps fp32", unless=(None, "fp32", "float32", True))
+_OPTIMIZER = Lost(
+    "trainer.optimizer has all that can be set; its state stays on the GPU",
+    unless=(None, False, 0, 0.0),
+)
+_MTP = Lost("layers that predict several tokens are not trained", unless=(None, False, 0))
 _PLACES = Same("weights and optimizer are laid out by trainer.parallelism")
 
 
@@ -78,6 +85,27 @@ _TABLE: dict[str, Translation] = {
         "evaluation generates and judges: evaluation.datasets, each with a reward", unless=(None,)
     ),
     "data.val_max_samples": Same("of data.val_files"),
+    "trainer.test_freq": Same("of data.val_files"),
+    "data.ignore_input_ids_mismatch": Same(
+        "rows of whose answers the template drops a part are left out, and counted"
+    ),
+    "model": _CHOICE,
+    "model_engine": _CHOICE,
+    "optim.min_lr_ratio": Lost("set trainer.optimizer.minLr to a rate", unless=(None, 0, 0.0)),
+    "optim.init_lr_ratio": _WARMUP,
+    "optim.lr_warmup_init": Lost("the warmup begins at 0", unless=(None, 0, 0.0)),
+    "optim.warmup_style": To("trainer.optimizer.schedule", _schedule),
+    "optim.optimizer": Lost("sluice has AdamW", unless=("adam", "AdamW", None)),
+    "optim.optimizer_impl": Same("the backend's own AdamW"),
+    **dict.fromkeys(
+        (
+            "optim.exp_avg_dtype",
+            "optim.exp_avg_sq_dtype",
+            "optim.master_weights",
+            "optim.store_param_remainders",
+        ),
+        _STATE,
+    ),
     "optim.lr": To("trainer.optimizer.lr", real),
     "optim.weight_decay": To("trainer.optimizer.weightDecay", real),
     "optim.clip_grad": To("trainer.optimizer.clipGrad", real),
@@ -191,4 +219,8 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
 def _fallback(name: str) -> Translation:
     if name.startswith(("model.fsdp_config.", "engine.", "checkpoint.", "profiler.")):
         return _PLACES
-    return Lost("sluice knows no such key")
+    if name.startswith("optim.override_optimizer_config."):
+        return _OPTIMIZER
+    if name.startswith("model.mtp."):
+        return _MTP
+    return Same("of Hydra") if name.startswith("hydra.") else Lost("sluice knows no such key")

@@ -132,6 +132,7 @@ TABLE: dict[str, Translation] = REST | {
     "actor_rollout_ref.hybrid_engine": Same("engines have GPUs of their own"),
     # policy
     f"{_ACTOR}.strategy": To("trainer.backend", _backend),
+    f"{_ACTOR}.fsdp_config.strategy": To("trainer.backend", _backend),
     f"{_ACTOR}.clip_ratio_low": To("algorithm.clip.low", real),
     f"{_ACTOR}.clip_ratio_high": To("algorithm.clip.high", real),
     f"{_ACTOR}.entropy_coeff": To("algorithm.entropyCoef", real),
@@ -146,6 +147,11 @@ TABLE: dict[str, Translation] = REST | {
     f"{_ACTOR}.grad_clip": To("trainer.optimizer.clipGrad", real),
     f"{_ACTOR}.tis_imp_ratio_cap": Lost("algorithm.offPolicy.method: tis, high", unless=(-1, None)),
     f"{_ACTOR}.ulysses_sequence_parallel_size": To(
+        "trainer.parallelism.context",
+        integer,
+        "context parallel in place of Ulysses: ranks that share sequences",
+    ),
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": To(
         "trainer.parallelism.context",
         integer,
         "context parallel in place of Ulysses: ranks that share sequences",
@@ -248,7 +254,7 @@ TABLE: dict[str, Translation] = REST | {
     "trainer.logger": _LOGS,
     "trainer.project_name": _LOGS,
     "trainer.log_val_generations": Same("samples/ of the run directory has them"),
-    "trainer.device": _ALWAYS,
+    "trainer.device": Lost("sluice runs on NVIDIA's GPUs", unless=("cuda", "gpu", None)),
     "trainer.rollout_data_dir": Lost("debug.dumpRollouts: true keeps all samples", unless=(None,)),
     # reward
     "reward_model.launch_reward_fn_async": _ALWAYS,
@@ -276,7 +282,6 @@ _QUIET = (
     "critic.",
     f"{_ROLLOUT}.log_prob_",
     f"{_ROLLOUT}.val_kwargs.",
-    f"{_ROLLOUT}.agent.",
     f"{_ROLLOUT}.trace.",
     f"{_ROLLOUT}.profiler.",
     f"{_ROLLOUT}.prometheus.",

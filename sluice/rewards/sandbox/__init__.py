@@ -52,8 +52,9 @@ class Isolation:
 class Ran:
     """How one test went.
 
-    status: ok, error, timeout, output (too much of it), limit (too many threads or files). error:
-    the end of what went to stderr, or which limit.
+    status: ok, error, timeout, output (too much of it), limit (too many threads or files), refused
+    (a command that cannot be confined here). error: the end of what went to stderr, or which limit,
+    or why.
     """
 
     status: str

@@ -31,6 +31,9 @@ STACK_BYTES = 256 << 20
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
 _CAPABILITY_VERSION_3 = 0x20080522
 _SUCCESS = b"\0"
+_SYSTEM = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache",
+)  # fmt: skip
 _DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
 
 
@@ -40,6 +43,23 @@ class Limits:
 
     memory: int
     cpu_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a process may do besides.
+
+    programs: it may start other programs, which are confined as it is. readable: files and
+    directories that they may read, and run. processes: those that our own user has anyway, and
+    that count with theirs where they run as that user.
+    """
+
+    programs: bool = False
+    readable: tuple[str, ...] = ()
+    processes: int = 0
+
+
+_NONE = Rights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +86,49 @@ class Layers:
         return [*(name for name, holds in held.items() if holds), "seccomp"]
 
 
-def probe(directory: str) -> Layers:
-    """Try every layer, each in a process of its own; `directory`: an empty one to try them with."""
+def probe(directory: str, rights: Rights = _NONE) -> Layers:
+    """Try every layer, each in a process of its own; `directory`: an empty one to try them with.
+
+    With other programs, what limits them is no choice: a place to write in, and a number of
+    processes that the kernel counts, which it does for everybody but root.
+    """
     _python()  # read now: another user may not be able to
     layers, missing = Layers(), dict[str, str]()
     for name in ("uid", "namespaces", "landlock"):
         for more in _with(layers, name):
-            if reason := _attempt(partial(_try, directory, more)):
+            if reason := _attempt(partial(_try, directory, more, rights)):
                 missing[name] = reason
             else:
                 layers = more
                 missing.pop(name, None)
                 break
-    refused = _attempt(partial(confine, directory, Limits(1 << 32, 10), layers, os.getpid()))
+    attempt = partial(confine, directory, Limits(1 << 32, 10), layers, os.getpid(), rights)
+    refused = _attempt(attempt) or (_unlimited(layers, missing) if rights.programs else "")
     return replace(layers, missing=missing, refused=refused)
 
 
-def confine(directory: str, limits: Limits, layers: Layers, parent: int) -> None:
+def _unlimited(layers: Layers, missing: dict[str, str]) -> str:
+    """The layer without which no other programs may be started, or ""."""
+    if layers.uid is None and os.geteuid() == 0:
+        return f"no user of its own, and nothing counts the processes of root: {missing['uid']}"
+    if not (layers.namespaces or layers.landlock):
+        reasons = "; ".join(f"{name}: {missing[name]}" for name in ("namespaces", "landlock"))
+        return f"nothing confines what programs write ({reasons})"
+    return ""
+
+
+def confine(
+    directory: str, limits: Limits, layers: Layers, parent: int, rights: Rights = _NONE
+) -> None:
     """Confine this process to reading Python's own files and writing in `directory`, for good.
 
     parent: the process that forked this one, which is not to outlive it. Raises OSError where a
     layer does not hold.
     """
-    _enter(directory, layers)
-    _limit(limits, layers)
+    _enter(directory, layers, rights)
+    _limit(limits, layers, rights)
     _keep_apart(parent)
-    seccomp.install()
+    seccomp.install(programs=rights.programs)
 
 
 def hide() -> None:
@@ -115,21 +152,21 @@ def _with(layers: Layers, name: str) -> list[Layers]:
             return [replace(layers, landlock=True)]
 
 
-def _try(directory: str, layers: Layers) -> None:
+def _try(directory: str, layers: Layers, rights: Rights) -> None:
     """Enter the layers.
 
     Raises OSError where one does not hold, or takes from programs what they import.
     """
     if layers.uid is not None:
         account.require_capabilities()
-    _enter(directory, layers)
-    if layers.uid is not None:
+    _enter(directory, layers, rights)
+    if layers.uid is not None and not rights.programs:
         packages = sysconfig.get_path("purelib")
         account.require_readable(_python())
         account.require_readable(os.path.join(packages, name) for name in os.listdir(packages))
 
 
-def _enter(directory: str, layers: Layers) -> None:
+def _enter(directory: str, layers: Layers, rights: Rights = _NONE) -> None:
     if layers.uid is not None:
         os.chown(directory, layers.uid, layers.uid)
         account.take(layers.uid)
@@ -145,10 +182,11 @@ def _enter(directory: str, layers: Layers) -> None:
     _drop_capabilities(libc)
     seccomp.forbid_new_privileges()
     if layers.landlock:
-        landlock.restrict([*_python(), *_DEVICES], [directory, "/dev/null"])
+        own = [*_SYSTEM, *rights.readable] if rights.programs else _python()
+        landlock.restrict([*own, *_DEVICES], [directory, "/dev/null"])
 
 
-def _limit(limits: Limits, layers: Layers) -> None:
+def _limit(limits: Limits, layers: Layers, rights: Rights) -> None:
     values = {
         resource.RLIMIT_AS: limits.memory,
         resource.RLIMIT_CPU: limits.cpu_seconds,
@@ -163,6 +201,8 @@ def _limit(limits: Limits, layers: Layers) -> None:
         layers.uid is not None
     ):  # counted by user over the whole node: a limit for nobody but a user of one's own
         values[resource.RLIMIT_NPROC] = THREADS
+    elif rights.programs:
+        values[resource.RLIMIT_NPROC] = rights.processes + THREADS
     for what, value in values.items():
         _, hard = resource.getrlimit(what)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -197,12 +237,7 @@ def _python() -> list[str]:
     return sorted(
         {
             *filter(None, paths),
-            "/lib",
-            "/lib64",
-            "/usr/lib",
-            "/usr/lib64",
-            "/usr/share/zoneinfo",
-            "/etc/ld.so.cache",
+            *_SYSTEM,
         }
     )
 

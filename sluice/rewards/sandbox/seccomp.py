@@ -16,7 +16,16 @@ import platform
 import struct
 from collections.abc import Iterable
 
-from sluice.rewards.sandbox.syscalls import ABSENT, CHECKED, DENIED, FIRST_UNKNOWN, ArgumentCheck
+from sluice.rewards.sandbox.syscalls import (
+    ABSENT,
+    CHECKED,
+    CLONE_PROCESSES,
+    CLONE_THREADS,
+    DENIED,
+    FIRST_UNKNOWN,
+    PROGRAMS,
+    ArgumentCheck,
+)
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
@@ -36,12 +45,14 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def install() -> None:
+def install(*, programs: bool = False) -> None:
     """Install the filter in this process, for good. Raises OSError where the kernel or the machine
     has none.
+
+    programs: other programs may be started; the filter holds in them, too.
     """
     forbid_new_privileges()
-    apply(build(platform.machine()))
+    apply(build(platform.machine(), programs=programs))
 
 
 def forbid_new_privileges() -> None:
@@ -63,8 +74,11 @@ def _prctl(layer: str, *arguments: object) -> None:
         raise OSError(number, f"{layer}: {os.strerror(number)}")
 
 
-def build(machine: str) -> bytes:
-    """The filter as BPF. Raises OSError on a machine whose numbers we do not have."""
+def build(machine: str, *, programs: bool = False) -> bytes:
+    """The filter as BPF. Raises OSError on a machine whose numbers we do not have.
+
+    programs: as in `install`.
+    """
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {machine}")
     column, architecture = _MACHINES[machine]
@@ -78,8 +92,9 @@ def build(machine: str) -> bytes:
         code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     code += [(_AT_LEAST, 0, 1, FIRST_UNKNOWN), _refuse(errno.ENOSYS)]
     code += _without(ABSENT.values(), column, errno.ENOSYS)
-    code += _without(DENIED.values(), column, errno.EPERM)
-    for check in CHECKED:
+    denied = (call for name, call in DENIED.items() if not programs or name not in PROGRAMS)
+    code += _without(denied, column, errno.EPERM)
+    for check in (*CHECKED, CLONE_PROCESSES if programs else CLONE_THREADS):
         if (number := check.call[column]) is not None:
             code += _checked(number, check)
     code += [(_RETURN, 0, 0, _ALLOW)]

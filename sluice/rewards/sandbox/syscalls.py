@@ -150,6 +150,9 @@ DENIED: dict[str, SyscallNumbers] = {
 }
 """Calls that fail with EPERM."""
 
+PROGRAMS = ("fork", "vfork", "execve")
+"""Calls of them that a process may make which may start other programs."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
@@ -168,6 +171,12 @@ class ArgumentCheck:
 
 _ALL = 0xFFFFFFFF
 _CLONE_THREAD = 0x00010000
+_CLONE_NEW = tuple(
+    (bit, bit)
+    for bit in (0x80, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000,
+                0x40000000)
+)  # fmt: skip
+"""CLONE_NEW*: time, mount, cgroup, UTS, IPC, user, PID and network namespaces."""
 _SET_ID = tuple((bit, bit) for bit in (0o4000, 0o2000))
 _ACCESS, _NO_ACCESS, _TRUNCATE = 3, 3, 0o1000
 # Landlock asks what a descriptor may do, and these may neither read nor write; before Linux 6.2
@@ -186,8 +195,9 @@ def _exactly(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((_ALL, value) for value in values)
 
 
+CLONE_THREADS = ArgumentCheck((56, 220), 0, ((_CLONE_THREAD, _CLONE_THREAD),), only=True)
+CLONE_PROCESSES = ArgumentCheck((56, 220), 0, _CLONE_NEW, only=False)
 CHECKED: tuple[ArgumentCheck, ...] = (
-    ArgumentCheck((56, 220), 0, ((_CLONE_THREAD, _CLONE_THREAD),), only=True),  # clone: threads
     ArgumentCheck((302, 261), 0, _exactly((0,)), only=True),  # prlimit64: one's own
     ArgumentCheck((72, 25), 1, _exactly(_FCNTL), only=True),
     ArgumentCheck((16, 29), 1, _exactly(_IOCTL), only=True),

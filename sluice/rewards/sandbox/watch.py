@@ -36,9 +36,11 @@ class Ended:
     data: dict[int, bytes]
 
 
-def watch(child: int, readers: dict[int, int], directory: str, seconds: float) -> Ended:
+def watch(
+    child: int, readers: dict[int, int], directory: str, seconds: float, *, group: bool = False
+) -> Ended:
     """Wait for the end of `child`, or bring it about. readers: descriptor -> name of
-    the channel.
+    the channel. group: it leads a process group, which ends with it.
     """
     data = {name: bytearray() for name in readers.values()}
     open_ends = set(readers)
@@ -60,6 +62,9 @@ def watch(child: int, readers: dict[int, int], directory: str, seconds: float) -
             status = _read(open_ends, readers, data, max(min(end, next_look) - now, 0))
     if status in ("limit", "timeout", "output"):
         _kill(child)
+    if group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
     return Ended(status, excess, {name: bytes(part) for name, part in data.items()})
 
 

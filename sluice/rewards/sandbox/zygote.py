@@ -24,11 +24,12 @@ import types
 from typing import Any, NoReturn
 
 from sluice.rewards.sandbox import home, tree
-from sluice.rewards.sandbox.confine import Layers, Limits, confine, hide, probe
+from sluice.rewards.sandbox.confine import Layers, Limits, Rights, confine, hide, probe
 from sluice.rewards.sandbox.watch import watch
 
 _ERROR_BYTES = 4000
 _RESULT, _UNCONFINED = 3, 4
+_PLAIN = Rights()
 # What contest programs use without importing it: the judges of APPS and LiveCodeBench provide it,
 # too.
 _PRELUDE = (
@@ -60,9 +61,13 @@ def main() -> None:
     with home.new() as place, contextlib.suppress(BrokenPipeError):
         layers = _probe(place)
         _write({"layers": layers.names, "missing": layers.missing, "refused": layers.refused})
+        programs: list[Layers] = []  # found out when they are first needed
         while (request := _read()) is not None:
             try:
-                answer = _run(request, prelude, layers, place)
+                if "command" in request and not programs:
+                    programs.append(_probe(place, Rights(programs=True)))
+                held = programs[0] if "command" in request else layers
+                answer = _run(request, prelude, held, place)
             except Exception as error:
                 answer = {
                     "status": "failed",
@@ -109,10 +114,14 @@ def _run(
     """Run one test in a process of its own.
 
     request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON)
-    to call a function; check: code to run behind the source. Answers {status: ok | error | timeout
-    | output | limit, output, error}, or the status failed where the sandbox is at fault and not the
-    program.
+    to call a function; check: code to run behind the source. In the place of a source: command, a
+    program's absolute path and arguments, with environment, readable (paths) and folder (where it
+    starts); its output is what it writes to descriptor 3. Answers {status: ok | error | timeout |
+    output | limit | refused (a command that cannot be confined), output, error}, or
+    the status failed where the sandbox is at fault and not the program.
     """
+    if "command" in request and layers.refused:
+        return {"status": "refused", "output": "", "error": layers.refused}
     directory = tempfile.mkdtemp(prefix="test-", dir=place)
     try:
         with contextlib.ExitStack() as stack:
@@ -131,7 +140,8 @@ def _run(
             for _, write_end in channels.values():
                 write_end.close()
             readers = {read_end.fileno(): name for name, (read_end, _) in channels.items()}
-            ended = watch(child, readers, directory, request["seconds"])
+            group = "command" in request
+            ended = watch(child, readers, directory, request["seconds"], group=group)
     finally:
         _remove(directory)
     asked = "call" in request or "check" in request
@@ -144,6 +154,8 @@ def _run(
         }
     if status == "ok" and asked and not result.startswith(token):
         status = "error"  # it ended before it had done what it was asked
+    if "command" in request:
+        token, asked = "", True
     return {
         "status": status,
         "output": result[len(token) :] if asked else ended.data[1].decode("utf-8", "replace"),
@@ -178,7 +190,14 @@ def _be_the_test(
     code = 1
     try:
         _take_over(descriptors)
-        _confine(directory, Limits(request["memory"], request["cpu_seconds"]), layers, zygote)
+        limits = Limits(request["memory"], request["cpu_seconds"])
+        if "command" in request:
+            os.setpgid(0, 0)
+            rights = Rights(True, tuple(request["readable"]), _processes_of_ours())
+            _confine(directory, limits, layers, zygote, rights)
+            os.chdir(request["folder"])
+            os.execve(request["command"][0], request["command"], request["environment"])  # noqa: S606
+        _confine(directory, limits, layers, zygote)
         tempfile.tempdir = directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 20_000))
         code = _perform(request, prelude, token)
@@ -191,6 +210,16 @@ def _be_the_test(
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
         os._exit(code & 0xFF)
+
+
+def _processes_of_ours() -> int:
+    """Threads of this user on the machine, which a limit on processes counts, too."""
+    count = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
 
 
 def _take_over(descriptors: dict[int, int]) -> None:
@@ -207,12 +236,14 @@ def _take_over(descriptors: dict[int, int]) -> None:
     )
 
 
-def _confine(directory: str, limits: Limits, layers: Layers, zygote: int) -> None:
+def _confine(
+    directory: str, limits: Limits, layers: Layers, zygote: int, rights: Rights = _PLAIN
+) -> None:
     """Confine this process; where that fails, say so through a channel that no program ever has,
     and end.
     """
     try:
-        confine(directory, limits, layers, zygote)
+        confine(directory, limits, layers, zygote, rights)
     except BaseException as error:
         os.write(
             _UNCONFINED, f"a program could not be confined: {error}".encode("utf-8", "replace")
@@ -269,9 +300,9 @@ def _prelude() -> dict[str, Any]:
     return names | {name: sys.modules[name] for name in _PRELUDE}
 
 
-def _probe(place: str) -> Layers:
+def _probe(place: str, rights: Rights = _PLAIN) -> Layers:
     directory = tempfile.mkdtemp(prefix="probe-", dir=place)
     try:
-        return probe(directory)
+        return probe(directory, rights)
     finally:
         _remove(directory)

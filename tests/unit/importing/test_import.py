@@ -115,15 +115,23 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
         (["slime", "{open}"], "line 1: ' opens here and is never closed"),
         (["slime", "{bare}"], "no --prompt-data: there is nothing to train on"),
         (["slime", "{bare}", "--var", "x"], "--var x: expected NAME=VALUE"),
-        (["verl", "no-such-file"], "no-such-file: no command that runs verl.trainer.main_ppo, and "
-                                   "no such file"),
+        (["verl", "no-such-file"], "no-such-file: No such file or directory"),
+        (["verl", "{other}"], "no command that runs verl.trainer.main_ppo or another trainer"),
+        (["verl", "{wraps}"], "it starts run_it.sh: import that"),
         (["verl", "python -m verl.trainer.main_ppo x=1"], "no data.train_files: there is nothing "
                                                           "to train on"),
         (["verl", "{list}"], "expected a configuration"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_imported_is_said(tmp_path: Path, words: list[str], message: str) -> None:
-    texts = {"empty": "", "open": "x 'y", "bare": "python train.py --lr 1", "list": "- a"}
+    texts = {
+        "empty": "",
+        "open": "x 'y",
+        "bare": "python train.py --lr 1",
+        "list": "- a",
+        "other": "python -m verl.trainer.main_eval a=1",
+        "wraps": "bash run_it.sh 3",
+    }
     paths = {}
     for name, text in texts.items():
         paths[name] = tmp_path / f"{name}.{'yaml' if name == 'list' else 'sh'}"

@@ -47,7 +47,7 @@ def test_a_name_has_an_entry_with_a_reason(table: Any, name: str) -> None:
         ("actor_rollout_ref.actor.router_replay.mode", "R3", True),
         ("actor_rollout_ref.actor.optim.weight_decay_incr_style", "constant", False),
         ("actor_rollout_ref.actor.loss_scale_factor", 4096, True),
-        ("async_training.trigger_parameter_sync_step", 1, False),
+        ("async_training.use_dynamic_resource_scheduling", False, False),
     ],
 )
 def test_a_default_loses_nothing(name: str, value: Any, lost: bool) -> None:

@@ -24,9 +24,9 @@ def words(text: str, **given_: str) -> list[str]:
     [
         ("x $A $B", ["x", "a", "b", "c"]),
         ('x "$B" ${B} "${A}-$A"', ["x", "b c", "b", "c", "a-a"]),
-        ("x ${LIST[@]} \"${LIST[@]}\"", ["x", "1", "two words", "a", "1", "two words", "a"]),
+        ("x ${LIST[@]} \"${LIST[@]}\"", ["x", "1", "two", "words", "a", "1", "two words", "a"]),
         ("x '$A' \\$A \"\\$A\"", ["x", "$A", "$A", "$A"]),
-        ("x ${NONE:-$A} ${NONE:-\"p q\"} ${A:-z}", ["x", "a", "p", "q", "a"]),
+        ("x ${NONE:-$A} ${NONE:-\"p q\"} ${A:-z}", ["x", "a", "p q", "a"]),
         ('x "${NONE:-a b}"', ["x", "a b"]),
         ("x $((N + 1)) $(((N + 1) * 2)) $((${N} / 4)) $(($N - 10))", ["x", "7", "14", "1", "-4"]),
         ("x $EMPTY '' \"\" \"$EMPTY\"", ["x", "", "", ""]),
@@ -34,7 +34,7 @@ def words(text: str, **given_: str) -> list[str]:
         ("x a # b\n", ["x", "a"]),
         ("x a#b", ["x", "a#b"]),
         ("x > out 2>&1 y < in", ["x", "y"]),
-        ("LIST+=(4); x ${LIST[@]}", ["x", "1", "two words", "a", "4"]),
+        ("LIST+=(4); x ${LIST[@]}", ["x", "1", "two", "words", "a", "4"]),
         ("A+=b; x $A", ["x", "ab"]),
         ("export A=z B=y\nx $A$B", ["x", "zy"]),
         ("LIST=(\n  1 # one\n  # --two 2\n  3\n)\nx ${LIST[@]}", ["x", "1", "3"]),
@@ -102,7 +102,7 @@ def test_what_is_not_set_keeps_its_name() -> None:
     found = read_script("x ${BASE}/data $((N + 1)) ${A%b}").commands[0].words
     assert found[1] == Argument("${BASE}/data", 1, ("BASE",))
     assert (found[2].text, found[2].missing) == ("$((N + 1))", ("N",))
-    assert found[3].missing == ("${A%b}",)
+    assert (found[3].text, found[3].missing) == ("${A%b}", ("A",))
 
 
 def test_the_environment_goes_before_the_script() -> None:
@@ -116,7 +116,9 @@ def test_what_only_a_condition_sets_is_doubtful() -> None:
 
 def test_lines_are_counted() -> None:
     found = (
-        read_script("# one\nLIST=(\n a\n 'b\nc' d\n)\nx \\\n ${LIST[@]} \\\n y").commands[0].words
+        read_script("# one\nLIST=(\n a\n 'b\nc' d\n)\nx \\\n \"${LIST[@]}\" \\\n y")
+        .commands[0]
+        .words
     )
     assert [(word.text, word.line) for word in found] == [
         ("x", 7),

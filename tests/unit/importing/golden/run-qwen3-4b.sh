@@ -28,7 +28,7 @@ ROLLOUT_ARGS=(
    --input-key prompt
    --label-key label
    --apply-chat-template
-   --apply-chat-template-kwargs '{"enable_thinking": false}'
+   --apply-chat-template-kwargs '{"enable_thinking":false}'
    --rollout-shuffle
    --rm-type deepscaler
    --num-rollout 3000

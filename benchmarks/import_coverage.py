@@ -1,0 +1,204 @@
+"""Launch scripts of a checkout of slime or verl, as `sluice import` and the real bash read them.
+
+    python benchmarks/import_coverage.py slime ~/slime
+    python benchmarks/import_coverage.py verl ~/verl --details
+
+Every script that starts a training is read twice: by the real bash in our sandbox (`--exact`), and
+by our reader. The words behind the entry point are compared, then both are imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sluice_cli.importing import exact
+from sluice_cli.importing.draft import Draft, ImportFailedError
+from sluice_cli.importing.manifest import settle
+from sluice_cli.importing.reading import read
+from sluice_cli.importing.script import Argument, Script
+from sluice_cli.importing.shell import ScriptError
+from sluice_cli.importing.slime import import_slime
+from sluice_cli.importing.slime import launch as slime_launch
+from sluice_cli.importing.verl import import_command
+from sluice_cli.importing.verl import launch as verl_launch
+
+HOME = {"HOME": "${HOME}"}
+"""For both: `$HOME` stays what it is."""
+_LAUNCH = {"slime": slime_launch, "verl": verl_launch}
+_MENTIONS = {
+    "slime": re.compile(r"train(_async)?\.py"),
+    "verl": re.compile(r"main_ppo|main_dapo|fully_async_main|sft_trainer"),
+}
+_IMPORT = {"slime": import_slime, "verl": import_command}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One script. words: how ours are beside bash's. result: what the import came to."""
+
+    path: str
+    words: str
+    result: str
+    differing: list[str] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def scripts(root: Path) -> Iterator[Path]:
+    yield from sorted(path for path in root.rglob("*.sh") if path.is_file())
+
+
+def outcome(bash: exact.ConfinedBash, project: str, root: Path, path: Path) -> Outcome | None:
+    """None for a script that starts no training."""
+    text, name = path.read_text(errors="replace"), str(path.relative_to(root))
+    if not _MENTIONS[project].search(text):
+        return None
+    try:
+        ours = read(text, path, HOME)
+    except ScriptError as error:
+        return Outcome(name, "not read", f"not read: {error}")
+    theirs = bash.run(text, path, HOME)
+    launched, real = (_words(project, script) for script in (ours, theirs))
+    if launched is None and real is None:
+        return None
+    result = Outcome(name, "", _result(project, ours, name))
+    if launched is not None and real is not None:
+        result.fields = _wrong_fields(project, ours, theirs, name)
+    result.words = _compare(launched, real, result)
+    result.unknown = _unknown(project, ours, name)
+    return result
+
+
+def _words(project: str, script: Script) -> list[Argument] | None:
+    try:
+        command, at = _LAUNCH[project](script, "")
+    except ImportFailedError:
+        return None
+    return list(command.words[at:])
+
+
+def _compare(ours: list[Argument] | None, real: list[Argument] | None, result: Outcome) -> str:
+    if real is None:
+        return "bash starts nothing"
+    if ours is None:
+        return "we start nothing"
+    texts = [word.text for word in ours]
+    if texts == [word.text for word in real]:
+        return "equal"
+    wanted = collections.Counter(word.text for word in real)
+    silent = [
+        word for word in ours if not wanted[word.text] and not word.missing and not word.doubtful
+    ]
+    known = collections.Counter(texts)
+    result.differing = [word.text for word in silent] + [
+        f"bash: {word.text}" for word in real if not known[word.text]
+    ]
+    lacking = sum((wanted - known).values()) > sum(bool(w.missing or w.doubtful) for w in ours)
+    return "different, silently" if silent or lacking else "different, and said"
+
+
+def _wrong_fields(project: str, ours: Script, theirs: Script, name: str) -> list[str]:
+    """Fields in which the job of our reader is not that of bash, and that no note names."""
+    try:
+        draft, real = _draft(project, ours, name), _draft(project, theirs, name)
+    except Exception as error:
+        return [] if isinstance(error, ImportFailedError) else [f"{type(error).__name__}"]
+    settle(draft), settle(real)
+    mine, wanted = dict(_flat(draft.spec, "")), dict(_flat(real.spec, ""))
+    paths = [path for path in mine | wanted if mine.get(path) != wanted.get(path)]
+    named = [f"{note.subject} {note.text}" for note in draft.notes]
+    return [
+        f"{path}: {mine.get(path)!r}, bash {wanted.get(path)!r}"
+        for path in paths
+        if not any(_names(note, path, draft, real) for note in named)
+    ]
+
+
+def _names(note: str, path: str, draft: Draft, real: Draft) -> bool:
+    origins = {draft.origins.get(path), real.origins.get(path), path, path.partition("[")[0]}
+    return any(origin in note for origin in origins if origin)
+
+
+def _flat(node: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list):
+        for at, value in enumerate(node):
+            yield from _flat(value, f"{path}[{at}]")
+    else:
+        yield path, node
+
+
+def _draft(project: str, script: Script, name: str) -> Draft:
+    return _IMPORT[project](script, name)
+
+
+def _result(project: str, script: Script, name: str) -> str:
+    try:
+        draft = _draft(project, script, name)
+    except ImportFailedError as error:
+        return f"refused: {str(error).partition(': ')[2]}"
+    except Exception as error:
+        return f"error: {type(error).__name__}"
+    wrong = settle(draft)
+    return "a valid job" if not wrong else "a job that lacks something"
+
+
+def _unknown(project: str, script: Script, name: str) -> list[str]:
+    try:
+        draft = _draft(project, script, name)
+    except Exception:
+        return []
+    return [note.subject for note in draft.notes if "sluice knows no" in note.text]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("project", choices=sorted(_LAUNCH))
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--details", action="store_true", help="what differs, script by script")
+    parser.add_argument("--json", type=Path, help="file for everything")
+    options = parser.parse_args()
+    root = options.checkout.resolve()
+    with exact.confined_bash() as bash:
+        outcomes = [
+            found for path in scripts(root) if (found := outcome(bash, options.project, root, path))
+        ]
+    commit = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    print(f"{options.project} {commit.stdout.strip()}: {len(outcomes)} launch scripts")
+    for title, values in (
+        ("words beside bash's", [found.words for found in outcomes]),
+        ("fields that no note names", ["wrong" if o.fields else "none wrong" for o in outcomes]),
+        ("import", [found.result for found in outcomes]),
+    ):
+        print(f"\n{title}")
+        for value, count in collections.Counter(values).most_common():
+            print(f"{count:6}  {value}")
+    names = collections.Counter(
+        name.split()[0].partition("=")[0] for o in outcomes for name in o.unknown
+    )
+    print(f"\nnames that sluice does not know: {len(names)}")
+    for name, count in names.most_common():
+        print(f"{count:6}  {name}")
+    if options.details:
+        for found in outcomes:
+            if found.words != "equal" or not found.result.startswith("a valid job"):
+                print(f"\n{found.path}: {found.words}; {found.result}")
+                for word in [*found.fields, "--", *found.differing[:8]]:
+                    print(f"    {word[:300]}")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(found) for found in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()
