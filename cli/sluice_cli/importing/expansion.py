@@ -353,7 +353,11 @@ class _Fields:
         for position, text in enumerate(_PIECES.findall(value.text)):
             if position:
                 self.close()
-            missing = tuple(name for name in value.missing if "$" in text and name in text)
+            missing = tuple(
+                name
+                for name in value.missing
+                if ("$" in text and name in text) or name not in value.text
+            )
             self.add(replace(value, text=text, missing=missing), quoted=True)
         if value.text[-1:].isspace():
             self.close()

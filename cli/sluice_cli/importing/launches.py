@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sluice_cli.importing.draft import Draft, ImportFailedError, names
 from sluice_cli.importing.script import Argument, Script, ScriptCommand
 
+_OF_NPUS = ("ASCEND_", "HCCL_", "VLLM_ASCEND")
 _SHELLS = ("bash", "sh", "zsh")
 
 
@@ -48,6 +49,11 @@ def report(draft: Draft, script: Script, command: ScriptCommand, at: int) -> Non
         draft.note("check", remark.subject, remark.text, remark.line)
     for name, line in script.unset.items():
         draft.note("check", f"${name}", "nothing sets it: left out, as bash does (--var)", line)
+    for name in script.variables.values:
+        if name.startswith(_OF_NPUS):
+            why = "the script is written for Huawei's NPUs; sluice runs on NVIDIA's GPUs"
+            draft.note("check", name, why, script.variables.values[name].line)
+            break
     if not command.sure:
         why = "only under a condition that is not known here; --exact has bash decide"
         draft.note("check", command.words[at].text, why, command.line)

@@ -96,6 +96,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     entry = trainer_of(entry, unresolved)
     settings = with_defaults(Settings(resolved(unresolved)), entry)
     draft = Draft(job_name(_name(settings, source)))
+    unlike_text(draft, settings)
     if is_sft(settings, entry):
         settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
         return import_sft(draft, settings, _train_files(draft, settings))
@@ -103,7 +104,6 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
     if turns is None or turns.value is not True:  # then the rest of the group means nothing
         settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
-    unlike_text(draft, settings)
     _data(draft, settings)
     _length(draft, settings)
     _reward(draft, settings)

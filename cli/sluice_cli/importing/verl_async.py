@@ -150,12 +150,14 @@ def _positive(value: object) -> int:
 def _length(draft: Draft, total: Setting | None, size: int) -> None:
     """From prompts to steps; verl ends earlier where `trainer.total_epochs` are through."""
     if total is None or total.value is None:
+        why = "verl ends after rollout.total_rollout_steps prompts, 100 where nothing is said"
+        draft.note("check", "trainer.epochs", why)
         return
-    if draft.get("trainer.epochs") is not None:
-        epochs = draft.drop("trainer.epochs")
+    epochs = draft.get("trainer.epochs")
+    why = f"total_rollout_steps / batchSize; verl ends after {epochs} epochs if that is earlier"
+    if put(draft, "trainer.steps", total, lambda value: _steps(integer(value), size), why):
+        draft.drop("trainer.epochs")
         draft.notes = [note for note in draft.notes if note.subject != "trainer.epochs"]
-        why = f"total_rollout_steps / batchSize; verl ends after {epochs} epochs if that is earlier"
-        put(draft, "trainer.steps", total, lambda value: _steps(integer(value), size), why)
 
 
 def _steps(prompts: int, size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,9 @@ def _several(value: Any) -> bool:
 def _argument(value: Any) -> Any:
     if value == "ascend":
         raise ValueError("of Huawei's NPUs; sluice runs on NVIDIA's GPUs")
-    return value
+    if isinstance(value, list):
+        return [str(entry) for entry in value]
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 SGLANG: dict[str, Translation] = {

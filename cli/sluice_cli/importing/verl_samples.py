@@ -8,6 +8,9 @@ from sluice_cli.importing.draft import Draft, Setting, Settings
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SEES = re.compile(r"(?i)(^|[-_./\d])(vl|vlm|omni|vision|llava|internvl)([-_./\d]|$)|geo3k")
+_PLACES = (
+    "actor_rollout_ref.model.path", "model.path", "model.partial_pretrain", "data.train_files",
+)  # fmt: skip
 _SINGLE = "single_turn_agent"
 
 
@@ -25,7 +28,7 @@ def _pictures(settings: Settings) -> Setting | None:
         setting = settings.get(name)
         if setting and setting.explicit and setting.value:
             return setting
-    for name in ("actor_rollout_ref.model.path", "data.train_files"):
+    for name in _PLACES:
         setting = settings.get(name)
         if setting and _SEES.search(str(setting.value)):
             return setting
