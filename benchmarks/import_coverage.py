@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
+import datetime
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice_cli.importing import exact
@@ -31,6 +31,8 @@ from sluice_cli.importing.verl import launch as verl_launch
 
 HOME = {"HOME": "${HOME}"}
 """For both: `$HOME` stays what it is."""
+NOTHING = "bash starts nothing (without arguments or variables)"
+_SHOWN, _WIDTH = 8, 300
 _LAUNCH = {"slime": slime_launch, "verl": verl_launch}
 _MENTIONS = {
     "slime": re.compile(r"train(_async)?\.py"),
@@ -86,7 +88,7 @@ def _words(project: str, script: Script) -> list[Argument] | None:
 
 def _compare(ours: list[Argument] | None, real: list[Argument] | None, result: Outcome) -> str:
     if real is None:
-        return "bash starts nothing"
+        return NOTHING
     if ours is None:
         return "we start nothing"
     texts = [word.text for word in ours]
@@ -105,7 +107,9 @@ def _compare(ours: list[Argument] | None, real: list[Argument] | None, result: O
 
 
 def _wrong_fields(project: str, ours: Script, theirs: Script, name: str) -> list[str]:
-    """Fields in which the job of our reader is not that of bash, and that no note names."""
+    """Fields in which the job of our reader is not that of bash, and that no note names which the
+    job of bash has not got, too.
+    """
     try:
         draft, real = _draft(project, ours, name), _draft(project, theirs, name)
     except Exception as error:
@@ -113,7 +117,7 @@ def _wrong_fields(project: str, ours: Script, theirs: Script, name: str) -> list
     settle(draft), settle(real)
     mine, wanted = dict(_flat(draft.spec, "")), dict(_flat(real.spec, ""))
     paths = [path for path in mine | wanted if mine.get(path) != wanted.get(path)]
-    named = [f"{note.subject} {note.text}" for note in draft.notes]
+    named = [f"{note.subject} {note.text}" for note in draft.notes if note not in real.notes]
     return [
         f"{path}: {mine.get(path)!r}, bash {wanted.get(path)!r}"
         for path in paths
@@ -157,7 +161,32 @@ def _unknown(project: str, script: Script, name: str) -> list[str]:
         draft = _draft(project, script, name)
     except Exception:
         return []
-    return [note.subject for note in draft.notes if "sluice knows no" in note.text]
+    return [
+        note.subject.split()[0].partition("=")[0]
+        for note in draft.notes
+        if "sluice knows no" in note.text
+    ]
+
+
+def commit_of(root: Path) -> str:
+    answer = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True
+    )
+    return answer.stdout.strip() or "no commit"
+
+
+def counted(title: str, values: list[str]) -> None:
+    print(f"\n{title}")
+    for value, count in collections.Counter(values).most_common():
+        print(f"{count:6}  {value}")
+
+
+def detailed(outcomes: list[Outcome]) -> None:
+    for found in outcomes:
+        if found.words != "equal" or found.result != "a valid job":
+            print(f"\n{found.path}: {found.words}; {found.result}")
+            for word in [*found.fields, *found.differing[:_SHOWN]]:
+                print(f"    {word[:_WIDTH]}")
 
 
 def main() -> None:
@@ -165,39 +194,23 @@ def main() -> None:
     parser.add_argument("project", choices=sorted(_LAUNCH))
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--details", action="store_true", help="what differs, script by script")
-    parser.add_argument("--json", type=Path, help="file for everything")
     options = parser.parse_args()
     root = options.checkout.resolve()
     with exact.confined_bash() as bash:
-        outcomes = [
-            found for path in scripts(root) if (found := outcome(bash, options.project, root, path))
-        ]
-    commit = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        found = [outcome(bash, options.project, root, path) for path in scripts(root)]
+    outcomes = [one for one in found if one]
+    today = datetime.date.today().isoformat()
+    print(f"{options.project} {commit_of(root)}, {today}: {len(outcomes)} launch scripts")
+    started = [one for one in outcomes if one.words != NOTHING]
+    counted("words behind the entry point, beside bash's", [one.words for one in outcomes])
+    counted(
+        f"fields of the {len(started)} that bash starts",
+        ["one is wrong, and no note names it" if o.fields else "none is wrong" for o in started],
     )
-    print(f"{options.project} {commit.stdout.strip()}: {len(outcomes)} launch scripts")
-    for title, values in (
-        ("words beside bash's", [found.words for found in outcomes]),
-        ("fields that no note names", ["wrong" if o.fields else "none wrong" for o in outcomes]),
-        ("import", [found.result for found in outcomes]),
-    ):
-        print(f"\n{title}")
-        for value, count in collections.Counter(values).most_common():
-            print(f"{count:6}  {value}")
-    names = collections.Counter(
-        name.split()[0].partition("=")[0] for o in outcomes for name in o.unknown
-    )
-    print(f"\nnames that sluice does not know: {len(names)}")
-    for name, count in names.most_common():
-        print(f"{count:6}  {name}")
+    counted("import", [one.result for one in outcomes])
+    counted("names that sluice does not know", [name for o in outcomes for name in o.unknown])
     if options.details:
-        for found in outcomes:
-            if found.words != "equal" or not found.result.startswith("a valid job"):
-                print(f"\n{found.path}: {found.words}; {found.result}")
-                for word in [*found.fields, "--", *found.differing[:8]]:
-                    print(f"    {word[:300]}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(found) for found in outcomes], indent=1))
+        detailed(outcomes)
 
 
 if __name__ == "__main__":

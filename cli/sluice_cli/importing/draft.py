@@ -20,8 +20,8 @@ class ImportFailedError(ValueError):
 class Setting:
     """One argument or configuration key as it was given. values: its words, or one parsed value.
 
-    missing: what it would take to know the value. doubtful: variables in it that only a condition
-    of the script sets.
+    missing: what it would take to know the value. doubtful: variables in it that are set under a
+    condition which is not known.
     """
 
     name: str
@@ -214,7 +214,7 @@ def put(
         draft.note(
             "check",
             path,
-            f"only a condition of the script, which is not evaluated, sets {doubtful}",
+            f"only a condition that the machine would decide sets {doubtful}",
             setting.line,
         )
     if note:

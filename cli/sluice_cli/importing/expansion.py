@@ -1,4 +1,4 @@
-"""What a word becomes: variables, their operators, arithmetic, commands, and the split at blanks.
+"""Words -> texts: variables, their operators, arithmetic, commands, and the split at blanks.
 
 A value that cannot be known keeps the script's own text and says in `missing` what it would take;
 nothing is guessed.
@@ -33,7 +33,7 @@ class Argument:
 
 @dataclass(slots=True)
 class Variables:
-    """What a script has set so far.
+    """The variables that a script has set so far.
 
     environment: variables that the user gave, which go before the script's own. arguments: `$1` and
     on. source: the path of the script, `$0`.

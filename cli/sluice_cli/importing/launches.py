@@ -55,7 +55,7 @@ def report(draft: Draft, script: Script, command: ScriptCommand, at: int) -> Non
             draft.note("check", name, why, script.variables.values[name].line)
             break
     if not command.sure:
-        why = "only under a condition that is not known here; --exact has bash decide"
+        why = "only under a condition that the machine would decide"
         draft.note("check", command.words[at].text, why, command.line)
     entries = {
         c.words[i].line for c in script.commands for i, word in enumerate(c.words)

@@ -37,7 +37,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def output_of(self, text: str, line: int) -> Argument | None:
-        """What `$(text)` stands for; None where only a shell could tell."""
+        """The output of `$(text)`; None where only a shell could tell."""
 
     @property
     def expander(self) -> Expander:

@@ -27,7 +27,7 @@ def ends_well(arguments: list[Argument]) -> Truth:
 
 
 def output(arguments: list[Argument], variables: Variables) -> Argument | None:
-    """What a program that only works on text prints; None where it is not known here."""
+    """The output of a program that only works on text; None where it is not known here."""
     name, rest = arguments[0].text, arguments[1:]
     texts = [argument.text for argument in rest if argument.text != "--"]
     line = arguments[0].line

@@ -172,7 +172,7 @@ class Script(Control):
         return None
 
     def output_of(self, text: str, line: int) -> Argument | None:
-        """What `$(text)` stands for; None where only a shell could tell."""
+        """The output of `$(text)`; None where only a shell could tell."""
         outer, self.says = self.says, []
         functions, doubts = dict(self.functions), self.doubts
         self.depth, self.doubts = self.depth + 1, 0

@@ -80,7 +80,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What joins commands: `;`, a line's end, `&&`, brackets."""
+    """A sign between commands: `;`, a line's end, `&&`, brackets."""
 
     text: str
     line: int

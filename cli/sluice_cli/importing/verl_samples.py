@@ -1,4 +1,4 @@
-"""What verl's samples have that ours have not: pictures, and turns played by an agent loop."""
+"""Samples of verl that ours are not: with pictures, or with turns played by an agent loop."""
 
 from __future__ import annotations
 

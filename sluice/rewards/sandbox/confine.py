@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a process may do besides.
+    """Exceptions for a process: what it may do besides.
 
     programs: it may start other programs, which are confined as it is. readable: files and
     directories that they may read, and run. processes: those that our own user has anyway, and

@@ -133,7 +133,7 @@ def test_a_training_that_only_a_condition_starts_is_said(tmp_path: Path) -> None
         "if [ -f /a ]; then\n python3 train.py --hf-checkpoint /m --prompt-data /d/a.jsonl "
         "--rm-type f1 --num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4\nfi\n"
     )
-    assert "only under a condition that is not known here" in unwrapped(run("slime", script))
+    assert "only under a condition that the machine would decide" in unwrapped(run("slime", script))
 
 
 def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.rewards.sandbox import seccomp
-from sluice.rewards.sandbox.syscalls import ABSENT, DENIED, FIRST_UNKNOWN
+from sluice.rewards.sandbox.syscalls import ABSENT, DENIED, FIRST_UNKNOWN, PROGRAMS
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 REFUSE, UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -36,11 +36,17 @@ NUMBERS = {
 }
 
 
-def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
+def verdict(
+    machine: str,
+    number: int,
+    *arguments: int,
+    architecture: int | None = None,
+    programs: bool = False,
+) -> int:
     """What the filter says to a call."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, architecture or ARCHITECTURES[machine], 0, *padded)
-    code = list(struct.iter_unpack("<HBBI", seccomp.build(machine)))
+    code = list(struct.iter_unpack("<HBBI", seccomp.build(machine, programs=programs)))
     accumulator, at = 0, 0
     while True:
         operation, holds, fails, operand = code[at]
@@ -122,6 +128,21 @@ def test_denied_and_absent_calls(machine: str) -> None:
         for name, numbers in calls.items():
             if (number := numbers[column]) is not None:
                 assert verdict(machine, number) == expected, name
+
+
+@on_both
+def test_other_programs_may_be_started_where_that_is_asked_for(machine: str) -> None:
+    """And nothing else: no network, no namespaces, no signals."""
+    column = list(ARCHITECTURES).index(machine)
+    for name, numbers in DENIED.items():
+        if (number := numbers[column]) is not None:
+            expected = ALLOW if name in PROGRAMS else REFUSE
+            assert verdict(machine, number, programs=True) == expected, name
+    clone = NUMBERS["clone"][column]
+    new_user, new_network, vfork = 0x10000000, 0x40000000, 0x4111
+    for flags, expected in ((17, ALLOW), (vfork, ALLOW), (new_user | 17, REFUSE),
+                            (new_network | 17, REFUSE)):  # fmt: skip
+        assert verdict(machine, clone, flags, programs=True) == expected, hex(flags)
 
 
 @on_both
