@@ -13,14 +13,10 @@ from dataclasses import dataclass, field, replace
 from sluice_cli.importing import commands as ast
 from sluice_cli.importing.conditions import Operand, Truth, holds, negation
 from sluice_cli.importing.expansion import Argument
-from sluice_cli.importing.memory import Memory
+from sluice_cli.importing.memory import EndError, Memory
 from sluice_cli.importing.shell import Operator, Word
 
 _MOST_STEPS = 20_000
-
-
-class EndError(Exception):
-    """`exit 0`, or more steps than a script has."""
 
 
 class LeaveError(Exception):

@@ -56,6 +56,7 @@ command_not_found_handle() {{
   {record}
   echo "\\$($1)"
 }}
+ulimit() {{ :; }}
 cd() {{ builtin cd "$@" 2>/dev/null || builtin true; }}
 source() {{
   if [ -e "$1" ]; then builtin source "$@"; return; fi
@@ -188,9 +189,21 @@ def _script(ran: Ran, places: Mapping[str, str]) -> Script:
         if match := _COMPLAINT.match(line):
             remark = Remark(int(match["line"]), Path(match["file"]).name, match["what"])
             script.remarks += [] if remark in script.remarks else [remark]
+    if ran.status == "error":
+        script.remarks += _last_words(ran.error)
     if ran.status in _ENDED:
         script.remarks.append(Remark(0, "the script", _ENDED[ran.status]))
     return script
+
+
+def _last_words(said: str) -> list[Remark]:
+    """Why a script ended with an error, where bash itself has not complained."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and line[0] != "+"]
+    if not lines:
+        return [Remark(0, "the script", "ended with an error")]
+    if _COMPLAINT.match(lines[-1]):
+        return []
+    return [Remark(0, "the script", f"ended with an error, and said last: {lines[-1]}")]
 
 
 def _argument(word: str, places: Mapping[str, str]) -> Argument:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice_cli.importing.arithmetic import evaluate
+from sluice_cli.importing.patterns import at_slash, braces, cased, cut, glob
 from sluice_cli.importing.shell import Part, PartKind, Word, words_of
 
 _DEEPEST = 20
@@ -85,7 +86,7 @@ class Expander:
 
     def words(self, word: Word) -> list[Argument]:
         """The words that a word becomes: none, one or several."""
-        return [field for piece in _braces(word) for field in self._split(piece)]
+        return [field for piece in braces(word) for field in self._split(piece)]
 
     def joined(self, word: Word, *, quoted: bool = False) -> Argument:
         """The word as one text, as in an assignment. quoted: `~` is no home in it."""
@@ -289,11 +290,11 @@ class Expander:
         if part.operator == ":":
             return self._substring(part, value, line)
         if part.operator[0] in "^,":
-            return replace(value, text=_cased(value.text, part.operator))
+            return replace(value, text=cased(value.text, part.operator))
         if part.operator[0] == "/":
             return self._replaced(operand, value, everywhere=part.operator == "//")
         pattern = self.pattern(operand)
-        return replace(value, text=_cut(value.text, part.operator, pattern))
+        return replace(value, text=cut(value.text, part.operator, pattern))
 
     def _substring(self, part: Part, value: Argument, line: int) -> Argument:
         source = "".join(inner.source or inner.text for inner in (part.operand or Word(line)).parts)
@@ -309,7 +310,7 @@ class Expander:
         return replace(value, text=rest if length is None else rest[:length])
 
     def _replaced(self, operand: Word, value: Argument, *, everywhere: bool) -> Argument:
-        pattern_word, new_word = _at_slash(operand)
+        pattern_word, new_word = at_slash(operand)
         pattern, anchor = self.pattern(pattern_word), pattern_word.literal[:1]
         if anchor in ("#", "%") and not pattern_word.parts[0].quoted:
             pattern = pattern[len(re.escape(anchor)) :]
@@ -322,7 +323,7 @@ class Expander:
     def pattern(self, word: Word) -> str:
         """A shell pattern as a regular expression; what is quoted is itself."""
         return "".join(
-            re.escape(value.text) if part.quoted else _glob(value.text)
+            re.escape(value.text) if part.quoted else glob(value.text)
             for part in word.parts
             if (value := self._value(part, word.line))
         )
@@ -383,72 +384,3 @@ def _joined(separator: str, values: list[Argument], line: int) -> Argument:
         tuple(dict.fromkeys(name for value in values for name in value.missing)),
         tuple(dict.fromkeys(name for value in values for name in value.doubtful)),
     )
-
-
-def _cased(text: str, operator: str) -> str:
-    change = str.upper if operator[0] == "^" else str.lower
-    return change(text) if len(operator) == 2 else change(text[:1]) + text[1:]
-
-
-def _cut(text: str, operator: str, pattern: str) -> str:
-    """The text without its shortest (`%`, `#`) or longest (`%%`, `##`) end that fits."""
-    lengths = range(len(text) + 1) if len(operator) == 1 else range(len(text), -1, -1)
-    for length in lengths:
-        piece = text[len(text) - length :] if operator[0] == "%" else text[:length]
-        if re.fullmatch(pattern, piece, re.DOTALL):
-            return text[: len(text) - length] if operator[0] == "%" else text[length:]
-    return text
-
-
-def _glob(text: str) -> str:
-    return "".join(
-        {"*": ".*", "?": "."}.get(piece, piece.replace("[!", "[^"))
-        if piece in "*?" or re.fullmatch(r"\[[^\]]+\]", piece)
-        else re.escape(piece)
-        for piece in re.findall(r"\[[^\]]+\]|.", text, re.DOTALL)
-    )
-
-
-def _at_slash(operand: Word) -> tuple[Word, Word]:
-    """`pattern/new` of `${NAME/pattern/new}`."""
-    pattern, new = Word(operand.line), Word(operand.line)
-    target = pattern
-    for part in operand.parts:
-        if target is pattern and part.kind is PartKind.TEXT and not part.quoted:
-            before, separator, after = part.text.partition("/")
-            pattern.parts.append(replace(part, text=before))
-            if separator:
-                target = new
-                new.parts.append(replace(part, text=after))
-        else:
-            target.parts.append(part)
-    return pattern, new
-
-
-def _braces(word: Word) -> list[Word]:
-    """`a{b,c}d` -> `abd`, `acd`, where the braces and commas are not quoted."""
-    for at, part in enumerate(word.parts):
-        if part.kind is not PartKind.TEXT or part.quoted:
-            continue
-        if match := re.search(r"\{([^{}]*,[^{}]*|\d+\.\.\d+)\}", part.text):
-            return [
-                expanded
-                for choice in _choices(match[1])
-                for expanded in _braces(
-                    Word(word.line, [
-                        *word.parts[:at],
-                        replace(part, text=part.text[: match.start()] + choice
-                                + part.text[match.end() :]),
-                        *word.parts[at + 1 :],
-                    ])
-                )
-            ]  # fmt: skip
-    return [word]
-
-
-def _choices(inner: str) -> list[str]:
-    if match := re.fullmatch(r"(\d+)\.\.(\d+)", inner):
-        first, last = int(match[1]), int(match[2])
-        step = 1 if last >= first else -1
-        return [str(number) for number in range(first, last + step, step)][:1000]
-    return inner.split(",")

@@ -39,8 +39,13 @@ def _why(script: Script) -> str:
     ]
     if others:
         return f"; it starts {names(tuple(others))}: import that"
-    ends = [f"line {remark.line}, {remark.subject}: {remark.text}" for remark in script.remarks]
-    return f"; {ends[0]}" if ends else ""
+    ends = [
+        f"line {remark.line}, {remark.subject}: {remark.text}"
+        if remark.line
+        else f"{remark.subject} {remark.text}"
+        for remark in script.remarks
+    ]
+    return f"; {ends[-1]}" if ends else ""
 
 
 def report(draft: Draft, script: Script, command: ScriptCommand, at: int) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import abc
 import re
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from sluice_cli.importing.conditions import Truth
 from sluice_cli.importing.expansion import Argument, Expander, Variables
 from sluice_cli.importing.programs import output
 from sluice_cli.importing.shell import Part, PartKind, Word
 
+_LONGEST, _MOST_VALUES = 1 << 18, 10_000
 ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=")
+
+
+class EndError(Exception):
+    """`exit 0`, or more steps or longer texts than a script has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class Memory(abc.ABC):
         if word.array is not None:
             values = [self._doubted(name, value) for value in self.expand(word.array)]
             old = self.variables.arrays.get(name, []) if adds else []
+            if len(old) + len(values) > _MOST_VALUES:
+                self._give_up(name, word.line)
             self.variables.arrays[name] = old + values
             self.variables.values.pop(name, None)
             return
@@ -106,7 +114,14 @@ class Memory(abc.ABC):
     def set(self, name: str, value: Argument) -> None:
         if name in self.variables.environment:  # the user knows better
             return
+        if len(value.text) > _LONGEST:
+            self._give_up(name, value.line)
         self.variables.values[name] = self._doubted(name, value)
+
+    def _give_up(self, name: str, line: int) -> NoReturn:
+        """A loop that doubles a text must not fill the memory."""
+        self.remark(line, f"${name}", "is too long: the script is not read any further")
+        raise EndError
 
     def _doubted(self, name: str, value: Argument) -> Argument:
         return replace(value, doubtful=(*value.doubtful, name)) if self.doubts else value

@@ -10,6 +10,7 @@ import re
 from sluice_cli.importing.conditions import Truth
 from sluice_cli.importing.expansion import Argument, Variables
 
+_MOST_NUMBERS = 10_000
 _OTHER_MACHINES = re.compile(r"torch_npu|npu-smi|rocm-smi|torch_musa")
 
 
@@ -84,7 +85,7 @@ def _counted(numbers: list[int]) -> str | None:
             span = range(first, last + (1 if step > 0 else -1), step)
         case _:
             return None
-    return "\n".join(map(str, span))
+    return "\n".join(map(str, span)) if len(span) <= _MOST_NUMBERS else None
 
 
 def _formatted(form: str, values: list[str]) -> str | None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from sluice_cli.importing import commands as ast
 from sluice_cli.importing.conditions import Operand, Truth, holds
-from sluice_cli.importing.control import Control, EndError, LeaveError
+from sluice_cli.importing.control import Control, LeaveError
 from sluice_cli.importing.expansion import Argument, Variables
-from sluice_cli.importing.memory import ASSIGNED, Remark
+from sluice_cli.importing.memory import ASSIGNED, EndError, Remark
 from sluice_cli.importing.programs import ends_well, enter, output
 from sluice_cli.importing.shell import PartKind, Word
 

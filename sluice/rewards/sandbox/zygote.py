@@ -116,9 +116,9 @@ def _run(
     request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON)
     to call a function; check: code to run behind the source. In the place of a source: command, a
     program's absolute path and arguments, with environment, readable (paths) and folder (where it
-    starts); its output is what it writes to descriptor 3. Answers {status: ok | error | timeout |
-    output | limit | refused (a command that cannot be confined), output, error}, or
-    the status failed where the sandbox is at fault and not the program.
+    starts); its output is what it writes to descriptor 3, its error what it says. Answers {status:
+    ok | error | timeout | output | limit | refused (a command that cannot be confined), output,
+    error}, or the status failed where the sandbox is at fault and not the program.
     """
     if "command" in request and layers.refused:
         return {"status": "refused", "output": "", "error": layers.refused}
@@ -193,6 +193,7 @@ def _be_the_test(
         limits = Limits(request["memory"], request["cpu_seconds"])
         if "command" in request:
             os.setpgid(0, 0)
+            os.dup2(2, 1)  # what it says is one text
             rights = Rights(True, tuple(request["readable"]), _processes_of_ours())
             _confine(directory, limits, layers, zygote, rights)
             os.chdir(request["folder"])

@@ -168,6 +168,23 @@ def test_a_project_s_files_are_there(tmp_path: Path) -> None:
     assert "$(expr 4 + 4) would have to be run" in without.stdout
 
 
+@needs_a_sandbox
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('set -u; python3 train.py --lr $LR', "line 1, run.sh: LR: unbound variable"),
+        ('[ $# -gt 1 ] || { echo "usage: run.sh DIR"; exit 1; }', "said last: usage: run.sh DIR"),
+        ("exit 3", "the script ended with an error"),
+    ],
+    ids=["unbound", "usage", "without a word"],
+)  # fmt: skip
+def test_a_script_that_starts_nothing_says_why(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    result = run("slime", tmp_path / "run.sh", "--exact")
+    assert result.exit_code == 2
+    assert why in result.output
+
+
 def test_without_a_sandbox_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bare:
         closed = False

@@ -81,6 +81,22 @@ def test_a_loop_without_an_end_is_left() -> None:
     assert [remark.text for remark in script.remarks] == ["is too long to be read here"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=ab; while true; do A=$A$A; done",
+        "A=(1); while true; do A+=(${A[@]}); done",
+        "A=$(seq 1 9999999999)",
+        "x {1..9999}{1..9999}",
+    ],
+    ids=["a text", "a list", "numbers", "braces"],
+)
+def test_a_script_cannot_fill_the_memory(text: str) -> None:
+    script = read_script(text)
+    assert sum(len(value.text) for value in script.variables.values.values()) < 1 << 20
+    assert all(len(command.words) < 10 for command in script.commands)
+
+
 def test_a_sourced_file_is_read_where_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/model.sh").write_text("ARGS=(--layers ${LAYERS:-2})\nx sourced\n")

@@ -77,6 +77,27 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert "is never closed" in refused
 
 
+WORDS = (
+    "if ", "then ", "elif ", "else ", "fi", "case ", " in ", "esac", ";;", "for ", "while ", "do ",
+    "done", "{ ", "}", "((", "))", "[[ ", " ]]", "[ ", " ]", "$((", "$(", "${A", "${A:-", "${A%",
+    "${A//", "${#", "${!A}", "[@]", "A=", "A+=(", "f()", "&&", "||", "!", "|", ";", "\n", " ", "x",
+    "1", "a", "-gt ", "=~ ", "*", "?", "[", "]", ")", "(", "'", '"', "/", ":", "<<E", ">", "local ",
+    "source ", "return", "exit", "break", "echo ", "seq ", "printf -v ", "set -- ", "1+", "N++",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from(WORDS), max_size=25).map("".join))
+def test_any_mixture_of_a_shells_words_is_read_or_refused(text: str) -> None:
+    try:
+        read_script(text)
+    except ScriptError as error:
+        refused = str(error)
+    else:
+        refused = "is never closed"
+    assert "is never closed" in refused
+
+
 @settings(deadline=None)
 @given(
     st.recursive(

@@ -31,6 +31,8 @@ LINES = {
     "cut before": "x ${P#/x} ${P#*/} ${P##*/} ${P#nothing}",
     "cut what is quoted": 'x ${P%".*"} ${P##"*"/}',
     "replace": "x ${P/y/z} ${P//\\//-} ${P/.tar} ${P/#\\/x/Q} ${P/%gz/Z} ${P/x*r/Y}",
+    "sets of characters": "x ${P//[a-y]/_} ${P//[!a-z]/_} ${P##*[./]} ${P//[]x]/_}",
+    "classes of characters": "x ${W//[[:space:]]/_} ${P//[^[:alpha:]]/_} ${P%[[:lower:]]}",
     "substring": "x ${P:3} ${P:1:2} ${P: -2} ${P:(-2)} ${P:N-5:N/2}",
     "length": "x ${#P} ${#E} ${#L[@]} ${#L[1]} ${#NONE[@]}",
     "case": "x ${A^} ${A^^} ${W^^} ${P,,}",
