@@ -99,7 +99,7 @@ def test_a_script_can_do_no_harm(
     bash: ConfinedBash, attempt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact, "SECONDS", 1.0)
-    kept, secret = tmp_path / "kept", Path.home() / ".sluice-test-secret"
+    kept, secret = tmp_path / "kept", tmp_path / "secret"
     kept.write_text("mine")
     secret.write_text("s3cret")
     with socket.socket() as listener:
@@ -107,14 +107,11 @@ def test_a_script_can_do_no_harm(
         listener.listen()
         listener.settimeout(0.2)
         text = attempt.format(file=kept, secret=secret, port=listener.getsockname()[1])
-        try:
-            script = bash.run(f"python before.py\n{text}\n", None, {})
-        finally:
-            secret.unlink()
+        script = bash.run(f"python before.py\n{text}\n", None, {})
         with pytest.raises(TimeoutError):
             listener.accept()
     assert kept.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [kept]
+    assert sorted(tmp_path.iterdir()) == [kept, secret]
     assert "s3cret" not in str(script.commands)
     assert [word.text for word in script.commands[0].words] == ["python", "before.py"]
 
