@@ -42,7 +42,7 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
-	@$(PIP) -e '.[dev,tracing,wandb]'
+	@$(PIP) -e '.[client,dev,tracing,wandb]'
 	@touch $@
 
 # vLLM needs other releases of what we need, so it has an environment of its own, which engines are started in. On a

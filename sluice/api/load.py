@@ -64,12 +64,17 @@ def parse_documents(text: str, source: str) -> list[CommentedMap]:
 
 def load_job(path: Path, overrides: list[str] | None = None) -> RLJob:
     """The one RLJob in a file, with `path=value` overrides applied (`spec.` may be left out)."""
+    return parse_job(one_job(path), str(path), overrides)
+
+
+def one_job(path: Path) -> CommentedMap:
+    """The document of the one RLJob in a file."""
     documents = read_documents(path)
     jobs = [d for d in documents if d.get("kind") == KIND] or documents
     if len(jobs) > 1:
         names = ", ".join(str((d.get("metadata") or {}).get("name", "?")) for d in jobs)
         raise ManifestError(f"{path}: {len(jobs)} RLJobs in one file ({names}); expected one")
-    return parse_job(jobs[0], str(path), overrides)
+    return jobs[0]
 
 
 def parse_job(document: CommentedMap, source: str, overrides: list[str] | None = None) -> RLJob:

@@ -1,0 +1,184 @@
+"""Jobs of a cluster's namespace, with a person's rights: those of the role sluice-editor, and to
+create ConfigMaps where functions are given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sluice.api import GROUP, KIND
+from sluice.telemetry import run_directory
+from sluice_cli.listing import Listed, of_cluster
+from sluice_client.errors import ClientError
+from sluice_client.files import REWARD_FILE, Submission
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.reader import KubeReader, current_namespace
+
+CODE_DIR = "/sluice/code"
+LARGEST_FILES = 1 << 20
+"""Bytes of a ConfigMap (Kubernetes' limit)."""
+_READERS = {"rollout": "worker", "buffer": "buffer"}
+"""Roles whose containers read functions and prompts."""
+_STEP = re.compile(r"step (\d+)/\d+")
+
+
+class Cluster:
+    """A namespace. The client's event loop owns the connection."""
+
+    here = False
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+
+    @classmethod
+    async def connect(cls, namespace: str | None) -> Cluster:
+        """ConfigurationError: no API server is known."""
+        return cls(await Api.connect(), namespace or current_namespace())
+
+    async def close(self) -> None:
+        await self._api.__aexit__()
+
+    async def submit(self, submission: Submission) -> str:
+        """Files come as a ConfigMap that is deleted with the job."""
+        name = submission.job.metadata.name
+        if not submission.files:
+            await self._create("RLJob", _typed(submission.document()))
+            return name
+        if submission.job.spec.data.volume is not None and REWARD_FILE in submission.files:
+            raise ClientError(
+                "spec.data.volume: a job with a data volume takes its functions from there: put "
+                "the reward's file into it, and give its path in the volume"
+            )
+        size = sum(len(text.encode()) for text in submission.files.values())
+        if size > LARGEST_FILES:
+            raise ClientError(
+                f"functions and prompts have {size} bytes, and a ConfigMap holds {LARGEST_FILES}: "
+                "put the prompts into a volume (spec.data.volume) or behind a source"
+            )
+        document = _typed(
+            submission.placed(CODE_DIR).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        )
+        document["spec"].setdefault("podTemplateOverrides", []).extend(_mounts(name))
+        owner = await self._create("RLJob", document)
+        await self._create("ConfigMap", _config_map(owner, submission.files))
+        return name
+
+    def reader(self, name: str) -> KubeReader:
+        return KubeReader(self._api, name, self._namespace)
+
+    async def listed(self) -> list[Listed]:
+        reader = KubeReader(self._api, "", self._namespace)
+        return [of_cluster(each) for each in await reader.jobs(everywhere=False)]
+
+    async def suspend(self, name: str, suspend: bool) -> None:
+        await self._merge(name, {"spec": {"suspend": suspend}})
+
+    async def scale(self, name: str, replicas: int) -> None:
+        await self._merge(name, {"spec": {"rollout": {"replicas": replicas}}})
+
+    async def delete(self, name: str) -> None:
+        with _explained(f"delete {name}"):
+            await self._api.delete(path("RLJob", self._namespace, name), {})
+
+    async def records(self, name: str, file: str) -> list[dict[str, Any]]:
+        """What the trainer logs of each step. The files lie in the job's claim."""
+        if file != run_directory.METRICS:
+            raise ClientError(await self._where(name, file))
+        reader, steps = self.reader(name), dict[int, dict[str, Any]]()
+        streams, _ = await reader.streams()
+        for stream in streams:
+            if stream.role == "trainer" and stream.index == 0 and not stream.silent:
+                async for _, line in reader.lines(stream, follow=False, tail=None):
+                    if record := step_of(line):
+                        steps[record["step"]] = record
+        return [steps[step] for step in sorted(steps)]
+
+    async def newest(self, name: str, pattern: str) -> str | None:
+        raise ClientError(await self._where(name, pattern))
+
+    async def _where(self, name: str, file: str) -> str:
+        job = (await self.reader(name).picture()).job
+        claim = (job.get("status") or {}).get("checkpointClaim") or "the job's checkpoint volume"
+        return (
+            f"{file} of a job in a cluster lies in {claim}, in the run directory there: mount it, "
+            "or copy it with kubectl cp from the trainer's pod"
+        )
+
+    async def _create(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
+        with _explained(f"create {kind} {document['metadata']['name']}"):
+            return await self._api.create(collection(kind, self._namespace), document)
+
+    async def _merge(self, name: str, patch: dict[str, Any]) -> None:
+        with _explained(f"change {name}"):
+            await self._api.merge(path("RLJob", self._namespace, name), patch)
+
+
+def step_of(line: str) -> dict[str, Any] | None:
+    """The record of a step, from a line of a trainer's log as pods write it."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    match = _STEP.fullmatch(str(entry.get("event"))) if isinstance(entry, dict) else None
+    if match is None:
+        return None
+    numbers = {key: _number(value) for key, value in entry.items()}
+    return {"step": int(match[1])} | {k: v for k, v in numbers.items() if v is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _typed(document: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": f"{GROUP}/v1alpha1", "kind": KIND, **document}
+
+
+def _mounts(job: str) -> list[dict[str, Any]]:
+    """Pod templates that put the ConfigMap where the job's paths point."""
+    mount = {"name": "code", "mountPath": CODE_DIR, "readOnly": True}
+    return [
+        {
+            "roles": [role],
+            "template": {
+                "spec": {
+                    "containers": [{"name": container, "volumeMounts": [mount]}],
+                    "volumes": [{"name": "code", "configMap": {"name": f"{job}-code"}}],
+                }
+            },
+        }
+        for role, container in _READERS.items()
+    ]
+
+
+def _config_map(owner: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
+    metadata = owner["metadata"]
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{metadata['name']}-code", "ownerReferences": [reference]},
+        "data": files,
+    }
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except errors.ApiError as error:
+        raise ClientError(f"cannot {what}: {error}") from error

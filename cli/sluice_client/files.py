@@ -1,0 +1,103 @@
+"""A job given to the client, with the functions and rows that come with it as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.comments import CommentedMap
+
+from sluice.api import ManifestError, RLJob, manifest, parse_documents, parse_job
+from sluice.api.load import one_job
+from sluice_cli.resolve import resolve
+from sluice_client.errors import ClientError
+from sluice_client.pack import file_of, source_of
+
+REWARD_FILE, PROMPTS_FILE = "reward.py", "prompts.jsonl"
+JobLike = RLJob | Mapping[str, Any] | str | Path
+
+
+@dataclass(slots=True)
+class Submission:
+    """A job, and the files that are to lie beside it: name -> text. Its spec names them alone."""
+
+    job: RLJob
+    files: dict[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        return manifest(self.job)
+
+    def placed(self, directory: str) -> RLJob:
+        """The job with its files in a directory."""
+        document = self.document()
+        spec = document["spec"]
+        if REWARD_FILE in self.files:
+            spec["reward"]["function"] = f"{directory}/{spec['reward']['function']}"
+        if PROMPTS_FILE in self.files:
+            spec["data"]["prompts"] = [{"path": f"{directory}/{PROMPTS_FILE}"}]
+        return RLJob.model_validate(document)
+
+
+def submission(
+    job: JobLike,
+    *,
+    name: str | None,
+    overrides: Mapping[str, Any],
+    reward: Callable[..., Any] | str | None,
+    prompts: Iterable[Mapping[str, Any]] | None,
+    here: bool,
+) -> Submission:
+    """The job as it is to be made. here: relative paths are of this machine: of the manifest's
+    directory, or of the working directory. Raises ClientError with all that is wrong.
+    """
+    files: dict[str, str] = {}
+    try:
+        document, source, base = _document(job)
+        if name:
+            document.setdefault("metadata", {})["name"] = name
+        spec = document.setdefault("spec", {})
+        if reward is not None:
+            spec["reward"] = {**(spec.get("reward") or {}), "function": _function(reward, files)}
+        if prompts is not None:
+            rows = [json.dumps(row, ensure_ascii=False) for row in prompts]
+            files[PROMPTS_FILE] = "\n".join(rows) + "\n"
+            spec.setdefault("data", {})["prompts"] = [{"path": PROMPTS_FILE}]
+        changes = [f"{path}={json.dumps(value)}" for path, value in overrides.items()]
+        parsed = parse_job(document, source, changes)
+        return Submission(_here(parsed, base, files) if here else parsed, files)
+    except ManifestError as error:
+        raise ClientError(str(error)) from error
+
+
+def _here(job: RLJob, base: Path, files: Mapping[str, str]) -> RLJob:
+    """Paths of this machine made absolute, but for those of files that come along."""
+    document = manifest(resolve(job, base))
+    spec, before = document["spec"], manifest(job)["spec"]
+    if REWARD_FILE in files:
+        spec["reward"]["function"] = before["reward"]["function"]
+    if PROMPTS_FILE in files:
+        spec["data"]["prompts"] = before["data"]["prompts"]
+    return RLJob.model_validate(document)
+
+
+def _document(job: JobLike) -> tuple[CommentedMap, str, Path]:
+    """The job as a document, its name for messages, and the directory of its relative paths."""
+    if isinstance(job, str | Path):
+        path = Path(job)
+        return one_job(path), str(path), path.resolve().parent
+    plain = manifest(job) if isinstance(job, RLJob) else job
+    return parse_documents(json.dumps(plain), "job")[0], "job", Path.cwd()
+
+
+def _function(reward: Callable[..., Any] | str, files: dict[str, str]) -> str:
+    """`PATH.py:NAME`; what has no file is written into one that comes along."""
+    if isinstance(reward, str):
+        return reward
+    path = file_of(reward)
+    if path is not None:
+        return f"{path}:{reward.__name__}"
+    files[REWARD_FILE] = source_of(reward)
+    return f"{REWARD_FILE}:{reward.__name__}"

@@ -1,0 +1,62 @@
+"""A job as the client sends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJob, load_job, manifest
+from sluice_client.cluster import CODE_DIR, step_of
+from sluice_client.errors import ClientError
+from sluice_client.files import PROMPTS_FILE, Submission, submission
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "examples/quickstart/job.yaml"
+ROWS = [{"prompt": "max 1 2 3 =", "label": "3"}]
+
+
+def made(job: Any = QUICKSTART, *, here: bool = True, **more: Any) -> Submission:
+    arguments: dict[str, Any] = {"name": None, "overrides": {}, "reward": None, "prompts": None}
+    return submission(job, here=here, **arguments | more)
+
+
+def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
+    spec = made(name="mine", overrides={"trainer.steps": 3}).document()["spec"]
+    assert spec["model"]["path"] == str(QUICKSTART.parent / "model")
+    assert spec["trainer"]["steps"] == 3
+    assert made(here=False).document()["spec"]["model"]["path"] == "model"
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "job", "plain"])
+def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(QUICKSTART.parent)
+    job = load_job(QUICKSTART)
+    typed = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", **manifest(job)}
+    forms = {"path": QUICKSTART, "text": str(QUICKSTART), "job": job, "plain": typed}
+    sent = made(forms[kind], name="other")
+    assert sent.job.metadata.name == "other"
+    assert sent.document()["spec"] == made().document()["spec"]
+
+
+def test_rows_and_functions_come_along() -> None:
+    sent = made(prompts=ROWS, reward="reward.py:positions", here=False)
+    assert sent.files == {PROMPTS_FILE: '{"prompt": "max 1 2 3 =", "label": "3"}\n'}
+    placed = sent.placed(CODE_DIR)
+    assert isinstance(placed, RLJob)
+    assert [source.path for source in placed.spec.data.prompts] == [f"{CODE_DIR}/{PROMPTS_FILE}"]
+    assert placed.spec.reward is not None
+    assert placed.spec.reward.function == "reward.py:positions"
+
+
+def test_a_wrong_field_is_one_message() -> None:
+    with pytest.raises(ClientError, match=r"trainer\.stepz"):
+        made(overrides={"trainer.stepz": 3})
+
+
+def test_steps_are_read_from_a_trainers_log() -> None:
+    line = '{"event": "step 3/10", "raw_reward": "0.5", "loss": "-0.01", "role": "trainer"}'
+    assert step_of(line) == {"step": 3, "raw_reward": 0.5, "loss": -0.01}
+    assert step_of("Traceback (most recent call last):") is None
+    assert step_of('{"event": "training starts", "step": 0}') is None
