@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sluice.api import GROUP, KIND
+from sluice.api import manifest
+from sluice.api.base import API_VERSION
+from sluice.api.job import KIND
 from sluice.telemetry import run_directory
 from sluice_cli.listing import Listed, of_cluster
 from sluice_client.errors import ClientError
@@ -61,9 +63,7 @@ class Cluster:
                 f"functions and prompts have {size} bytes, and a ConfigMap holds {LARGEST_FILES}: "
                 "put the prompts into a volume (spec.data.volume) or behind a source"
             )
-        document = _typed(
-            submission.placed(CODE_DIR).model_dump(mode="json", by_alias=True, exclude_unset=True)
-        )
+        document = _typed(manifest(submission.placed(CODE_DIR)))
         document["spec"].setdefault("podTemplateOverrides", []).extend(_mounts(name))
         owner = await self._create("RLJob", document)
         await self._create("ConfigMap", _config_map(owner, submission.files))
@@ -140,7 +140,7 @@ def _number(value: Any) -> float | None:
 
 
 def _typed(document: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": f"{GROUP}/v1alpha1", "kind": KIND, **document}
+    return {"apiVersion": API_VERSION, "kind": KIND, **document}
 
 
 def _mounts(job: str) -> list[dict[str, Any]]:

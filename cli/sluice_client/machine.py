@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sluice.api import manifest
 from sluice.telemetry import run_directory
 from sluice_cli import run_dir
 from sluice_cli.listing import Listed, runs_of
@@ -46,8 +47,7 @@ class Machine:
         place.mkdir(parents=True)
         for file, text in submission.files.items():
             (place / file).write_text(text)
-        job = submission.placed(str(place))
-        document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        document = manifest(submission.placed(str(place)))
         run_directory.write_json(place / run_directory.JOB, document)
         await self._start(name)
         return name
