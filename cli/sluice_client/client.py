@@ -122,12 +122,12 @@ class Job:
 
     @property
     def status(self) -> RLJobStatus:
-        """What `kubectl get rljob -o yaml` shows as status."""
+        """The status as `kubectl get rljob -o yaml` shows it."""
         return status_of(self.picture().job)
 
     @property
     def events(self) -> list[Happened]:
-        """What happened, the oldest first."""
+        """Events of the job and warnings about its pods, the oldest first."""
         return list(self.picture().events)
 
     def wait(self, seconds: float | None = None, *, progress: bool = True) -> RLJobStatus:

@@ -87,7 +87,7 @@ class Cluster:
             await self._api.delete(path("RLJob", self._namespace, name), {})
 
     async def records(self, name: str, file: str) -> list[dict[str, Any]]:
-        """What the trainer logs of each step. The files lie in the job's claim."""
+        """Steps as the trainer logs them. The files lie in the job's claim."""
         if file != run_directory.METRICS:
             raise ClientError(await self._where(name, file))
         reader, steps = self.reader(name), dict[int, dict[str, Any]]()

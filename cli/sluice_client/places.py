@@ -1,4 +1,4 @@
-"""What a client asks of the place where jobs run."""
+"""The place where jobs run, as a client uses it."""
 
 from __future__ import annotations
 
