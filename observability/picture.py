@@ -101,17 +101,17 @@ def _title(board: dict[str, Any], source: Source) -> str:
 def _panel(axes: Axes, panel: dict[str, Any], source: Source) -> None:
     axes.set_title(panel["title"], fontsize=9, loc="left")
     axes.tick_params(labelsize=7)
-    found = [series for target in panel["targets"] for series in source.series(target)]
+    courses = [series for target in panel["targets"] for series in source.series(target)]
     if panel["type"] == "stat":
-        _number(axes, panel, found)
+        _number(axes, panel, courses)
     elif panel["type"] == "table":
         _table(axes, panel, source)
-    elif not found:
+    elif not courses:
         _empty(axes)
     elif panel["type"] == "state-timeline":
-        _states(axes, panel, found)
+        _states(axes, panel, courses)
     else:
-        _curves(axes, panel, found)
+        _curves(axes, panel, courses)
 
 
 def _empty(axes: Axes) -> None:
@@ -119,40 +119,40 @@ def _empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no data", ha="center", va="center", color="#8e8e8e", fontsize=9)
 
 
-def _curves(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+def _curves(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     unit = defaults["unit"]
     scale = 100 if unit == "percentunit" else 1
     stacked = defaults.get("custom", {}).get("stacking", {}).get("mode") == "normal"
     if stacked:
-        moments = sorted({at for _, times, _ in found for at in times})
-        tables = [(name, dict(zip(at, values, strict=True))) for name, at, values in found]
+        moments = sorted({at for _, times, _ in courses for at in times})
+        tables = [(name, dict(zip(at, values, strict=True))) for name, at, values in courses]
         rows = [[scale * table.get(at, 0.0) for at in moments] for _, table in tables]
         axes.stackplot(moments, rows, labels=[name for name, _ in tables], alpha=0.7)
     else:
-        for name, at, values in found:
+        for name, at, values in courses:
             axes.plot(at, [scale * value for value in values], label=name, linewidth=1)
         bottom, top = axes.get_ylim()
         for step in defaults["thresholds"]["steps"][1:]:
             if bottom <= scale * step["value"] <= top:
                 color = _COLORS[step["color"]]
                 axes.axhline(scale * step["value"], color=color, linewidth=0.8, linestyle="--")
-    axes.set_xlim(-_span(found), 0)
+    axes.set_xlim(-_span(courses), 0)
     axes.grid(color="#e5e5e5", linewidth=0.5)
     axes.yaxis.set_major_formatter(lambda value, _: shown(value / scale, unit))
     axes.legend(fontsize=6.5, loc="upper left", ncols=2, framealpha=0.6, borderpad=0.2)
 
 
-def _span(found: Sequence[Series]) -> float:
-    return max(-at[0] for _, at, _ in found) or 1.0
+def _span(courses: Sequence[Series]) -> float:
+    return max(-at[0] for _, at, _ in courses) or 1.0
 
 
-def _number(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+def _number(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> None:
     axes.set_axis_off()
     defaults = panel["fieldConfig"]["defaults"]
-    if not found:
+    if not courses:
         return _empty(axes)
-    value = found[0][2][-1]
+    value = courses[0][2][-1]
     text = shown(value, defaults["unit"])
     axes.text(0.5, 0.4, text, ha="center", va="center", fontsize=20, color=_color(defaults, value))
     return None
@@ -168,14 +168,14 @@ def _words(mappings: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {code: word for mapping in mappings for code, word in mapping["options"].items()}
 
 
-def _states(axes: Axes, panel: dict[str, Any], found: Sequence[Series]) -> None:
+def _states(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> None:
     words = _words(panel["fieldConfig"]["defaults"]["mappings"])
-    for row, (_, at, values) in enumerate(found):
+    for row, (_, at, values) in enumerate(courses):
         colors = [_COLORS[words[str(int(value))]["color"]] for value in values]
         width = (at[-1] - at[0]) / max(len(at) - 1, 1) or 0.1
         axes.barh([row] * len(at), [width] * len(at), left=at, color=colors, height=0.7)
-    axes.set_yticks(range(len(found)), [name for name, _, _ in found])
-    axes.set_xlim(-_span(found), 0)
+    axes.set_yticks(range(len(courses)), [name for name, _, _ in courses])
+    axes.set_xlim(-_span(courses), 0)
 
 
 def _table(axes: Axes, panel: dict[str, Any], source: Source) -> None:
@@ -219,10 +219,10 @@ def main() -> None:
     parser.add_argument("--job", default=".*")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--end", type=float, default=time.time(), help="seconds since 1970")
-    given = parser.parse_args()
+    options = parser.parse_args()
     mpl.use("Agg")
-    source = Source(given.url, given.namespace, given.job, given.end, given.minutes)
-    _save(draw(documents()[given.dashboard], source), given.picture)
+    source = Source(options.url, options.namespace, options.job, options.end, options.minutes)
+    _save(draw(documents()[options.dashboard], source), options.picture)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -28,11 +28,11 @@ def accepted(old: dict[str, Any], job: RLJob, new: dict[str, Any], trained: int)
 
     Raises ManifestError, with a line for each change that a run does not survive.
     """
-    found = list(changes(old, new))
-    refused = [text for change in found if (text := _refusal(change, job, trained))]
+    differing = list(changes(old, new))
+    refused = [text for change in differing if (text := _refusal(change, job, trained))]
     if refused:
         raise ManifestError("\n".join(f"  {text}" for text in refused))
-    return found
+    return differing
 
 
 def _refusal(change: Change, job: RLJob, trained: int) -> str:
@@ -51,12 +51,12 @@ def _reason(path: str) -> str:
     return next((_REASONS[each] for each in prefixes if each in _REASONS), "it was started with it")
 
 
-def words(found: list[Change], job: RLJob) -> Iterator[str]:
+def words(differing: list[Change], job: RLJob) -> Iterator[str]:
     """The changes in words, a line each."""
-    for change in found:
+    for change in differing:
         yield f"changed, from the last checkpoint on: {change}"
     optimizer = job.spec.trainer.optimizer
-    length = next((change for change in found if change.path in LENGTH), None)
+    length = next((change for change in differing if change.path in LENGTH), None)
     if length and optimizer.schedule != "constant" and optimizer.decay_steps is None:
         yield (
             "the learning rate now reaches minLr at the new end of the run; to keep its course, "

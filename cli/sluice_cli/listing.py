@@ -48,12 +48,12 @@ class Listed:
 
 def listed(directory: Path, namespace: str | None, *, everywhere: bool, form: Format) -> str:
     """All that there is, the newest first. ReadError: a cluster that was asked for is silent."""
-    found = sorted(runs_of(directory), key=lambda each: each.started or "", reverse=True)
+    rows = sorted(runs_of(directory), key=lambda each: each.started or "", reverse=True)
     stored, silence = asyncio.run(jobs.stored(namespace, everywhere=everywhere))
-    found += [of_cluster(each) for each in stored]
+    rows += [of_cluster(each) for each in stored]
     if form is not Format.TEXT:
-        return written([each.facts() for each in found], form)
-    text = _table(found) if found else f"no run in {directory}, and no job of a cluster"
+        return written([each.facts() for each in rows], form)
+    text = _table(rows) if rows else f"no run in {directory}, and no job of a cluster"
     return f"{text}\nnote: {silence}" if silence else text
 
 
@@ -97,11 +97,11 @@ def _of(step: int | None, total: int | None) -> str | None:
     return None if step is None else f"{step}/{total}" if total else str(step)
 
 
-def _table(found: list[Listed]) -> str:
+def _table(rows: list[Listed]) -> str:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in COLUMNS:
         table.add_column(name, no_wrap=True)
-    for each in found:
+    for each in rows:
         table.add_row(*each.row())
     text = io.StringIO()
     Console(file=text, width=200, no_color=True).print(table)

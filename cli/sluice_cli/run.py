@@ -59,15 +59,15 @@ def run_here(
     check_engine(job)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     try:
-        found = prepare(directory, job, fresh=fresh)
+        changed = prepare(directory, job, fresh=fresh)
     except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
-    for text in words(found, job):
+    for text in words(changed, job):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    reopen = ENDS if any(change.path in LENGTH for change in found) else ENDS[:1]
+    reopen = ENDS if any(change.path in LENGTH for change in changed) else ENDS[:1]
     view = view_of(console, job, directory, plain=plain)
     try:
         status = asyncio.run(_run(job, directory, view, reopen))

@@ -64,7 +64,7 @@ class Client:
         session, or `PATH.py:NAME`. prompts: rows instead of files. Raises ClientError, with all
         that is wrong.
         """
-        given = submission(
+        sent = submission(
             job,
             name=name,
             overrides=overrides or {},
@@ -72,7 +72,7 @@ class Client:
             prompts=prompts,
             here=self._place.here,
         )
-        return Job(self._loop.run(self._place.submit(given)), self._place, self._loop)
+        return Job(self._loop.run(self._place.submit(sent)), self._place, self._loop)
 
     def get(self, name: str) -> Job:
         """A job that is there. Raises ClientError where it is not."""

@@ -181,7 +181,7 @@ def _either(sglang: str, vllm: str) -> str:
 
 def _engines() -> list[Panel]:
     usage = f"max by (replica) (sglang:token_usage{{{JOB}}} or vllm:kv_cache_usage_perc{{{JOB}}})"
-    made = (
+    generated = (
         f"sum by (replica) (rate(sglang:generation_tokens_total{{{JOB}}}[{RATE}]) or "
         f"rate(vllm:generation_tokens_total{{{JOB}}}[{RATE}]))"
     )
@@ -223,7 +223,7 @@ def _engines() -> list[Panel]:
             "As the engine counts them.",
             PER_SECOND,
             none(),
-            Query(made, "engine {{replica}}"),
+            Query(generated, "engine {{replica}}"),
             width=12,
         ),
         lines(

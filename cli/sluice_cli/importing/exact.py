@@ -167,7 +167,7 @@ def _programs(folder: Path, bash: str) -> list[str]:
     for name in _WRAPS:
         _executable(folder / name, f'#!{bash}\nexec "$@"\n')
     _executable(folder / "tee", f"#!{bash}\nexec cat\n")
-    tools = {name: os.path.realpath(found) for name in _REAL if (found := shutil.which(name))}
+    tools = {name: os.path.realpath(program) for name in _REAL if (program := shutil.which(name))}
     for name, target in {**tools, "bash": bash, "sh": bash}.items():
         (folder / name).symlink_to(target)
     return sorted(set(tools.values()))
@@ -209,6 +209,6 @@ def _last_words(said: str) -> list[Remark]:
 def _argument(word: str, places: Mapping[str, str]) -> Argument:
     for copy, original in places.items():
         word = word.replace(copy, original)
-    unknown = tuple(found.strip("${}") if "{" in found else found
-                    for found in _UNKNOWN.findall(word))  # fmt: skip
+    unknown = tuple(text.strip("${}") if "{" in text else text
+                    for text in _UNKNOWN.findall(word))  # fmt: skip
     return Argument(word, 0, unknown)

@@ -26,7 +26,7 @@ def last_launch(
     ]
     if not launches:
         raise ImportFailedError(wanted + _why(script))
-    return next((found for found in reversed(launches) if found[0].sure), launches[-1])
+    return next((launch for launch in reversed(launches) if launch[0].sure), launches[-1])
 
 
 def _why(script: Script) -> str:

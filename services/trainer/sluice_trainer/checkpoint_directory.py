@@ -92,16 +92,16 @@ def claim(directory: Path, author: Author) -> None:
     Raises SupersededError where a newer attempt was here first.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    own = _claim_of(directory, author)
-    own.touch()
-    _sync(own)
+    mine = _claim_of(directory, author)
+    mine.touch()
+    _sync(mine)
     _sync(directory)
     for entry in directory.glob(".trainer-*.claim"):
         match = _CLAIM.fullmatch(entry.name)
-        if match is None or entry == own:
+        if match is None or entry == mine:
             continue
         if match[1] == author.run and int(match[2]) > author.attempt:
-            own.unlink()
+            mine.unlink()
             raise SupersededError(
                 f"{directory}: attempt {author.attempt} was replaced by attempt {match[2]}"
             )

@@ -87,24 +87,28 @@ def prepare(
     sequences = [
         TrainSequence.of(group, sample, 0.0, policy.step) for (group, _), sample in samples.items()
     ]
-    own, kl = policy.with_kl(taught(sequences, samples, algorithm))
-    masks = [torch.tensor(s.loss_mask) for s in own]
+    sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
+    masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]
     responses = Responses(
-        rewards=rewards(sound, _penalties(own, kl, algorithm, policy.ranks)),
+        rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)),
         groups=torch.tensor([s.group_id for s in sound]),
         lengths=torch.tensor([s.trainable_tokens for s in sound]),
         own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
-        values=policy.values(own),
+        values=policy.values(sequences_of_rank),
         baselines=baselines(samples) if algorithm.kind.greedy else None,
     )
-    found = estimate(responses, algorithm, custom)
-    sums = over_data_parallel(policy.ranks, token_sums(responses, found))
+    estimates = estimate(responses, algorithm, custom)
+    sums = over_data_parallel(policy.ranks, token_sums(responses, estimates))
     if algorithm.whitens:
-        found = replace(found, advantages=[whiten(a, sums["advantages"]) for a in found.advantages])
+        estimates = replace(
+            estimates, advantages=[whiten(a, sums["advantages"]) for a in estimates.advantages]
+        )
     shard = by_optimizer_step(
-        batch, _with_estimates(own, responses, found), spec.trainer.steps_per_batch
+        batch,
+        _with_estimates(sequences_of_rank, responses, estimates),
+        spec.trainer.steps_per_batch,
     )
     return Prepared(shard, batch_totals(batch, spec), metrics(sums, algorithm))
 
@@ -119,7 +123,10 @@ def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> 
 
 
 def _penalties(
-    own: Sequence[TrainSequence], kl: Sequence[Tensor] | None, algorithm: Algorithm, ranks: Ranks
+    sequences: Sequence[TrainSequence],
+    kl: Sequence[Tensor] | None,
+    algorithm: Algorithm,
+    ranks: Ranks,
 ) -> dict[SampleKey, float]:
     """`kl.coef` times each response's KL, of the whole batch; empty where it comes off token by
     token, or is 0.
@@ -129,11 +136,11 @@ def _penalties(
     """
     if kl is None or algorithm.kind.token_kl:
         return {}
-    found = {
+    penalties = {
         (s.group_id, s.index): algorithm.kl.coef * float((values * torch.tensor(s.loss_mask)).sum())
-        for s, values in zip(own, kl, strict=True)
+        for s, values in zip(sequences, kl, strict=True)
     }
-    return {key: value for part in ranks.gather(found) for key, value in part.items()}
+    return {key: value for part in ranks.gather(penalties) for key, value in part.items()}
 
 
 def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
@@ -156,7 +163,7 @@ def taught(
     """
     if algorithm.distillation is None or algorithm.distillation.teacher.url is None:
         return list(sequences)
-    found = []
+    scored = []
     for sequence in sequences:
         values = samples[sequence.group_id, sequence.index].teacher_log_probs
         if values is None and sequence.response_length:
@@ -165,18 +172,18 @@ def taught(
                 f"{where} has no log-probs of the teacher: no rollout worker has asked it"
             )
         scores = torch.empty(0) if values is None else torch.tensor(values, dtype=torch.float32)
-        found.append(replace(sequence, teacher_log_probs=scores))
-    return found
+        scored.append(replace(sequence, teacher_log_probs=scores))
+    return scored
 
 
-def token_sums(responses: Responses, found: Estimate) -> dict[str, Moments]:
+def token_sums(responses: Responses, estimates: Estimate) -> dict[str, Moments]:
     """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no
     response.
     """
     mask = _joined(responses.masks)
-    tokens = {"advantages": _joined(found.advantages), "kl": _joined(responses.kl)}
-    if found.returns is not None and responses.values is not None:
-        tokens |= {"returns": _joined(found.returns), "values": _joined(responses.values)}
+    tokens = {"advantages": _joined(estimates.advantages), "kl": _joined(responses.kl)}
+    if estimates.returns is not None and responses.values is not None:
+        tokens |= {"returns": _joined(estimates.returns), "values": _joined(responses.values)}
         tokens["errors"] = tokens["returns"] - tokens["values"]
     return {name: moments(values, mask) for name, values in tokens.items()}
 
@@ -185,10 +192,12 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(rows)) if rows else torch.empty(0)
 
 
-def over_data_parallel(ranks: Ranks, own: dict[str, Moments]) -> dict[str, Moments]:
+def over_data_parallel(ranks: Ranks, moments: dict[str, Moments]) -> dict[str, Moments]:
     """Sums of all data-parallel ranks, added up in the same order on every rank. Collective."""
-    of_rank = dict(ranks.gather((ranks.data_parallel_rank, own)))
-    return {name: reduce(add, (of_rank[rank][name] for rank in sorted(of_rank))) for name in own}
+    of_rank = dict(ranks.gather((ranks.data_parallel_rank, moments)))
+    return {
+        name: reduce(add, (of_rank[rank][name] for rank in sorted(of_rank))) for name in moments
+    }
 
 
 def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
@@ -206,14 +215,17 @@ def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
 
 
 def _with_estimates(
-    own: Sequence[TrainSequence], responses: Responses, found: Estimate
+    sequences: Sequence[TrainSequence], responses: Responses, estimates: Estimate
 ) -> list[TrainSequence]:
     values, returns = (
-        [None] * len(own) if rows is None else rows for rows in (responses.values, found.returns)
+        [None] * len(sequences) if rows is None else rows
+        for rows in (responses.values, estimates.returns)
     )
     return [
         replace(s, advantage=advantage.numpy(), values=value, returns=goal)
-        for s, advantage, value, goal in zip(own, found.advantages, values, returns, strict=True)
+        for s, advantage, value, goal in zip(
+            sequences, estimates.advantages, values, returns, strict=True
+        )
     ]
 
 
@@ -221,21 +233,21 @@ def _answers(
     batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup], spec: RLJobSpec
 ) -> list[list[TrainSequence]]:
     """This rank's given answers by optimizer step: there is nothing to estimate."""
-    own = [
+    answers = [
         TrainSequence.of(group.group_id, sample, 0.0)
         for group in groups
         for sample in group.samples
     ]
-    return by_optimizer_step(batch, own, spec.trainer.steps_per_batch)
+    return by_optimizer_step(batch, answers, spec.trainer.steps_per_batch)
 
 
 def by_optimizer_step(
-    batch: Sequence[pb.Sequence], own: Sequence[TrainSequence], steps: int
+    batch: Sequence[pb.Sequence], sequences: Sequence[TrainSequence], steps: int
 ) -> list[list[TrainSequence]]:
     """This rank's sequences by optimizer step."""
     of_step = {(s.group_id, s.index): s.optimizer_step for s in batch}
     shard: list[list[TrainSequence]] = [[] for _ in range(steps)]
-    for sequence in own:
+    for sequence in sequences:
         shard[of_step[sequence.group_id, sequence.index]].append(sequence)
     return shard
 

@@ -178,8 +178,8 @@ def batch_metrics(
 ) -> dict[str, float]:
     """rollout/* of a batch, from its sequences. judged: they have rewards."""
     lengths = [s.response_length for s in sequences]
-    made = [s for s in sequences if s.response_length]
-    lags = [step - 1 - s.min_version for s in made]
+    answered = [s for s in sequences if s.response_length]
+    lags = [step - 1 - s.min_version for s in answered]
     truncated = sum(s.status == common.SAMPLE_STATUS_TRUNCATED for s in sequences)
     failed = sum(s.status == common.SAMPLE_STATUS_FAILED for s in sequences)
     return {

@@ -59,7 +59,7 @@ def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
     """
     try:
         entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
-        found = [
+        scored = [
             (int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -67,11 +67,11 @@ def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
             f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid"
         ) from error
     # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
-    if len(found) != len(tokens) or any(
-        said not in (token, 0) for (said, _), token in zip(found, tokens, strict=True)
+    if len(scored) != len(tokens) or any(
+        said not in (token, 0) for (said, _), token in zip(scored, tokens, strict=True)
     ):
         raise RewardError(
-            f"log-probs of {len(found)} other tokens than the {len(tokens)} that were asked for",
+            f"log-probs of {len(scored)} other tokens than the {len(tokens)} that were asked for",
             "invalid",
         )
-    return [value for _, value in found]
+    return [value for _, value in scored]

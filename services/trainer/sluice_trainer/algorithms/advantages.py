@@ -105,9 +105,9 @@ def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
     rewards: [samples] float; groups: [samples] int. Returns [samples]. A group of one gets 0 (verl
     gives it its reward).
     """
-    found = int(torch.count_nonzero(rewards))
+    rewarded = int(torch.count_nonzero(rewards))
     return group_advantages(rewards, groups, normalize_std=False) * (
-        rewards.numel() / max(found, 1)
+        rewards.numel() / max(rewarded, 1)
     )
 
 

@@ -93,16 +93,16 @@ def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token r - the group's mean by length."""
     if responses.lengths is None:
         raise EstimatorError("opo needs the lengths of all responses")
-    found = length_weighted(responses.rewards, responses.groups, responses.lengths)
-    return _everywhere(found[responses.own], responses)
+    advantages = length_weighted(responses.rewards, responses.groups, responses.lengths)
+    return _everywhere(advantages[responses.own], responses)
 
 
 def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token of the group's best response its lead over the second; 0 elsewhere."""
-    found = best_of_group(
+    leads = best_of_group(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _everywhere(found[responses.own], responses)
+    return _everywhere(leads[responses.own], responses)
 
 
 def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -193,16 +193,16 @@ def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
     return [row.float() for row in rows]
 
 
-def _checked(found: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
+def _checked(answer: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
     """The answer of a user's function, checked: one tensor for each response, a scalar or
     [response], finite where it counts.
     """
-    if len(found) != len(responses.masks):
+    if len(answer) != len(responses.masks):
         raise EstimatorError(
-            f"{name} gave {len(found)} advantages for {len(responses.masks)} responses"
+            f"{name} gave {len(answer)} advantages for {len(responses.masks)} responses"
         )
     advantages = []
-    for number, (value, mask) in enumerate(zip(found, responses.masks, strict=True)):
+    for number, (value, mask) in enumerate(zip(answer, responses.masks, strict=True)):
         advantage = torch.as_tensor(value, dtype=torch.float32)
         if advantage.shape not in ((), mask.shape):
             shape = tuple(advantage.shape)

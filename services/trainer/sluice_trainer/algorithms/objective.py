@@ -129,12 +129,12 @@ def policy_objective(
     if inputs.fresh is not None:
         metrics |= {ON_POLICY: inputs.fresh, DIFFERENCE_ON_POLICY: difference * inputs.fresh}
     if custom is None:
-        pg_tokens, found = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
+        pg_tokens, shares = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
     else:
-        given = custom(log_probs, entropy, inputs, algorithm)
-        pg_tokens, found = given if isinstance(given, tuple) else (given, {})
+        answer = custom(log_probs, entropy, inputs, algorithm)
+        pg_tokens, shares = answer if isinstance(answer, tuple) else (answer, {})
     pg_tokens, corrections = _corrected(pg_tokens, present, log_probs - old, inputs, algorithm)
-    metrics |= found | corrections
+    metrics |= shares | corrections
 
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
     loss, terms = with_terms(pg_loss, log_probs, log_probs - old, entropy, inputs, algorithm)

@@ -97,12 +97,12 @@ def rejected(
     """
     dropped = torch.zeros_like(train, dtype=torch.bool)
     for rule in rules:
-        found = over_scope(divergence(train, rollout, rule.measure), rule.over, mask, sequence)
+        measured = over_scope(divergence(train, rollout, rule.measure), rule.over, mask, sequence)
         if rule.measure == "k1":
-            ratio = torch.exp(found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+            ratio = torch.exp(measured.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
             dropped |= (ratio < rule.lower) | (ratio > rule.high)
         else:
-            dropped |= found > rule.high
+            dropped |= measured > rule.high
     return dropped.to(train.dtype)
 
 
@@ -123,5 +123,7 @@ def _sequence_max(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
     """The largest value among the unmasked tokens of each token's sequence; 0 where it has none."""
     size = int(sequence.max()) + 1 if sequence.numel() else 0
     least = values.new_full((size,), float("-inf"))
-    found = least.scatter_reduce(0, sequence, torch.where(mask > 0, values, float("-inf")), "amax")
-    return torch.where(found.isinf() & (found < 0), 0.0, found)[sequence]
+    largest = least.scatter_reduce(
+        0, sequence, torch.where(mask > 0, values, float("-inf")), "amax"
+    )
+    return torch.where(largest.isinf() & (largest < 0), 0.0, largest)[sequence]

@@ -45,10 +45,12 @@ class Frozen:
         """The micro-batches with what the last layer sees of them, where there is one: on the last
         pipeline stage.
         """
-        found = hidden_states(self.chunks, batches)
-        if not found:
+        states = hidden_states(self.chunks, batches)
+        if not states:
             return batches
-        return [replace(batch, taught=hidden) for batch, hidden in zip(batches, found, strict=True)]
+        return [
+            replace(batch, taught=hidden) for batch, hidden in zip(batches, states, strict=True)
+        ]
 
     def teaching(self, distillation: Distillation) -> Teaching | None:
         """How a training forward pass compares its model with this one; None: only by the sampled

@@ -97,10 +97,10 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         student, teacher, of_student, of_teacher, score = ctx.saved_tensors
-        found = _gradient(
+        gradient = _gradient(
             student, teacher, (of_student, of_teacher), score, gradients[0], *ctx.options
         )
-        return found, None, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _over_ranks(log_total: Tensor, group: dist.ProcessGroup | None) -> Tensor:

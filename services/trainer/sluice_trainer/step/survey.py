@@ -88,13 +88,13 @@ def with_mean_weight(
 ) -> list[MicroBatch]:
     """With the mean of the off-policy weights. log_probs: of each micro-batch, [r]."""
     off_policy = algorithm.off_policy
-    found = []
+    weighted = []
     for inputs, current in _tokens(batches, log_probs):
         present, _ = before(current, inputs, algorithm)
         weight = correction_of(present, inputs, off_policy).weight
-        found.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
+        weighted.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
     sums = _over_ranks(
-        ranks, weight=[total for total, _ in found], count=[count for _, count in found]
+        ranks, weight=[total for total, _ in weighted], count=[count for _, count in weighted]
     )
     mean = sums["weight"] / max(sums["count"], 1)
     return [
@@ -128,18 +128,20 @@ def with_picked(
         advantage=[(advantages * kept).sum()],
     )
     count = max(sums["count"], 1)
-    found = covariances(current, advantages, sums["log_prob"] / count, sums["advantage"] / count)
+    covariance = covariances(
+        current, advantages, sums["log_prob"] / count, sums["advantage"] / count
+    )
     identity = np.concatenate([_identity(batch, step.shard) for batch in batches])
     if algorithm.policy_loss == "clip_cov":
         cov = algorithm.clip_cov or ClipCov()
-        ratio, mask = cov.ratio, mask & between(found, clipped, cov.lower, cov.upper)
+        ratio, mask = cov.ratio, mask & between(covariance, clipped, cov.lower, cov.upper)
         keys = lots(seed, step.of_run, identity)
     else:
-        ratio, keys = (algorithm.kl_cov or KLCov()).ratio, -found.numpy()
+        ratio, keys = (algorithm.kl_cov or KLCov()).ratio, -covariance.numpy()
     (candidates,) = np.nonzero(mask.numpy())
-    own = _chosen(keys[candidates], identity[candidates], share(int(sums["count"]), ratio), ranks)
+    taken = _chosen(keys[candidates], identity[candidates], share(int(sums["count"]), ratio), ranks)
     picked = torch.split(
-        as_mask(candidates[own], len(mask)),
+        as_mask(candidates[taken], len(mask)),
         [len(inputs.mask) for _, inputs in _with_inputs(batches)],
     )
     return [
@@ -172,15 +174,17 @@ def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identit
 
     Each rank names its own smallest; ranks that share a model name the same ones, and count once.
     """
-    own = smallest(keys, identity, count)
-    named = dict(ranks.gather((ranks.data_parallel_rank, (keys[own], identity[own]))))
+    smallest_here = smallest(keys, identity, count)
+    named = dict(
+        ranks.gather((ranks.data_parallel_rank, (keys[smallest_here], identity[smallest_here])))
+    )
     owners = np.concatenate([np.full(len(named[rank][0]), rank) for rank in sorted(named)])
     places = np.concatenate([np.arange(len(named[rank][0])) for rank in sorted(named)])
     all_keys, all_identities = (
         np.concatenate([named[rank][part] for rank in sorted(named)]) for part in (0, 1)
     )
     best = smallest(all_keys, all_identities, count)
-    mine: Identity = own[places[best[owners[best] == ranks.data_parallel_rank]]]
+    mine: Identity = smallest_here[places[best[owners[best] == ranks.data_parallel_rank]]]
     return mine
 
 

@@ -306,7 +306,7 @@ def _name(phase: pb.UpdatePhase) -> str:
 
 def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
     """One of what went wrong side by side."""
-    found: BaseException = failures
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

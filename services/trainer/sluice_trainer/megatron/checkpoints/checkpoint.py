@@ -217,12 +217,12 @@ def _groups(part: Any) -> list[dict[str, Any]]:
 
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
     for number, part in enumerate(_parts(optimizer)):
-        own = part.state_dict()
-        for group in own["optimizer"]["param_groups"]:
+        before = part.state_dict()
+        for group in before["optimizer"]["param_groups"]:
             group["step"] = step
         kind = METADATA["distrib_optim_sharding_type"]
         part.load_state_dict(
-            {**own, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind}
+            {**before, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind}
         )
         # All parameters were given one step tensor, which torch's Adam would then count up once for
         # each.

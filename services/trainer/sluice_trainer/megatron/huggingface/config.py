@@ -241,7 +241,7 @@ def _shape(config: Config, path: Path) -> ModelShape:
 def _problems(config: Config, shape: ModelShape) -> list[str]:
     """Why this checkpoint cannot be trained."""
     experts, latent = shape.experts, shape.latent
-    found = {
+    present_problems = {
         "sliding-window attention, MLP biases and activations other than silu are not supported": (
             config.get("use_sliding_window")
             or config.get("mlp_bias")
@@ -269,7 +269,7 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
             experts and experts.groups > 1 and experts.per_token // experts.group_limit != 2
         ),
     }
-    return [problem for problem, present in found.items() if present]
+    return [problem for problem, present in present_problems.items() if present]
 
 
 # --- rotary embedding

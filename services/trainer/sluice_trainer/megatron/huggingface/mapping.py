@@ -136,12 +136,12 @@ def hf_tensors(
     travel together. Tensors may share memory with the parameters: copy what must outlive the next
     optimizer step. Tied weights come once, under the embedding's name.
     """
-    own = named_tensors(chunks)
-    owners = _kept(chunks[0], "owners", lambda: _owners(own))
-    like = next(iter(own.values()))[0]
+    held = named_tensors(chunks)
+    owners = _kept(chunks[0], "owners", lambda: _owners(held))
+    like = next(iter(held.values()))[0]
 
     def whole(entry: Entry) -> Tensor:
-        tensors = own.get(entry.parameter)
+        tensors = held.get(entry.parameter)
         full = _gather(entry, [tensor.detach() for tensor in tensors]) if tensors else None
         return _over_pipeline(entry, full, owners, like)
 
@@ -210,7 +210,7 @@ def plan(shape: ModelShape, tensor: int) -> tuple[tuple[Entry, ...], tuple[str, 
     )
 
 
-def _owners(own: dict[str, list[Tensor]]) -> dict[str, int]:
+def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
     """Global rank of the pipeline stage that holds each parameter. Empty without pipeline
     parallelism.
     """
@@ -218,7 +218,7 @@ def _owners(own: dict[str, list[Tensor]]) -> dict[str, int]:
     if group.size() == 1:
         return {}
     names: list[list[str]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(names, sorted(own), group=group)
+    dist.all_gather_object(names, sorted(tensors), group=group)
     return {
         name: dist.get_global_rank(group, stage)
         for stage, held in enumerate(names)

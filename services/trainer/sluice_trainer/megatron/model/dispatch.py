@@ -70,9 +70,9 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
 
         tokens, rows: [ranks], how many of ours go to each rank, and to all of its experts together.
         """
-        own = torch.cat([tokens, rows])
+        known = torch.cat([tokens, rows])
         everyone = (
-            gather_from_sequence_parallel_region(own, group=self.ep_group)
+            gather_from_sequence_parallel_region(known, group=self.ep_group)
             .view(self.ep_size, -1)
             .tolist()
         )

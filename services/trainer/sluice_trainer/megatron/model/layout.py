@@ -139,13 +139,13 @@ def _portions(lengths: list[int], start: int, end: int) -> list[tuple[int, int]]
     """(queries, keys) of each sequence with queries in [start, end) of the row. The last query sees
     all of the keys.
     """
-    found, begin = [], 0
+    portions, begin = [], 0
     for length in lengths:
         low, high = max(begin, start), min(begin + length, end)
         if low < high:
-            found.append((high - low, high - begin))
+            portions.append((high - low, high - begin))
         begin += length
-    return found
+    return portions
 
 
 def _is_long(queries: int, keys: int) -> bool:

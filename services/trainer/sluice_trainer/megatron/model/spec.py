@@ -111,8 +111,8 @@ def block_spec(
     )
     layers = [mixture if shape.is_mixture(layer) else dense for layer in range(shape.layers)]
     first = get_transformer_layer_offset(config, stage)
-    own = layers[first : first + get_num_layers_to_build(config, stage)]
-    return TransformerBlockSubmodules(layer_specs=own, layer_norm=Norm)
+    of_stage = layers[first : first + get_num_layers_to_build(config, stage)]
+    return TransformerBlockSubmodules(layer_specs=of_stage, layer_norm=Norm)
 
 
 def _layer(

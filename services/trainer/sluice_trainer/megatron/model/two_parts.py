@@ -35,7 +35,7 @@ class _TwoParts(torch.autograd.Function):
         parts = _parts(query, key, value)
         outputs, sums, states = zip(*(_forward(*part, scale) for part in parts), strict=True)
         total = torch.logaddexp(*sums)
-        shares = [(own - total).exp().view(*query.shape[:3], 1) for own in sums]
+        shares = [(part_sum - total).exp().view(*query.shape[:3], 1) for part_sum in sums]
         out: Tensor = (outputs[0] * shares[0] + outputs[1] * shares[1]).to(query.dtype)
         ctx.save_for_backward(query, key, value, out, total)
         ctx.states, ctx.scale = states, scale
@@ -45,11 +45,11 @@ class _TwoParts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, out, total = ctx.saved_tensors
-        found = [
+        gradients = [
             _backward(grad, *part, out, total, state, ctx.scale)
             for part, state in zip(_parts(query, key, value), ctx.states, strict=True)
         ]
-        queries, keys, values = zip(*found, strict=True)
+        queries, keys, values = zip(*gradients, strict=True)
         return queries[0] + queries[1], torch.cat(keys, 2), torch.cat(values, 2), None
 
 

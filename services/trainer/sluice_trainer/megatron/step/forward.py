@@ -48,10 +48,10 @@ def statistics(
     start = group.rank() * columns
     held = max(min(columns, request.vocab - start), 1)
     local = logits if held == columns else logits[:, :held]
-    found = log_probs_and_entropies(local, targets, scale=scale, start=start, group=shared)
+    scores = log_probs_and_entropies(local, targets, scale=scale, start=start, group=shared)
     if request.teaching is None or taught is None:
-        return found
-    return *found, *request.teaching(local, taught, columns=columns, scale=scale, group=shared)
+        return scores
+    return *scores, *request.teaching(local, taught, columns=columns, scale=scale, group=shared)
 
 
 def _score(
@@ -233,8 +233,8 @@ def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
             module, batch, _hidden_processor, batch
         ), lambda output, non_loss_data=False: output.cpu()
 
-    found: list[Tensor] = run_schedule(step, chunks, batches, forward_only=True)
-    return found
+    states: list[Tensor] = run_schedule(step, chunks, batches, forward_only=True)
+    return states
 
 
 def run_schedule(

@@ -38,13 +38,13 @@ def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
     """
     place = torch.full_like(batch.tokens, -1)
     place[held] = torch.arange(len(held), device=held.device)
-    own = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
+    predicted = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
     return replace(
         batch,
         tokens=batch.tokens[held],
-        predicting=place[batch.predicting[own]],
-        targets=batch.targets[own],
-        own=own,
+        predicting=place[batch.predicting[predicted]],
+        targets=batch.targets[predicted],
+        own=predicted,
     )
 
 
