@@ -1,4 +1,4 @@
-"""`sluice convert`: checkpoints between Hugging Face's and Megatron's format.
+"""`sluice convert`: checkpoints of training from and to Hugging Face's format.
 
 The work needs torch and Megatron, which the command line does without: the trainer's package does
 it, in a process of its own.
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Checkpoints between Hugging Face's and Megatron's format.", no_args_is_help=True
+    help="Checkpoints of training from and to Hugging Face's format.", no_args_is_help=True
 )
 
 
@@ -50,8 +50,8 @@ def hf_to_dist(
         ),
     ],
 ) -> None:
-    """Write a Hugging Face checkpoint as a torch_dist checkpoint. Memory:
-    one parameter at a time.
+    """Write a Hugging Face checkpoint as one of Megatron's (torch_dist). Memory: one parameter at a
+    time.
     """
     _run("hf-to-dist", source, target)
 
@@ -72,7 +72,7 @@ def dist_to_hf(
         ),
     ],
 ) -> None:
-    """Write a torch_dist checkpoint as a Hugging Face checkpoint. Memory: one layer and one file (5
-    GB) at a time.
+    """Write a checkpoint of either backend as a Hugging Face checkpoint. Memory: with megatron one
+    layer and one file (5 GB) at a time, with fsdp the model.
     """
     _run("dist-to-hf", checkpoint, like, target)

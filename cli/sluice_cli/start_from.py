@@ -13,8 +13,6 @@ from sluice.telemetry.run_directory import JOB
 from sluice_cli.options import RUNS
 
 CHECKPOINTS, EXPORTED = "checkpoints", "hf"
-CONVERTED = "megatron"
-"""The backend whose checkpoints `sluice convert` reads."""
 
 
 def model_of(run: Path) -> list[str]:
@@ -37,11 +35,6 @@ def _converted(directory: Path) -> Path:
     if newest is None:
         raise ManifestError(f"--from {directory}: the run has neither a model nor a checkpoint yet")
     spec = _spec(directory / JOB)
-    if (backend := spec["trainer"].get("backend", CONVERTED)) != CONVERTED:
-        raise ManifestError(
-            f"--from {directory}: the run has not ended, and checkpoints of trainer.backend: "
-            f"{backend} cannot be converted; run it to its end first"
-        )
     target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
     if not (target / "config.json").exists():
         arguments = ["dist-to-hf", newest, spec["model"]["path"], target]

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from sluice.environment import ConfigurationError
+from sluice_trainer import checkpoint_directory
 
 
 def main(arguments: list[str]) -> int:
@@ -19,25 +22,57 @@ def main(arguments: list[str]) -> int:
     direction, *paths = arguments
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
 
-    from sluice.api import Parallelism
-    from sluice_trainer.megatron import parallel
-    from sluice_trainer.megatron.checkpoints import conversion
-
-    parallel.initialize(Parallelism(), seed=0, timeout=timedelta(minutes=5))
     try:
         if direction == "hf-to-dist":
-            source, target = map(Path, paths)
-            print(conversion.hf_to_dist(source, target))
+            print(_to_megatron(*map(Path, paths)))
         else:
             checkpoint, like, target = map(Path, paths)
-            conversion.dist_to_hf(checkpoint, like, target)
+            (_from_megatron if _is_megatrons(checkpoint) else _from_fsdp)(checkpoint, like, target)
             print(target)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _is_megatrons(checkpoint: Path) -> bool:
+    """True for Megatron's torch_dist format, and for what is no checkpoint at all."""
+    step = checkpoint_directory.latest(checkpoint)
+    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    return (final / "metadata.json").is_file() or not (final / ".metadata").is_file()
+
+
+def _to_megatron(source: Path, target: Path) -> Path:
+    with _megatron():
+        from sluice_trainer.megatron.checkpoints import conversion
+
+        return conversion.hf_to_dist(source, target)
+
+
+def _from_megatron(checkpoint: Path, like: Path, target: Path) -> None:
+    with _megatron():
+        from sluice_trainer.megatron.checkpoints import conversion
+
+        conversion.dist_to_hf(checkpoint, like, target)
+
+
+def _from_fsdp(checkpoint: Path, like: Path, target: Path) -> None:
+    from sluice_trainer.fsdp import conversion
+
+    conversion.dist_to_hf(checkpoint, like, target)
+
+
+@contextmanager
+def _megatron() -> Iterator[None]:
+    """A process group of this process alone."""
+    from sluice.api import Parallelism
+    from sluice_trainer.megatron import parallel
+
+    parallel.initialize(Parallelism(), seed=0, timeout=timedelta(minutes=5))
+    try:
+        yield
     finally:
         parallel.shutdown()
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from sluice_trainer import checkpoint_directory
 from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from tests.integration.trainer import estimate_steps, tiny, train_steps
+from tests.integration.trainer.test_conversion import same as equal_files
+from tests.integration.trainer.test_conversion import sluice
 from tests.integration.trainer.test_estimators import same
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -252,3 +254,26 @@ def test_export_is_a_checkpoint_that_transformers_and_megatron_read(
         megatron = estimate_steps.train(str(tmp_path / name), algorithm={}, steps=1)
         ours = estimate_steps.train(str(tmp_path / name), algorithm={}, trainer=TRAINER, steps=1)
         close(ours["history"], megatron["history"])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "qwen3-tied"])
+def test_a_checkpoint_is_converted_to_what_is_exported(
+    models: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    policy = make(models[name])
+    train(policy)
+    tiny.save(policy, tmp_path / "checkpoints", 1)
+    policy.export_hf(tmp_path / "exported")
+    command = ("dist-to-hf", tmp_path / "checkpoints", tmp_path / "hf", "--like", models[name])
+    done = sluice(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert equal_files(tmp_path / "exported", tmp_path / "hf")
+
+
+def test_a_checkpoint_of_another_model_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    policy = make(models["qwen3"])
+    tiny.save(policy, tmp_path, 0)
+    done = sluice("dist-to-hf", tmp_path, tmp_path / "hf", "--like", models["qwen3-moe"])
+    assert done.returncode == 2
+    assert "does not hold the model that" in done.stderr
+    assert not (tmp_path / "hf").exists()

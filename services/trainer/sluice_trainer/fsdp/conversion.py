@@ -1,0 +1,48 @@
+"""A checkpoint of FSDP2 as a Hugging Face checkpoint, in one process and on the CPU, from however
+many ranks have written it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as read
+
+from sluice.environment import ConfigurationError
+from sluice_trainer import checkpoint_directory
+from sluice_trainer.fsdp.export import hf_tensors
+from sluice_trainer.fsdp.loading import Recipe
+from sluice_trainer.fsdp.sharding import named_tensors
+from sluice_trainer.huggingface_files import SHARD_BYTES, save_hf
+
+
+class ConversionError(ConfigurationError):
+    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
+
+
+def dist_to_hf(
+    checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write the weights of a checkpoint, in the precision that `like` names. Memory: one model.
+
+    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
+    Hugging Face directory with the model's config and tokenizer. Raises ConversionError.
+    """
+    step = checkpoint_directory.latest(checkpoint)
+    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32)
+    dtype = getattr(recipe.config(), "dtype", None) or torch.float32
+    model = recipe.blank().to_empty(device="cpu")
+    model.tie_weights()
+    try:
+        tensors = named_tensors(model)
+        read({"model": tensors}, storage_reader=FileSystemReader(final), no_dist=True)
+    except (Exception, CheckpointException) as error:
+        raise ConversionError(
+            f"{final} does not hold the model that {like / 'config.json'} describes, written with "
+            f"trainer.backend: fsdp: {error}"
+        ) from error
+    save_hf(hf_tensors(model, dtype), target, like, shard_bytes=shard_bytes)
