@@ -148,12 +148,12 @@ def kubectl(*words: str, text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("values", ["defaults", "namespaces", "everything"])
 async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
-    """All but the monitors, whose kinds belong to the Prometheus operator."""
+    """All but those whose kinds belong to the operators of Prometheus and Grafana."""
     for namespace in ("sluice-system", "team-a", "team-b"):
         await make_namespace(api, namespace)
-    settings = (
-        "metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false,crds.install=false"
-    )
+    foreign = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards.grafanaOperator")
+    without = [f"metrics.{each}.enabled=false" for each in foreign]
+    settings = ",".join([*without, "crds.install=false"])
     rendered = helm(
         "template",
         "dry",
