@@ -51,6 +51,7 @@ CONTINUED = (
     "reward.timeoutSeconds",
     "reward.sandbox",
     "debug.dumpRollouts",
+    "debug.profile",
     "trainer.resources",
     "rollout.resources",
     "rollout.workerResources",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from sluice.api.base import Model, Rule
+from sluice.api.base import Model, Once, PositiveInt, Rule
 from sluice.api.paths import RolloutsPath
+
+MAX_PROFILED = 16
+"""Steps of a run: a trace of one has up to hundreds of megabytes."""
 
 
 class Debug(Model):
@@ -27,6 +32,11 @@ class Debug(Model):
         description="Generate, score and record; train nothing: the weights stay those of "
         "model.path.",
     )
+    profile: Annotated[list[PositiveInt], Field(max_length=MAX_PROFILED), Once()] = Field(
+        [],
+        description="Steps of which each trainer rank keeps a trace of torch's profiler and, on "
+        "GPUs, a history of memory, in profiles/ of the run directory (docs/profiling.md).",
+    )
 
     rules = (
         Rule(
@@ -34,6 +44,13 @@ class Debug(Model):
             lambda d: d.replay is None or not d.rollout_only,
             "replay and rolloutOnly exclude each other: one has no engines, the other no training",
             "replay",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!has(self.profile) || size(self.profile) == 0 || !self.rolloutOnly",
+            lambda d: not (d.profile and d.rollout_only),
+            "profiles steps of the trainer, and rolloutOnly trains nothing: leave one of them out",
+            "profile",
             reason="FieldValueForbidden",
         ),
     )

@@ -9,6 +9,7 @@
     versions.json    releases of the software that trained, and its device
     totals.json      what the buffer had counted when the trainer was done
     rollouts/        all samples of each step, where debug.dumpRollouts is set
+    profiles/        traces and memory of the steps that debug.profile names
 
 A step that is trained again after a restart is written again: readers take the last line of a step.
 """
@@ -30,6 +31,7 @@ JOB = "job.json"
 EVENTS = "events.jsonl"
 VERSIONS = "versions.json"
 TOTALS = "totals.json"
+PROFILES = "profiles"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:

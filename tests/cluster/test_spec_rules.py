@@ -78,6 +78,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}},
         "replay and rolloutOnly exclude",
     ),
+    (
+        {"debug": {"profile": [2], "rolloutOnly": True}},
+        "profiles steps of the trainer, and rolloutOnly trains nothing",
+    ),
     ({"debug": {"replay": "r"}}, "debug.replay trains on dumped rollouts"),
     (
         {"debug": {"rolloutOnly": True}, "model": {"path": "m", "init": "random"}},

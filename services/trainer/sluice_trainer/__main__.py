@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from sluice import environment
-from sluice.telemetry import endpoints, logs, tracing
+from sluice.telemetry import endpoints, logs, run_directory, tracing
 from sluice.wire import rpc
 
 COLLECTIVE_MINUTES = 30
@@ -38,6 +38,7 @@ def main() -> int:
     from sluice_trainer.loop import Loop
     from sluice_trainer.peers import connected
     from sluice_trainer.preparation import learn
+    from sluice_trainer.profiling import Profiles
     from sluice_trainer.recorder import Recorder
 
     rank = int(os.environ.get("RANK", 0))
@@ -68,6 +69,7 @@ def main() -> int:
             )
             policy.load_latest(checkpoints)
             recorder = Recorder.of(env, job) if policy.ranks.rank == 0 else None
+            profiles = env.directory("run_dir") / run_directory.PROFILES
             learning = partial(learn, policy, custom.estimator(spec.algorithm))
             Loop(
                 spec,
@@ -80,6 +82,7 @@ def main() -> int:
                 recorder,
                 stop,
                 flops=model_flops(json.loads(Path(spec.model.path, "config.json").read_text())),
+                profiles=Profiles(spec.debug.profile, profiles, policy.ranks.rank),
             ).run()
             if recorder:
                 recorder.close()

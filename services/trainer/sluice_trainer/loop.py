@@ -38,6 +38,7 @@ from sluice_trainer.background import Stopped
 from sluice_trainer.checkpoint_directory import path_of
 from sluice_trainer.flops import ModelFlops, utilisation
 from sluice_trainer.peers import Peers
+from sluice_trainer.profiling import Profiles, region
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
 from sluice_trainer.stall import Stall
@@ -76,6 +77,7 @@ class Loop:
     recorder: Recorder | None
     stop: threading.Event
     flops: ModelFlops | None = None
+    profiles: Profiles = field(default_factory=Profiles)
     saved_step: int = -1
     save_began: float = 0.0
     save_seconds: float = 0.0
@@ -105,8 +107,11 @@ class Loop:
             metrics.begin(step, self.total_steps)
         # To all: a trainer that died may have left engines in the middle of an update, or at rest.
         self._publish(step)
-        while step < self.total_steps and self._step(step + 1):
-            step += 1
+        more = True
+        while more and step < self.total_steps:
+            with self.profiles.of(step + 1):
+                more = self._step(step + 1)
+            step += more
         self._checkpoint(step)
         self._finish_checkpoint(wait=True)
         self._finish(step)
@@ -153,6 +158,7 @@ class Loop:
             )
 
     @tracing.traced("wait for samples")
+    @region("wait for samples")
     def _next_batch(self, step: int) -> list[pb.Sequence] | None:
         """The sequences of the next step's batch; None at the end of the prompts.
 
@@ -216,6 +222,7 @@ class Loop:
         )
 
     @tracing.traced("train")
+    @region("train")
     def _train(self, step: int, batch: list[pb.Sequence]) -> dict[str, float]:
         """Advantages over the whole batch, then the optimizer steps over this rank's
         share of it.
@@ -256,6 +263,7 @@ class Loop:
             self.recorder.dump(step, merged(shards))
 
     @tracing.traced("weight update", root=True)
+    @region("weight update")
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
         """Bring the weights to the engines. All ranks take part in gathering them.
 
@@ -303,6 +311,7 @@ class Loop:
         self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
 
     @tracing.traced("begin checkpoint")
+    @region("begin checkpoint")
     def _begin_checkpoint(self, step: int) -> None:
         """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
         finished.

@@ -80,7 +80,7 @@ _CURVES = (
     _Curves(
         "Age of the samples",
         "Steps that the oldest weights of a sample were behind, on average. Bounded by "
-        "maxPolicyLag.",
+        "rollout.maxStaleness.",
         {"rollout/policy_lag": "policy lag"},
     ),
     _Curves(

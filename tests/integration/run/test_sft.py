@@ -4,6 +4,7 @@ to the bit.
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -45,6 +46,7 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(
         "trainer.stepsPerBatch=2",
         "checkpoint.everySteps=4",
         "debug.dumpRollouts=true",
+        "debug.profile=[2,6]",
     )
     run.start()
     run.until_step(6)
@@ -67,6 +69,7 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(
             f"step {step}: {again}"
         )
     trained_in_each_epoch(run.directory)
+    profiled(run.directory, [2, 6])
 
     assert summary["reward_first"] is None
     assert summary["loss_last"] == losses[-1]
@@ -74,14 +77,27 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(
     assert "reward" not in run.text()
     assert (run.directory / "loss.png").exists()
     report = (run.directory / "report.html").read_text()
-    assert "<figcaption>Loss</figcaption>" in report
-    assert "<figcaption>Policy lag" in report
-    for absent in ("Reward", "KL and clipping", "log-probs", "Warnings"):
-        assert f"<figcaption>{absent}" not in report
+    assert "<figcaption><b>Loss</b>" in report
+    assert "<figcaption><b>Age of the samples</b>" in report
+    for absent in ("Reward", "Distance of the policy", "Trainer against engine", "Warnings"):
+        assert f"<figcaption><b>{absent}" not in report
         assert f"<h2>{absent}" not in report
     row = json.loads((run.directory / "samples/step_0000001.jsonl").read_text().splitlines()[0])
     assert row["reward"] is None
     assert row["response"].endswith("<eos> ")
+
+
+def profiled(directory: Path, steps: list[int]) -> None:
+    """Each of these steps has a trace, of all its phases."""
+    paths = sorted((directory / "profiles").iterdir())
+    assert [path.name for path in paths] == [
+        f"step_{step:07d}_rank_0.trace.json.gz" for step in steps
+    ]
+    for path in paths:
+        bars = {
+            event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        }
+        assert {"sluice: wait for samples", "sluice: train", "aten::mm"} <= bars
 
 
 def trained_in_each_epoch(directory: Path) -> None:
