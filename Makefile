@@ -10,7 +10,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated clean
+.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -24,6 +24,7 @@ help:
 	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
+	@echo "make docs         these pages as a site, in site/; fails where a link or an anchor leads nowhere"
 	@echo "make images       the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
 	@echo "make dashboards-up   Prometheus and Grafana over a run on this machine (docker; RUN=runs/quickstart); dashboards-down ends them"
@@ -42,7 +43,7 @@ $(VENV)/.ready: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
-	@$(PIP) -e '.[client,dev,tracing,wandb]'
+	@$(PIP) -e '.[client,dev,docs,tracing,wandb]'
 	@touch $@
 
 # vLLM needs other releases of what we need, so it has an environment of its own, which engines are started in. On a
@@ -143,10 +144,14 @@ dashboards-up:
 dashboards-down:
 	RUN=$(abspath $(or $(RUN),runs/quickstart)) docker compose -f observability/compose/compose.yaml down --volumes
 
+# Strict: a page without a place in mkdocs.yml, and a link or anchor that leads nowhere, fail.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 # Generated files must be what their sources give.
 check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

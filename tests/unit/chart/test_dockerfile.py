@@ -70,7 +70,7 @@ def test_images_install_the_extras_of_their_roles() -> None:
         "buffer": {"buffer", "tracing"},
         "rollout": {"rollout", "tracing"},
         "trainer": {"trainer", "tracing", "wandb"},
-        "cpu": EXTRAS.keys() - {"dev"},
+        "cpu": EXTRAS.keys() - {"dev", "docs"},
     }
 
 

@@ -81,7 +81,8 @@ def test_what_is_installed_by_name_is_ours() -> None:
     folders = ("cli", "docker", "docs", "operator", "services", "sluice")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = [path.read_text() for path in files if path.suffix in ("", ".md", ".py")]
-    extras = re.compile(r"([\w-]+)\[(?:operator|buffer|rollout|trainer|wandb|local|\{extra\})[],]")
+    names = r"operator|buffer|rollout|trainer|wandb|local|\{extra\}"
+    extras = re.compile(rf"([\w-]+)\[(?:{names})[],](?!\()")
     assert {each for text in texts for each in extras.findall(text)} == {name}
 
 

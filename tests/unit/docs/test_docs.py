@@ -4,9 +4,11 @@ is valid."""
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import typer.main
 from ruamel.yaml.comments import CommentedMap
 
 from sluice.api import load_job
+from sluice.api.explain import explained
 from sluice.api.load import parse_documents, parse_job
 from sluice_cli.main import app
 
@@ -27,6 +30,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+SHELL = {"|", "||", "&&", ">", ";", "&"}
+"""Where a command of a shell ends."""
 SKELETON = """\
 apiVersion: sluice.dev/v1alpha1
 kind: RLJob
@@ -124,13 +129,19 @@ def shell_lines(text: str) -> Iterator[str]:
         yield re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """(where, command line) of every call of sluice in a page or in the head of an example."""
+def block_commands() -> Iterator[tuple[str, str]]:
+    """(where, command line) of every call of sluice in a block of a page."""
     for page in PAGES:
         for _, text in blocks(page, "", "sh", "bash", "console"):
             yield from (
                 (name_of(page), line) for line in shell_lines(text) if line.startswith("sluice ")
             )
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(where, command line) of every call of sluice in a page or in the head of an example."""
+    yield from block_commands()
+    for page in PAGES:
         spans = re.findall(r"`(sluice [^`]+)`", prose(page).replace("\n", " "))
         yield from ((name_of(page), span.replace("\\|", "|")) for span in spans)
     for path in EXAMPLES:
@@ -160,6 +171,40 @@ def test_every_command_exists_with_its_options(where: str, line: str) -> None:
         if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(found)
     ]
     assert unknown == []
+
+
+WHOLE = sorted(
+    {
+        (where, line)
+        for where, line in block_commands()
+        if not re.search(r"\.\.\.|\[OPTIONS\]", line)
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "line"), WHOLE, ids=[f"{where}: {line}" for where, line in WHOLE]
+)
+def test_every_command_of_a_block_parses(where: str, line: str) -> None:
+    command: Any = typer.main.get_command(app)
+    words = list(itertools.takewhile(lambda word: word not in SHELL, shlex.split(line)[1:]))
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    with command.make_context(command.name, words) as context:
+        for setting in context.params.get("overrides") or ():
+            explained(re.sub(r"\[\d+\]", "[]", setting.partition("=")[0]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_script_and_module_that_a_block_runs_is_there(page: Path) -> None:
+    lines = [line for _, text in blocks(page, "", "sh", "bash") for line in shell_lines(text)]
+    calls = [match for line in lines if (match := re.search(r"\bpython (-m )?([\w./]+)", line))]
+    lacking = [
+        name
+        for _, module, name in (match.group(0, 1, 2) for match in calls)
+        if not (find_spec(name) if module else (ROOT / name).exists())
+    ]
+    assert lacking == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
