@@ -27,7 +27,7 @@ _MTP = Lost(
     "layers that predict several tokens are not trained; engines take theirs by rollout.engineArgs"
 )
 _ROUTING = Lost("the engine's routing of experts is not replayed in the trainer")
-_PROFILER = Lost("no profiler is built in; trainer.template may start one around the trainer")
+_PROFILER = Lost("debug.profile: [steps] keeps traces and the history of memory of these steps")
 _REPLAY = Lost("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
 _CHECKS = Same(
     "the first step's checks are made in every run: train/train_rollout_logprob_abs_diff"

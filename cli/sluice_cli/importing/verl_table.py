@@ -28,6 +28,7 @@ _VOLUME = Lost(
     "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
     "itself"
 )
+_PROFILE = Lost("debug.profile: [steps] keeps traces of these steps", unless=(None,))
 _TURNS = Lost("turns and tools are played by a function of yours: rollout.function")
 _MODEL = Lost("the model's code and shape are those of its directory")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -256,6 +257,8 @@ TABLE: dict[str, Translation] = REST | {
     "trainer.log_val_generations": Same("samples/ of the run directory has them"),
     "trainer.device": Lost("sluice runs on NVIDIA's GPUs", unless=("cuda", "gpu", None)),
     "trainer.rollout_data_dir": Lost("debug.dumpRollouts: true keeps all samples", unless=(None,)),
+    "global_profiler.steps": _PROFILE,
+    "trainer.profile_steps": _PROFILE,
     # reward
     "reward_model.launch_reward_fn_async": _ALWAYS,
 }

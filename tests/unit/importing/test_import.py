@@ -166,3 +166,11 @@ def test_an_estimator_is_never_exchanged_for_another() -> None:
         in result.output
     )
     assert "estimator: grpo # algorithm.adv_estimator" in result.stdout
+
+
+def test_who_profiles_is_told_of_the_field_for_it(tmp_path: Path) -> None:
+    words = "debug.profile: [steps]"
+    assert words in slime(tmp_path, "--use-pytorch-profiler --profile-step-start 5").stdout
+    assert words in verl("global_profiler.steps=[1,2]").stdout
+    assert words in verl("trainer.profile_steps=[1,2]").stdout
+    assert words not in verl("global_profiler.steps=null").stdout
