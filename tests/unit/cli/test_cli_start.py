@@ -25,6 +25,9 @@ import os, signal, sys
 from importlib.abc import MetaPathFinder
 from sluice_cli.entry import main
 
+# As at a terminal: tests that run in the background have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class CtrlC(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == MODULE:
