@@ -134,10 +134,10 @@ async def test_without_a_buffer_a_drain_ends_all_the_same(
 
 
 async def test_short_leases_are_kept(house: Callable[..., House], engine: Client) -> None:
-    one = house(**LONG, buffer__leaseSeconds=1.5)
+    one = house(**LONG, buffer__leaseSeconds=4.0)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
-        await asyncio.sleep(3.0)  # two lives of a lease
+        await asyncio.sleep(8.0)  # two lives of a lease
         stats = await client.stats()
         assert (stats.leases + stats.depth, stats.counters["leases_expired"]) == (4, 0)
         await end()
