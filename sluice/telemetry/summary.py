@@ -58,7 +58,7 @@ def summarize(
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
         "wall_seconds": round(wall_seconds, 1),
-        "goodput": round(goodput.ratio, 3) if goodput.total else None,
+        "goodput": round(goodput.ratio, 4) if goodput.total else None,
         "goodput_text": goodput.text() if goodput.total else "",
         "goodput_seconds": {key: round(value, 1) for key, value in goodput.seconds.items()},
         "device_seconds": {key: round(value, 1) for key, value in device_seconds.items()},

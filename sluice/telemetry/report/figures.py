@@ -176,8 +176,8 @@ def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
         axes.set_yscale("log")
     axes.set_xlabel("step")
     if axes.has_data():
-        if axes.dataLim.ymin >= 0 and not curves.log:
-            axes.set_ylim(bottom=0)
+        if axes.dataLim.ymin >= 0 and not curves.log:  # a curve of zeros lies above the axis
+            axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
         _mark_restarts(axes, steps)
         legend_above(axes, columns=4)
 
