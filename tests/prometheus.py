@@ -23,6 +23,7 @@ from sluice.environment import free_port
 from tests.helm import load
 
 CACHE = Path.home() / ".cache" / "sluice-prometheus"
+FETCH_SECONDS = 60
 Labels = dict[str, str]
 
 
@@ -48,13 +49,16 @@ def _unpack_debians() -> str:
         return "no apt-get on the PATH"
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as directory:
-        fetched = subprocess.run(
-            ["apt-get", "download", "prometheus"],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        try:
+            fetched = subprocess.run(
+                ["apt-get", "download", "prometheus"],
+                cwd=directory,
+                capture_output=True,
+                text=True,
+                timeout=FETCH_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return f"apt-get has not fetched it within {FETCH_SECONDS} s"
         packages = list(Path(directory).glob("prometheus_*.deb"))
         if not packages:
             return fetched.stderr.strip().splitlines()[-1] if fetched.stderr else "no package"
