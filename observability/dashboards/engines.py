@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
+from observability import promql
 from observability import recording as rec
 from observability.dashboards.frame import frame
 from observability.panels import (
@@ -41,7 +42,7 @@ def dashboard() -> Dashboard:
 
 
 def _rendezvous(metric: str) -> str:
-    return f"max by (namespace, job) (sluice_rendezvous_{metric}{{{JOB}}})"
+    return promql.newest(f"sluice_rendezvous_{metric}")
 
 
 def _weights() -> list[Panel]:
@@ -84,17 +85,13 @@ def _weights() -> list[Panel]:
 
 
 def _updates() -> list[Panel]:
-    def mean(phase: str, by: str) -> str:
+    def mean(phase: str, *labels: str) -> str:
         selector = f"{JOB},{phase}"
-        seconds = f"rate(sluice_trainer_weight_update_seconds_sum{{{selector}}}[{RATE}])"
-        updates = f"rate(sluice_trainer_weight_update_seconds_count{{{selector}}}[{RATE}])"
-        return f"sum by ({by}) ({seconds}) / (sum by ({by}) ({updates}) > 0)"
+        return promql.mean("sluice_trainer_weight_update_seconds", *labels, selector=selector)
 
-    sent = (
-        f"sum by (namespace, job) (rate(sluice_trainer_weight_update_bytes_total{{{JOB}}}[{RATE}]))"
-    )
+    sent = promql.rate("sluice_trainer_weight_update_bytes_total")
     left = f"increase(sluice_trainer_weight_update_failures_total{{{JOB}}}[1h])"
-    passed = f"sum by (le, phase) (rate(sluice_rendezvous_update_seconds_bucket{{{JOB}}}[{RATE}]))"
+    passed = promql.quantile(0.95, "sluice_rendezvous_update_seconds", "phase")
     return [
         lines(
             "Update by phase",
@@ -109,15 +106,15 @@ def _updates() -> list[Panel]:
             "For how long an update keeps engines from generating; and the whole update.",
             SECONDS,
             above(10, 60),
-            Query(mean('phase="paused"', "namespace, job"), "paused"),
-            Query(mean('phase="whole"', "namespace, job"), "whole"),
+            Query(mean('phase="paused"'), "paused"),
+            Query(mean('phase="whole"'), "whole"),
         ),
         lines(
             "Until engines have passed a phase",
             "95th percentile, from an update's beginning.",
             SECONDS,
             none(),
-            Query(f"histogram_quantile(0.95, {passed})", "{{phase}}"),
+            Query(passed, "{{phase}}"),
         ),
         lines(
             "Weights sent",
@@ -238,9 +235,9 @@ def _engines() -> list[Panel]:
 
 
 def _workers() -> list[Panel]:
-    phases = f"sum by (phase) (rate(sluice_rollout_phase_seconds_total{{{JOB}}}[{RATE}]))"
-    answered = f"sum by (finish) (rate(sluice_rollout_requests_total{{{JOB}}}[{RATE}]))"
-    seconds = f"sum by (le, replica) (rate(sluice_rollout_request_seconds_bucket{{{JOB}}}[{RATE}]))"
+    phases = promql.rate("sluice_rollout_phase_seconds_total", "phase")
+    answered = promql.rate("sluice_rollout_requests_total", "finish")
+    seconds = promql.quantile(0.95, "sluice_rollout_request_seconds", "replica")
     return [
         lines(
             "Workers",
@@ -262,6 +259,6 @@ def _workers() -> list[Panel]:
             "95th percentile, at the engine.",
             SECONDS,
             none(),
-            Query(f"histogram_quantile(0.95, {seconds})", "engine {{replica}}"),
+            Query(seconds, "engine {{replica}}"),
         ),
     ]

@@ -1,4 +1,4 @@
-"""What all dashboards have in common: variables, links, the time that they show."""
+"""The common parts of all dashboards: variables, links, the time that they show."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
+from observability import promql
 from observability import recording as rec
 from observability.dashboards.frame import frame
 from observability.panels import (
@@ -12,7 +13,6 @@ from observability.panels import (
     JOB,
     NUMBER,
     PER_SECOND,
-    RATE,
     SECONDS,
     SHARE,
     Panel,
@@ -43,8 +43,7 @@ def dashboard() -> Dashboard:
 
 
 def _trainer(metric: str) -> str:
-    """Of the attempt that runs: a scrape of the one before may still be there."""
-    return f"max by (namespace, job) (sluice_trainer_{metric}{{{JOB}}})"
+    return promql.newest(f"sluice_trainer_{metric}")
 
 
 def _now() -> list[Panel]:
@@ -79,7 +78,7 @@ def _now() -> list[Panel]:
             "Engines that are there.",
             COUNT,
             below(1),
-            Query(f"max by (namespace, job) (sluice_rendezvous_engines{{{JOB}}})", "engines"),
+            Query(promql.newest("sluice_rendezvous_engines"), "engines"),
         ),
         number("Alerts", "Alerts of this job that fire.", COUNT, above(1), Query(firing, "alerts")),
     ]
@@ -181,7 +180,7 @@ def _policy() -> list[Panel]:
 
 
 def _samples() -> list[Panel]:
-    samples = f"sum by (outcome) (rate(sluice_trainer_samples_total{{{JOB}}}[{RATE}]))"
+    samples = promql.rate("sluice_trainer_samples_total", "outcome")
     return [
         lines(
             "Response length",
@@ -211,13 +210,11 @@ def _samples() -> list[Panel]:
 
 
 def _time() -> list[Panel]:
-    phases = f"sum by (phase) (rate(sluice_trainer_phase_seconds_total{{{JOB}}}[{RATE}]))"
+    phases = promql.rate("sluice_trainer_phase_seconds_total", "phase")
     categories = f"sum by (namespace, job, category) ({rec.CATEGORIES}{{{JOB}}})"
     every = f"sum by (namespace, job) ({rec.CATEGORIES}{{{JOB}}})"
     shares = f"{categories} / on (namespace, job) group_left () ({every} > 0)"
-    spent = f"rate(sluice_trainer_step_seconds_sum{{{JOB}}}[{RATE}])"
-    steps = f"rate(sluice_trainer_step_seconds_count{{{JOB}}}[{RATE}])"
-    mean = f"sum by (namespace, job) ({spent}) / (sum by (namespace, job) ({steps}) > 0)"
+    mean = promql.mean("sluice_trainer_step_seconds")
     return [
         lines(
             "Trainer",
@@ -259,15 +256,13 @@ def _time() -> list[Panel]:
 
 
 def _generation() -> list[Panel]:
-    by_replica = "sum by (replica)"
-    tokens = f"{by_replica} (rate(sluice_rollout_generated_tokens_total{{{JOB}}}[{RATE}]))"
-    requests = f"{by_replica} (sluice_rollout_requests_at_engine{{{JOB}}})"
-    waiting = f"{by_replica} (sluice_rollout_requests_waiting{{{JOB}}})"
-    groups = f"sum by (le) (rate(sluice_rollout_group_seconds_bucket{{{JOB}}}[{RATE}]))"
-    rewards = f"sum by (le) (rate(sluice_rollout_reward_seconds_bucket{{{JOB}}}[{RATE}]))"
-    tools = f"sum by (le, tool) (rate(sluice_rollout_tool_seconds_bucket{{{JOB}}}[{RATE}]))"
-    failures = f"sum by (reason) (rate(sluice_rollout_group_failures_total{{{JOB}}}[{RATE}]))"
-    judged = f"sum by (outcome) (rate(sluice_rollout_rewards_total{{{JOB}}}[{RATE}]))"
+    requests = f"sum by (replica) (sluice_rollout_requests_at_engine{{{JOB}}})"
+    waiting = f"sum by (replica) (sluice_rollout_requests_waiting{{{JOB}}})"
+    rewards = promql.quantile(0.95, "sluice_rollout_reward_seconds")
+    tools = promql.quantile(0.95, "sluice_rollout_tool_seconds", "tool")
+    tokens = promql.rate("sluice_rollout_generated_tokens_total", "replica")
+    failures = promql.rate("sluice_rollout_group_failures_total", "reason")
+    judged = promql.rate("sluice_rollout_rewards_total", "outcome")
     return [
         lines(
             "Generated tokens",
@@ -289,8 +284,7 @@ def _generation() -> list[Panel]:
             "From its lease until it is submitted, rewards included.",
             SECONDS,
             none(),
-            Query(f"histogram_quantile(0.5, {groups})", "median"),
-            Query(f"histogram_quantile(0.95, {groups})", "95th percentile"),
+            *promql.spread("sluice_rollout_group_seconds"),
         ),
         lines(
             "Rewards",
@@ -304,8 +298,8 @@ def _generation() -> list[Panel]:
             "95th percentile, waiting included.",
             SECONDS,
             above(10, 60),
-            Query(f"histogram_quantile(0.95, {rewards})", "reward"),
-            Query(f"histogram_quantile(0.95, {tools})", "{{tool}}"),
+            Query(rewards, "reward"),
+            Query(tools, "{{tool}}"),
         ),
         lines(
             "Failed groups",
@@ -318,7 +312,7 @@ def _generation() -> list[Panel]:
 
 
 def _checkpoints() -> list[Panel]:
-    behind = f"clamp_min({rec.STEP}{{{JOB}}} - {_buffer('checkpoint_step')}, 0)"
+    behind = f"clamp_min({rec.STEP}{{{JOB}}} - {promql.newest('sluice_buffer_checkpoint_step')}, 0)"
     return [
         lines(
             "Steps since the last checkpoint",
@@ -346,7 +340,3 @@ def _checkpoints() -> list[Panel]:
             Query(_trainer("checkpoint_bytes"), "checkpoint"),
         ),
     ]
-
-
-def _buffer(metric: str) -> str:
-    return f"max by (namespace, job) (sluice_buffer_{metric}{{{JOB}}})"

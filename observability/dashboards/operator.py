@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
+from observability import promql
 from observability import recording as rec
 from observability.dashboards.frame import frame
 from observability.panels import (
@@ -91,7 +92,9 @@ def _operator() -> list[Panel]:
             "How long the operator works on a job at a time.",
             SECONDS,
             above(1, 10),
-            *_quantiles("controller_runtime_reconcile_time_seconds", 'controller="rljob"'),
+            *promql.spread(
+                "controller_runtime_reconcile_time_seconds", selector='controller="rljob"'
+            ),
         ),
         lines(
             "Requests to the API server",
@@ -101,14 +104,6 @@ def _operator() -> list[Panel]:
             Query(calls, "{{method}} {{code}}"),
         ),
     ]
-
-
-def _quantiles(metric: str, selector: str) -> tuple[Query, Query]:
-    buckets = f"sum by (le) (rate({metric}_bucket{{{selector}}}[{RATE}]))"
-    return (
-        Query(f"histogram_quantile(0.5, {buckets})", "median"),
-        Query(f"histogram_quantile(0.95, {buckets})", "95th percentile"),
-    )
 
 
 def _queue() -> list[Panel]:
@@ -126,7 +121,7 @@ def _queue() -> list[Panel]:
             "How long jobs waited for a worker.",
             SECONDS,
             above(1, 10),
-            *_quantiles("workqueue_queue_duration_seconds", 'name="rljob"'),
+            *promql.spread("workqueue_queue_duration_seconds", selector='name="rljob"'),
         ),
         lines(
             "Retries",
@@ -139,11 +134,11 @@ def _queue() -> list[Panel]:
 
 
 def _buffer(metric: str) -> str:
-    return f"max by (namespace, job) (sluice_buffer_{metric}{{{JOB}}})"
+    return promql.newest(f"sluice_buffer_{metric}")
 
 
 def _rate(metric: str) -> str:
-    return f"sum by (namespace, job) (rate(sluice_buffer_{metric}{{{JOB}}}[{RATE}]))"
+    return promql.rate(f"sluice_buffer_{metric}")
 
 
 def _groups() -> list[Panel]:
@@ -196,7 +191,7 @@ def _groups() -> list[Panel]:
 
 
 def _room() -> list[Panel]:
-    takes = f"sum by (le, call) (rate(sluice_buffer_take_seconds_bucket{{{JOB}}}[{RATE}]))"
+    takes = promql.quantile(0.95, "sluice_buffer_take_seconds", "call")
     return [
         lines(
             "Storage used",
@@ -226,20 +221,20 @@ def _room() -> list[Panel]:
             "95th percentile, until it is on disk and answered.",
             SECONDS,
             above(1, 10),
-            Query(f"histogram_quantile(0.95, {takes})", "{{call}}"),
+            Query(takes, "{{call}}"),
         ),
         lines(
             "Workers wait for prompts",
             "How long a worker waits for a lease. In sync mode it waits for the trainer.",
             SECONDS,
             none(),
-            *_quantiles("sluice_buffer_lease_wait_seconds", JOB),
+            *promql.spread("sluice_buffer_lease_wait_seconds", selector=JOB),
         ),
         lines(
             "Trainer waits for a batch",
             "How long the trainer waits for a batch, once it has asked.",
             SECONDS,
             none(),
-            *_quantiles("sluice_buffer_batch_wait_seconds", JOB),
+            *promql.spread("sluice_buffer_batch_wait_seconds", selector=JOB),
         ),
     ]
