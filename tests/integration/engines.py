@@ -267,6 +267,19 @@ class Sglang:
             until, lambda: self.load("num_used_tokens") >= tokens, 20.0, f"{tokens} tokens"
         )
 
+    async def running(self, requests: int) -> None:
+        """Wait until the scheduler runs so many requests.
+
+        One that waits in front of it, as all do in a pause, cannot be taken back: SGLang 0.5.21
+        sends the scheduler one abort for a request, which does not know it yet.
+        """
+        await asyncio.to_thread(
+            until,
+            lambda: self.load("num_running_reqs") >= requests,
+            20.0,
+            f"{requests} requests run",
+        )
+
     async def idle(self, seconds: float) -> None:
         await asyncio.to_thread(
             until, lambda: self.load("num_running_reqs") == 0, seconds, "the engine is idle"

@@ -87,6 +87,7 @@ async def test_a_pause_that_nobody_ends_is_the_engines_end(
         await asyncio.wait_for(membership.connected.wait(), 10)
         await one.rendezvous.serve(0)
         await leases(worker, 4)
+        await sglang.running(8)
         call(sglang.url + "/pause_generation", {"mode": "in_place"})
         with pytest.raises(WorkerError, match=r"paused for \d+ s, and no trainer has ended that"):
             await asyncio.wait_for(work, 60)
