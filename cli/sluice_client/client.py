@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 
 
 class Client:

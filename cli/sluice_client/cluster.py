@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sluice.api import manifest
-from sluice.api.base import API_VERSION
 from sluice.api.job import KIND
 from sluice.telemetry import run_directory
 from sluice_cli.listing import Listed, of_cluster
@@ -47,10 +46,12 @@ class Cluster:
         await self._api.__aexit__()
 
     async def submit(self, submission: Submission) -> str:
-        """Files come as a ConfigMap that is deleted with the job."""
+        """Files come as a ConfigMap that is deleted with the job. Without them there is no job:
+        its pods would wait for them.
+        """
         name = submission.job.metadata.name
         if not submission.files:
-            await self._create("RLJob", _typed(submission.document()))
+            await self._create("RLJob", submission.document())
             return name
         if submission.job.spec.data.volume is not None and REWARD_FILE in submission.files:
             raise ClientError(
@@ -63,10 +64,17 @@ class Cluster:
                 f"functions and prompts have {size} bytes, and a ConfigMap holds {LARGEST_FILES}: "
                 "put the prompts into a volume (spec.data.volume) or behind a source"
             )
-        document = _typed(manifest(submission.placed(CODE_DIR)))
+        document = manifest(submission.placed(CODE_DIR))
         document["spec"].setdefault("podTemplateOverrides", []).extend(_mounts(name))
         owner = await self._create("RLJob", document)
-        await self._create("ConfigMap", _config_map(owner, submission.files))
+        try:
+            await self._create("ConfigMap", _config_map(owner, submission.files))
+        except ClientError as error:
+            try:
+                await self.delete(name)
+            except ClientError as second:
+                raise ClientError(f"{error}; and its job stays: {second}") from error
+            raise
         return name
 
     def reader(self, name: str) -> KubeReader:
@@ -137,10 +145,6 @@ def _number(value: Any) -> float | None:
         return float(value) if isinstance(value, str) else None
     except ValueError:
         return None
-
-
-def _typed(document: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": KIND, **document}
 
 
 def _mounts(job: str) -> list[dict[str, Any]]:

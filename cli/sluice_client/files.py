@@ -11,6 +11,8 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 
 from sluice.api import ManifestError, RLJob, manifest, parse_documents, parse_job
+from sluice.api.base import API_VERSION
+from sluice.api.job import KIND
 from sluice.api.load import one_job
 from sluice_cli.resolve import resolve
 from sluice_client.errors import ClientError
@@ -88,7 +90,11 @@ def _document(job: JobLike) -> tuple[CommentedMap, str, Path]:
     if isinstance(job, str | Path):
         path = Path(job)
         return one_job(path), str(path), path.resolve().parent
-    plain = manifest(job) if isinstance(job, RLJob) else job
+    plain = (
+        {"apiVersion": API_VERSION, "kind": KIND, **manifest(job)}
+        if isinstance(job, RLJob)
+        else job
+    )
     return parse_documents(json.dumps(plain), "job")[0], "job", Path.cwd()
 
 

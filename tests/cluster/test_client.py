@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice import Client, ClientError, JobFailedError
-from sluice_operator.cluster.kube.paths import path
+from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.operators import Operator
 from tests.cluster.world import SPEC, World
 
@@ -59,6 +59,16 @@ async def test_functions_and_rows_come_as_a_config_map_that_goes_with_the_job(
     stored = (await world.job("packed"))["spec"]
     assert stored["reward"]["function"] == "/sluice/code/reward.py:length"
     await asyncio.to_thread(job.delete)
+
+
+async def test_without_its_files_there_is_no_job(
+    operator: Operator, world: World, client: Client
+) -> None:
+    taken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "packed-code"}}
+    await world.api.create(collection("ConfigMap", world.namespace), taken)
+    with pytest.raises(ClientError, match=r"cannot create ConfigMap packed-code: .*already exists"):
+        await asyncio.to_thread(client.submit, {**JOB, "spec": SPEC}, name="packed", prompts=ROWS)
+    assert await asyncio.to_thread(client.list) == []
 
 
 async def test_a_job_is_listed_scaled_suspended_and_deleted(

@@ -29,12 +29,15 @@ def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
     assert made(here=False).document()["spec"]["model"]["path"] == "model"
 
 
-@pytest.mark.parametrize("kind", ["path", "text", "job", "plain"])
+@pytest.mark.parametrize("kind", ["path", "text", "job", "built", "plain"])
 def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(QUICKSTART.parent)
     job = load_job(QUICKSTART)
     typed = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", **manifest(job)}
-    forms = {"path": QUICKSTART, "text": str(QUICKSTART), "job": job, "plain": typed}
+    built = RLJob(metadata=job.metadata, spec=job.spec)
+    forms = {
+        "path": QUICKSTART, "text": str(QUICKSTART), "job": job, "built": built, "plain": typed,
+    }  # fmt: skip
     sent = made(forms[kind], name="other")
     assert sent.job.metadata.name == "other"
     assert sent.document()["spec"] == made().document()["spec"]
