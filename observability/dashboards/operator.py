@@ -228,13 +228,13 @@ def _room() -> list[Panel]:
             "How long a worker waits for a lease. In sync mode it waits for the trainer.",
             SECONDS,
             none(),
-            *promql.spread("sluice_buffer_lease_wait_seconds", selector=JOB),
+            *promql.spread("sluice_buffer_lease_wait_seconds"),
         ),
         lines(
             "Trainer waits for a batch",
             "How long the trainer waits for a batch, once it has asked.",
             SECONDS,
             none(),
-            *promql.spread("sluice_buffer_batch_wait_seconds", selector=JOB),
+            *promql.spread("sluice_buffer_batch_wait_seconds"),
         ),
     ]

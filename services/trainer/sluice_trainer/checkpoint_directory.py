@@ -83,6 +83,12 @@ def latest(directory: Path) -> int | None:
     return max(steps(directory), default=None)
 
 
+def newest(path: Path) -> Path:
+    """The newest checkpoint of a directory; the path itself where it holds none."""
+    step = latest(path)
+    return path if step is None else path_of(path, step)
+
+
 # --- whose it is
 
 

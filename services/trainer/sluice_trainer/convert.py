@@ -37,8 +37,7 @@ def main(arguments: list[str]) -> int:
 
 def _is_megatrons(checkpoint: Path) -> bool:
     """True for Megatron's torch_dist format, and for what is no checkpoint at all."""
-    step = checkpoint_directory.latest(checkpoint)
-    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    final = checkpoint_directory.newest(checkpoint)
     return (final / "metadata.json").is_file() or not (final / ".metadata").is_file()
 
 

@@ -41,6 +41,10 @@ class CheckpointFilesError(ConfigurationError):
     """A Hugging Face checkpoint whose files do not hold what its config.json promises."""
 
 
+class ConversionError(ConfigurationError):
+    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
+
+
 @contextmanager
 def reader(directory: Path) -> Iterator[Reader]:
     """read(name, shape): a tensor of the checkpoint in `directory`. Files are mapped, and read

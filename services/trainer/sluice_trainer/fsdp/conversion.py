@@ -11,16 +11,11 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
-from sluice.environment import ConfigurationError
 from sluice_trainer import checkpoint_directory
 from sluice_trainer.fsdp.export import hf_tensors
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.sharding import named_tensors
-from sluice_trainer.huggingface_files import SHARD_BYTES, save_hf
-
-
-class ConversionError(ConfigurationError):
-    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
+from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, save_hf
 
 
 def dist_to_hf(
@@ -31,8 +26,7 @@ def dist_to_hf(
     checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
     Hugging Face directory with the model's config and tokenizer. Raises ConversionError.
     """
-    step = checkpoint_directory.latest(checkpoint)
-    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    final = checkpoint_directory.newest(checkpoint)
     recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32)
     dtype = getattr(recipe.config(), "dtype", None) or torch.float32
     model = recipe.blank().to_empty(device="cpu")

@@ -19,9 +19,8 @@ from megatron.core import dist_checkpointing
 from torch import Tensor
 
 from sluice.api import Parallelism
-from sluice.environment import ConfigurationError
 from sluice_trainer import checkpoint_directory
-from sluice_trainer.huggingface_files import SHARD_BYTES, Reader, reader, save_hf
+from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, Reader, reader, save_hf
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
 from sluice_trainer.megatron.checkpoints.pieces import MissingPieceError, PieceReader
@@ -33,10 +32,6 @@ from sluice_trainer.megatron.model.config import transformer_config
 
 Place = tuple[Entry, int]
 """Of a parameter: its entry, and which expert it belongs to (0 where there are none)."""
-
-
-class ConversionError(ConfigurationError):
-    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
 
 
 class _Skeleton:
@@ -152,8 +147,7 @@ def dist_to_hf(
     checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
     Hugging Face directory with the model's config and tokenizer.
     """
-    step = checkpoint_directory.latest(checkpoint)
-    final = checkpoint if step is None else checkpoint_directory.path_of(checkpoint, step)
+    final = checkpoint_directory.newest(checkpoint)
     if not (final / "metadata.json").is_file():
         raise ConversionError(
             f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)"
