@@ -15,7 +15,8 @@ import torch
 import transformers
 
 from sluice_trainer import checkpoint_directory
-from sluice_trainer.megatron.checkpoints.conversion import ConversionError, dist_to_hf, hf_to_dist
+from sluice_trainer.huggingface_files import ConversionError
+from sluice_trainer.megatron.checkpoints.conversion import dist_to_hf, hf_to_dist
 from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
