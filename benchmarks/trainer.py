@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--lengths", choices=["equal", "lognormal"], default="equal")
     parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: --tokens")
     parser.add_argument("--recompute", default="none")
+    parser.add_argument("--cpu-offload", choices=["none", "all"], default="none")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -128,6 +130,7 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
         "steps": 1000,
         "maxTokensPerGpu": options.max_tokens or options.tokens,
         "recompute": options.recompute,
+        "cpuOffload": options.cpu_offload,
     }
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
@@ -208,23 +211,23 @@ def profiled(policy: Backend, options: argparse.Namespace) -> None:
         options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, 0
     )
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPUS else [])]
-    with profile(activities=activities) as found:
+    with profile(activities=activities) as profiler:
         policy.train([shard], [totals])
         wait()
     if dist.get_rank() == 0:
-        rows = found.key_averages()
-        time_of = (
-            (lambda row: row.self_device_time_total)
-            if GPUS
-            else (lambda row: row.self_cpu_time_total)
-        )
-        whole = sum(time_of(row) for row in rows)
-        print(f"profile of one step: {whole / 1e3:.0f} ms on the device, all kernels together")
-        for row in sorted(rows, key=time_of, reverse=True)[:28]:
-            print(
-                f"{time_of(row) / 1e3:9.1f} ms {time_of(row) / whole:6.1%} {row.count:7d}  "
-                f"{row.key[:110]}"
-            )
+        rows = profiler.key_averages()
+        if GPUS:
+            longest("on the device", rows, lambda row: row.self_device_time_total)
+        longest("on the CPU", rows, lambda row: row.self_cpu_time_total)
+
+
+def longest(where: str, rows: Any, time_of: Callable[[Any], float]) -> None:
+    """Print the rows of a profile that took longest there."""
+    whole = sum(time_of(row) for row in rows)
+    print(f"profile of one step: {whole / 1e3:.0f} ms {where}, all together")
+    for row in sorted(rows, key=time_of, reverse=True)[:28]:
+        share = time_of(row) / whole
+        print(f"{time_of(row) / 1e3:9.1f} ms {share:6.1%} {row.count:7d}  {row.key[:110]}")
 
 
 def report(
@@ -254,6 +257,7 @@ def report(
         "lengths": options.lengths,
         "sequences": len(shard),
         "recompute": options.recompute,
+        "cpu_offload": options.cpu_offload,
         "step_seconds": step,
         "tokens_per_second": rate,
         "gflop_per_token": model / 1e9,
@@ -264,7 +268,8 @@ def report(
     print(
         f"{options.backend}, {options.shape}, {shape.layers} layers, {result['machine']} "
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
-        f"lengths of {options.tokens} tokens, recompute {options.recompute}: step {step * 1e3:.0f} "
+        f"lengths of {options.tokens} tokens, recompute {options.recompute}, "
+        f"in host memory {options.cpu_offload}: step {step * 1e3:.0f} "
         f"ms, {rate:,.0f} tokens/s, {model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
         f"{result['peak_gib']:.0f} GiB; peer: {PEERS.get((options.shape, options.gpus), '-')}",
         flush=True,
@@ -274,7 +279,8 @@ def report(
         other = "" if options.backend == "megatron" else f"-{options.backend}"
         name = f"trainer{other}-{options.shape}-{options.gpus}gpu"
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
-        name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}.json"
+        name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}"
+        name += "-host.json" if options.cpu_offload == "all" else ".json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 

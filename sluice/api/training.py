@@ -271,6 +271,12 @@ class Trainer(Model):
         description="What the trainer keeps in host memory while the engines generate, with "
         "colocate. Default: all on GPU, none on CPU.",
     )
+    cpu_offload: Literal["none", "all"] = Field(
+        "none",
+        description="What the trainer keeps in host memory also while it trains: all: weights, "
+        "gradients and optimizer, whose step the CPU takes. For models that do not fit "
+        "otherwise; needs backend: fsdp.",
+    )
     device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         "gpu.nvidia.com",
         description="DeviceClass of the GPUs in the ResourceClaims that colocate makes in a "
@@ -328,6 +334,12 @@ class Trainer(Model):
             lambda t: t.offload in (None, "none") or t.colocate,
             "only a trainer that shares its GPUs offloads: it needs colocate: true",
             "offload",
+        ),
+        Rule(
+            "self.cpuOffload == 'none' || self.backend == 'fsdp'",
+            lambda t: t.cpu_offload == "none" or t.backend == "fsdp",
+            "only backend: fsdp trains from host memory",
+            "cpuOffload",
         ),
         *map(_whole, ("tensor", "pipeline", "context", "expert")),
     )

@@ -58,6 +58,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         for kind in ("tensor", "pipeline", "context", "expert")
     ),
     ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
+    ({"trainer": {"steps": 4, "cpuOffload": "all"}}, "only backend: fsdp trains from host memory"),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
@@ -151,6 +152,7 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
     {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
+    {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "all"}},
     {
         "trainer": {"steps": 4, "nodes": 2},
         "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}},

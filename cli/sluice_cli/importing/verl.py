@@ -112,7 +112,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     corrections(draft, settings)
     _evaluation(draft, settings)
     distillation(draft, settings)
-    _ulysses(draft, settings)
+    _fsdp(draft, settings)
     apart = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     options = engine(draft, settings)
@@ -163,12 +163,15 @@ def _config(draft: Draft, settings: Settings) -> None:
             )
 
 
-def _ulysses(draft: Draft, settings: Settings) -> None:
-    """Sequence parallelism under FSDP, which has none here."""
+def _fsdp(draft: Draft, settings: Settings) -> None:
+    """FSDP's own: weights on the CPU, and sequence parallelism, which has no place here."""
     groups = (_ACTOR, f"{_ACTOR}.fsdp_config")
+    offload = settings.take(f"{_ACTOR}.fsdp_config.offload_policy")
     strategies = [settings.get(f"{group}.strategy") for group in groups]
     if not any(strategy and strategy.value in FSDP for strategy in strategies):
         return
+    if offload and offload.value is True:
+        draft.set("trainer.cpuOffload", "all", offload.name)
     for group in groups:
         ranks = settings.take(f"{group}.ulysses_sequence_parallel_size")
         if ranks and ranks.value not in (None, 1):

@@ -92,7 +92,6 @@ REST: dict[str, Translation] = {
     f"{_ACTOR}.megatron.quantization": _off("the trainer computes in bf16 or fp32"),
     f"{_ACTOR}.megatron.enable_qat": _off("the trainer computes in bf16 or fp32"),
     f"{_ACTOR}.fsdp_config.model_dtype": _PRECISION,
-    f"{_ACTOR}.fsdp_config.offload_policy": _off("weights and optimizer stay on the GPU"),
     # rollout
     **_all(
         _ENGINE,

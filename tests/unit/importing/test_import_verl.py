@@ -245,6 +245,11 @@ def test_verls_teacher(tmp_path: Path) -> None:
         ),
         (
             "actor_rollout_ref.actor.strategy=fsdp2 "
+            "actor_rollout_ref.actor.fsdp_config.offload_policy=True",
+            {"trainer": {"backend": "fsdp", "cpuOffload": "all"}},
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=fsdp2 "
             "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4",
             {"trainer": {"backend": "fsdp", "parallelism": None}},
         ),

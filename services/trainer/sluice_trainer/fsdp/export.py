@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from sluice.engines.base import StackName
+from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.sharding import named_tensors
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")
@@ -54,7 +55,7 @@ def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 def _gathered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The whole of a tensor. Parameters are cast before they travel; buffers stay as they are."""
     if isinstance(tensor, DTensor):
-        share = tensor.detach().to(dtype)
+        share = tensor.detach().to(DEVICE, dtype)
         assert isinstance(share, DTensor)
         return share.full_tensor()
     return tensor.detach()

@@ -27,7 +27,7 @@ class ShardedFrozen:
     """Weights that stay as they are, spread over all ranks, in the precision of computing."""
 
     def __init__(self, spec: RLJobSpec, recipe: Recipe, ranks: Ranks) -> None:
-        self.net: Net = build(recipe, ranks, learns=False)
+        self.net: Net = build(recipe, ranks, spec.trainer, learns=False)
         self._spec, self._ranks = spec, ranks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:

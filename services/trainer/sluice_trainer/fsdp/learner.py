@@ -10,14 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row import row
-from sluice_trainer.fsdp.sharding import reshard
+from sluice_trainer.fsdp.sharding import local, reshard
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.step.learner import Learner, by_sequence
@@ -67,14 +66,27 @@ class ShardedLearner(Learner):
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
         limit = self._rates.clip_grad or math.inf
-        norm = float(_whole(nn.utils.clip_grad_norm_(self.net.parameters(), limit)))
+        norm = clip(self.net, limit)
         check_gradient(norm, sums["loss"])
         self.optimizer.step()
         return StepResult(sums, maxima, norm)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def clip(net: nn.Module, limit: float) -> float:
+    """The norm of the gradients of all ranks. They are scaled down where it is above `limit`.
+
+    Collective. Of torch's own way only the sum over ranks differs, which there goes where the
+    gradients lie: with `cpuOffload` that is where NCCL does not reach.
+    """
+    shares = [local(parameter.grad) for parameter in net.parameters() if parameter.grad is not None]
+    square = nn.utils.get_total_norm(shares).to(DEVICE).square()
+    dist.all_reduce(square)
+    norm = float(square.sqrt())
+    factor = min(limit / (norm + 1e-6), 1.0)
+    if factor < 1.0:
+        for share in shares:
+            share.mul_(factor)
+    return norm
 
 
 def adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:

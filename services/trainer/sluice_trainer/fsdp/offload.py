@@ -7,11 +7,10 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.net import Net
-from sluice_trainer.fsdp.sharding import reshard
+from sluice_trainer.fsdp.sharding import local, reshard
 from sluice_trainer.storages import Offload
 
 
@@ -40,15 +39,11 @@ def offload(
 
 def _tensors_of(nets: Iterable[nn.Module]) -> Iterator[Tensor]:
     for net in nets:
-        yield from (_local(tensor) for tensor in net.parameters())
-        yield from (_local(tensor) for tensor in net.buffers())
+        yield from (local(tensor) for tensor in net.parameters())
+        yield from (local(tensor) for tensor in net.buffers())
 
 
 def _optimizer_state(learners: Iterable[ShardedLearner]) -> Iterator[Tensor]:
     for learner in learners:
         for state in learner.optimizer.state.values():
-            yield from (_local(value) for value in state.values() if isinstance(value, Tensor))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            yield from (local(value) for value in state.values() if isinstance(value, Tensor))

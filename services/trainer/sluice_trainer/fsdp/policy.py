@@ -70,7 +70,7 @@ class ShardedPolicy(LearningPolicy):
         check_tied(tied, config.model_type, engine_of(spec).layout.untied, spec.rollout.engine)
         self._compute = recipe.compute
         total_steps, settings = total_steps or spec.trainer.steps, spec.algorithm.value_model
-        net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
+        net = build(recipe, self.ranks, spec.trainer, learns=True)
         check_log_probs(net, recipe.compute, spec.data.seed)
         own_steps = steps_of_policy(total_steps, settings)
         self._learner = ShardedLearner(net, spec, self.ranks, spec.trainer.optimizer, own_steps)
@@ -89,7 +89,7 @@ class ShardedPolicy(LearningPolicy):
         if settings.model_path:
             recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
         spec = self.spec
-        net = build(recipe, self.ranks, learns=True, recompute=spec.trainer.recompute == "full")
+        net = build(recipe, self.ranks, spec.trainer, learns=True)
         rates = critic.rates(settings, spec.trainer.optimizer)
         learner = ShardedLearner(net, spec, self.ranks, rates, total_steps)
         return critic.Critic(settings, learner, forward_values)

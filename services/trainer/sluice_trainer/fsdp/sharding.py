@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from sluice.api import Trainer
 from sluice_trainer.compiled import compiled
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.families import blocks
@@ -22,12 +29,13 @@ from sluice_trainer.fsdp.net import Net
 from sluice_trainer.ranks import Ranks
 
 
-def build(recipe: Recipe, ranks: Ranks, *, learns: bool, recompute: bool = False) -> Net:
+def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Net:
     """The model at its first weights, each rank with its share of every parameter. Collective.
 
     Only rank 0 reads a checkpoint. A model that learns keeps float32 weights and computes in
-    `recipe.compute`; another keeps its weights in that. recompute: each layer's activations in the
-    backward pass. Drop-out is off: log-probs are those of the model that generates.
+    `recipe.compute`; another keeps its weights in that. With `cpuOffload: all` the shares stay in
+    host memory, and are copied to the GPU layer by layer. Drop-out is off: log-probs are those of
+    the model that generates.
     """
     model = recipe.blank().eval()
     if not learns:
@@ -35,25 +43,40 @@ def build(recipe: Recipe, ranks: Ranks, *, learns: bool, recompute: bool = False
         for parameter in model.parameters():
             parameter.data = parameter.data.to(recipe.compute)
     net = Net(model)
-    _shard(net, recipe.compute if learns else None, recompute=recompute)
-    net.to_empty(device=DEVICE)
+    host = trainer.cpu_offload == "all"
+    policy = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda") if host else OffloadPolicy()
+    spread = partial(_spread, compute=recipe.compute if learns else None, offload=policy)
+    _shard(net, spread, recompute=learns and trainer.recompute == "full")
+    net.to_empty(device="cpu" if host else DEVICE)
     model.tie_weights()
+    if host:
+        _buffers_to_device(net)
     source = recipe.source() if ranks.rank == 0 else None
     _fill(model, source, ranks)
     return net
 
 
-def _shard(net: Net, compute: torch.dtype | None, *, recompute: bool) -> None:
+def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     alone = mesh.size() == 1  # nobody has anything to gather: weights in `compute` can stay
     for block in blocks(net.model):
-        if net.packs and not _has_experts(block):
-            block.forward = compiled(block.forward)
         if recompute:
             again = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(again, preserve_rng_state=False)
-        _spread(block, mesh, compute, reshard=not alone)
-    _spread(net, mesh, compute, reshard=False, inputs=False)
+        if net.packs and not _has_experts(block):
+            # Around the checkpoint: what is recomputed is then part of one compiled backward pass.
+            block.forward = compiled(block.forward)
+        spread(block, mesh, reshard=not alone)
+    spread(net, mesh, reshard=False, inputs=False)
+
+
+def _buffers_to_device(net: nn.Module) -> None:
+    """Buffers are nobody's share: a layer expects them where it computes."""
+    for module in net.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(
+                name, buffer.to(DEVICE), persistent=name not in module._non_persistent_buffers_set
+            )
 
 
 def _has_experts(block: nn.Module) -> bool:
@@ -67,8 +90,9 @@ def _has_experts(block: nn.Module) -> bool:
 def _spread(
     module: nn.Module,
     mesh: DeviceMesh,
-    compute: torch.dtype | None,
     *,
+    compute: torch.dtype | None,
+    offload: OffloadPolicy,
     reshard: bool,
     inputs: bool = True,
 ) -> None:
@@ -78,11 +102,22 @@ def _spread(
         precision = MixedPrecisionPolicy(
             param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=inputs
         )
-    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard)
+    fully_shard(
+        module,
+        mesh=mesh,
+        mp_policy=precision,
+        offload_policy=offload,
+        reshard_after_forward=reshard,
+    )
     assert isinstance(module, FSDPModule)
     # A sum, not a mean: the loss' weights hold the denominators. gloo has no other way to add up.
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share of a tensor; all of one that is not spread."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def reshard(net: nn.Module) -> None:
@@ -116,7 +151,7 @@ def _fill(model: Any, source: Any, ranks: Ranks) -> None:
             share = distribute_tensor(
                 whole, tensor.device_mesh, tensor.placements, src_data_rank=None
             )
-            tensor.copy_(share)
+            tensor.to_local().copy_(share.to_local())
         else:
             tensor.copy_(whole)
     # Kept for the way back: names that the checkpoint had.
