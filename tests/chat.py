@@ -51,6 +51,21 @@ REWRITING = """
 """Qwen3's way: the last answer gets a (perhaps empty) thought, earlier ones lose theirs."""
 
 
+OPENING = """
+{%- for message in messages %}
+{%- set content, thought = message.content, message.reasoning_content | default('') %}
+{%- if message.role == 'assistant' and '</think>' in content %}
+{%- set thought = content.split('</think>')[0].split('<think>')[-1].strip() %}
+{%- set content = content.split('</think>')[-1].strip() %}
+{%- endif %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}
+{{- content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}"""
+"""Qwen3.5's way: the thought is opened by the generation prompt, not by the model."""
+
+
 def tokenizer(template: str | None = PLAIN, **options: Any) -> PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))

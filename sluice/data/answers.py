@@ -257,7 +257,8 @@ def _span(
             f"{where}: where this answer ends in the chat template's text cannot be told; give "
             "token ids"
         )
-    if _left_out(messages[position], text[len(before) : end]):
+    opening = before.removeprefix(render(messages[:position]))
+    if _left_out(messages[position], opening, text[len(before) : end]):
         raise PromptError(
             f"{where}: the chat template leaves out part of this answer, as templates do with "
             "earlier reasoning. Give "
@@ -291,8 +292,12 @@ def _end(
     return len(text) - len(behind) + len(close)
 
 
-def _left_out(message: dict[str, Any], span: str) -> bool:
-    """True where part of what the message says is not in its text; white space does not count."""
+def _left_out(message: dict[str, Any], opening: str, span: str) -> bool:
+    """True where part of what the message says is not in its text; white space does not count.
+
+    opening: what the template begins every answer with. Where that is `<think>` (Qwen3.5), the
+    message's own stands there.
+    """
     content = message.get("content")
     parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
     said = [
@@ -300,8 +305,16 @@ def _left_out(message: dict[str, Any], span: str) -> bool:
         for part in (*parts, message.get("reasoning_content"))
         if isinstance(part, str)
     ]
-    written = "".join(span.split())
-    return not all(part in written for part in said)
+    opening, written = "".join(opening.split()), "".join(span.split())
+    return not all(part in written or _continues(part, opening, written) for part in said)
+
+
+def _continues(part: str, opening: str, written: str) -> bool:
+    """True where a beginning of the part ends the opening, and its rest, some of it, comes next."""
+    return any(
+        opening.endswith(part[:cut]) and written.startswith(part[cut:])
+        for cut in range(1, min(len(part), len(opening) + 1))
+    )
 
 
 def _by_spans(tokenizer: Any, text: str, spans: Sequence[Interval]) -> Encoded:

@@ -10,7 +10,7 @@ from sluice.api.data import PromptSource
 from sluice.data.answers import Encoded, encode, parse_answer
 from sluice.data.chat import PromptError
 from sluice.data.rows import RowError
-from tests.chat import MARKED, PLAIN, REWRITING, assistant, tokenizer, user
+from tests.chat import MARKED, OPENING, PLAIN, REWRITING, assistant, tokenizer, user
 
 SOURCE = PromptSource(path="rows.jsonl")
 CHAT = [user("hi"), assistant("yo"), user("and"), assistant("bye")]
@@ -103,6 +103,25 @@ def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of(
     assert trained(single) == ["yo<|im_end|>\n"], (
         "the thought is the template's, the answer the model's"
     )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [assistant("<think>hm</think>yo"), assistant("yo", reasoning_content="hm")],
+    ids=["in the content", "apart"],
+)
+def test_a_thought_that_the_generation_prompt_opens_is_not_lost(answer: dict[str, Any]) -> None:
+    row = {"messages": [user("hi"), answer]}
+    assert trained(encoded(row, OPENING)) == ["hm\n</think>\n\nyo<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    "content", ["assistant", "<think>hm</think>yo"], ids=["a word of the opening", "a thought"]
+)
+def test_an_answer_that_the_template_drops_is_not_taken_for_its_opening(content: str) -> None:
+    dropping = OPENING.replace("+ thought +", "+").replace("{{- content +", "{{-")
+    with pytest.raises(PromptError, match="leaves out part of this answer"):
+        encoded({"messages": [user("hi"), assistant(content)]}, dropping)
 
 
 def test_tools_and_arguments_go_to_the_template() -> None:
