@@ -253,13 +253,28 @@ def test_a_row_that_cannot_be_checked_names_its_field(
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("One. Two! Three?", 3),
-        ("Mr. Smith met J. Doe at 3.14 p.m. today.", 1),
-        ('He said "no." Then he left.', 2),
-        ("No dot\n\nAnother", 2),
-        ("", 0),
-        ("Wait... what?", 1),
+        pytest.param("One. Two! Three?", 3, id="three ends"),
+        pytest.param("Mr. Smith met J. Doe at 3.14 p.m. today.", 1, id="title, initial, decimal"),
+        pytest.param('He said "no." Then he left.', 2, id="quote"),
+        pytest.param("No dot\n\nAnother", 2, id="empty line"),
+        pytest.param("", 0, id="nothing"),
+        pytest.param("Wait... what?", 1, id="ellipsis before a lower-case letter"),
+        pytest.param("we sat down. we ate. we left.", 3, id="lower-case sentences"),
+        pytest.param("Fruits, e.g. apples, etc. are sweet.", 1, id="abbreviations inside"),
+        pytest.param("We eat apples, etc. The rest we sell.", 2, id="abbreviation at an end"),
+        pytest.param("Will it rain? No. Then we walk.", 3, id="no as an answer"),
+        pytest.param("See No. 5 and Fig. 3 below.", 1, id="no. of a number"),
+        pytest.param("The answer is B. The others are wrong.", 2, id="a letter at an end"),
+        pytest.param("Let the unknown be x. Then x is two.", 2, id="an unknown at an end"),
+        pytest.param("It was J. R. R. Tolkien. He wrote it.", 2, id="initials"),
+        pytest.param("I read A. A. Milne.", 1, id="initials like words"),
+        pytest.param("He was here at 5 p.m. He left.", 2, id="a time at an end"),
     ],
 )
 def test_sentences(text: str, count: int) -> None:
     assert len(sentences(text)) == count
+
+
+def test_a_keyword_is_counted_without_the_spaces_around_it() -> None:
+    arguments = [{"keyword": " la ", "frequency": 2, "relation": "at least"}]
+    assert ifbench(sample("la, la", ["keywords:frequency"], arguments))["score"] == 1.0

@@ -21,7 +21,8 @@ def _existence(text: str, *, keywords: list[str]) -> bool:
 
 
 def _frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    return _related(len(re.findall(re.escape(keyword), text, re.IGNORECASE)), frequency, relation)
+    count = len(re.findall(re.escape(keyword.strip()), text, re.IGNORECASE))
+    return _related(count, frequency, relation)
 
 
 def _forbidden(text: str, *, forbidden_words: list[str]) -> bool:
