@@ -109,7 +109,9 @@ def _test(input_: Any, wanted: Any, function: str | None) -> Case:
 
 
 def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Standard input or output. No value is no text: tasks without input have null there."""
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join("" if line is None else str(line) for line in lines)
 
 
 def _value(wanted: Any) -> Any:

@@ -24,6 +24,8 @@ CHECK = "def check(f): assert f(1) == 2"
     ("label", "metadata", "tests"),
     [
         ({"inputs": ["1\n"], "outputs": ["2\n"]}, {}, [Case({"input": "1\n"}, "2\n")]),
+        ({"inputs": [None], "outputs": ["2"]}, {}, [Case({"input": ""}, "2")]),
+        ([{"input": None, "output": None}], {}, [Case({"input": ""}, "")]),
         ({"inputs": [["1", "2"]], "outputs": [["3"]]}, {}, [Case({"input": "1\n2"}, "3")]),
         (
             {"inputs": ["1\n[2]"], "outputs": ["[3]"], "fn_name": "f"},
@@ -67,6 +69,8 @@ CHECK = "def check(f): assert f(1) == 2"
     ],
     ids=[
         "stdin",
+        "no input",
+        "no input, no output",
         "stdin in lines",
         "call in lines",
         "call",
