@@ -47,6 +47,17 @@ def test_gradient_of_k3() -> None:
     assert log_prob.grad.item() == pytest.approx(1 - math.exp(-1))
 
 
+@pytest.mark.parametrize("log_prob", [-1000.0, -50.0, 1000.0], ids=str)
+def test_a_clamped_estimate_has_a_finite_gradient(log_prob: float) -> None:
+    """exp(1000) is infinite, and infinity times the clamp's 0 would be no number."""
+    value = torch.tensor([log_prob], requires_grad=True)
+    estimate = kl_estimate(value, torch.tensor([0.0]), "low_var_kl")
+    estimate.backward()
+    assert estimate.item() == 10
+    assert value.grad is not None
+    assert value.grad.item() == 0
+
+
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(ValueError, match="k9"):
         estimate(0, 0, "k9")  # type: ignore[arg-type]

@@ -105,6 +105,31 @@ def test_unbiased_kl_is_weighted_by_the_ratio() -> None:
     assert float(sums["kl_loss"]) == pytest.approx(0.5 * math.exp(0.5))
 
 
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+@pytest.mark.parametrize("far", [100.0, 1000.0, math.inf, math.nan], ids=str)
+def test_a_masked_token_has_no_part_in_the_gradient_however_far_it_is(
+    kind: str, far: float
+) -> None:
+    """exp(100) is infinite in float32, and infinity times a mask of 0 is no number."""
+
+    def gradient(masked: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        log_probs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+        result = objective(
+            old=[-1.1, -1.9, -masked],
+            ref=[-2.0, -2.0, masked],
+            log_probs=log_probs,
+            kl={"lossCoef": 0.5, "type": kind, "unbiased": True},
+        )
+        result.loss.backward()
+        assert log_probs.grad is not None
+        return log_probs.grad, result.sums
+
+    near, near_sums = gradient(0.5)
+    distant, distant_sums = gradient(far)
+    assert distant.tolist() == near.tolist()
+    assert distant_sums == near_sums
+
+
 def test_kl_loss_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="lossCoef"):
         objective(kl={"lossCoef": 0.5})

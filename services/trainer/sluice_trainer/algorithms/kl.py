@@ -12,6 +12,9 @@ from torch import Tensor
 KLType = Literal["k1", "k2", "k3", "low_var_kl"]
 LOW_VAR_LIMIT = 10.0
 """low_var_kl is clamped to [-10, 10] (slime, verl)."""
+LOG_RATIO_LIMIT = 20.0
+"""Where low_var_kl is clamped for certain: d beyond +-20 is taken for that (verl), so that exp(-d)
+stays finite."""
 
 
 def kl_estimate(
@@ -19,12 +22,15 @@ def kl_estimate(
 ) -> Tensor:
     """KL estimate of each token; d = log_probs - ref_log_probs.
 
-    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10]. ratio: pi / pi_old;
-    where given, the estimate is multiplied by it (before the clamp), which makes its gradient
-    unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through log_probs and
-    ratio.
+    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10], where its gradient
+    is 0; without the clamp of d it would be inf * 0 from d = -89 on, as slime's is. ratio: pi /
+    pi_old; where given, the estimate is multiplied by it (before the clamp), which makes its
+    gradient unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through
+    log_probs and ratio.
     """
     d = log_probs - ref_log_probs
+    if kind == "low_var_kl":
+        d = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match kind:
         case "k1":
             estimate = d

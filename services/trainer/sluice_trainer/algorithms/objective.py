@@ -114,12 +114,13 @@ def policy_objective(
     sums of all micro-batches of an optimizer step are its means, because the weights hold the
     denominators. Names are slime's. custom: stands in for the policy-gradient term.
     """
+    log_probs, inputs = within_mask(log_probs, inputs)
     present, old = before(log_probs, inputs, algorithm)
     inputs, taught = distilled(inputs, old, algorithm)
     log_ratio = log_probs - old
     if algorithm.policy_loss == "gspo" and custom is None:
         log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
-    difference = torch.where(inputs.mask, (present - inputs.rollout_log_probs).abs(), 0.0)
+    difference = (present - inputs.rollout_log_probs).abs()
     metrics = {
         "ppo_kl": -log_ratio,
         "entropy_loss": entropy,
@@ -155,6 +156,25 @@ def policy_objective(
     }
     largest = difference.max() if difference.numel() else difference.new_zeros(())
     return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
+
+
+def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInputs]:
+    """The same with log-prob 0 for masked tokens, in every model.
+
+    What is masked must not come near an exp: exp(100) is infinite in float32, and the gradient of
+    infinity times a weight of 0 is no number, wherever the weight comes in later.
+    """
+
+    def kept(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.where(inputs.mask, values, 0.0)
+
+    return torch.where(inputs.mask, log_probs, 0.0), replace(
+        inputs,
+        rollout_log_probs=torch.where(inputs.mask, inputs.rollout_log_probs, 0.0),
+        old_log_probs=kept(inputs.old_log_probs),
+        ref_log_probs=kept(inputs.ref_log_probs),
+        teacher_log_probs=kept(inputs.teacher_log_probs),
+    )
 
 
 def before(log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm) -> tuple[Tensor, Tensor]:

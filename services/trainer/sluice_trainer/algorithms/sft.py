@@ -6,7 +6,12 @@ from torch import Tensor
 
 from sluice.api import Algorithm
 from sluice_trainer.algorithms.aggregation import reduce_tokens
-from sluice_trainer.algorithms.objective import LossInputs, Objective, with_terms
+from sluice_trainer.algorithms.objective import (
+    LossInputs,
+    Objective,
+    with_terms,
+    within_mask,
+)
 
 
 def sft_objective(
@@ -19,6 +24,7 @@ def sft_objective(
     gradient, and entropy: [tokens], at temperature 1. `nll` is the same mean without further terms;
     its exponential is the perplexity.
     """
+    log_probs, inputs = within_mask(log_probs, inputs)
     likelihood = reduce_tokens(-log_probs, inputs.loss_weights)
     loss, terms = with_terms(
         likelihood, log_probs, log_probs - log_probs.detach(), entropy, inputs, algorithm
