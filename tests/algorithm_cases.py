@@ -379,6 +379,20 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 """(algorithm, other groups) that are accepted."""
 
+TOGETHER += [
+    (
+        {"overlong": {"buffer": 101}},
+        {"rollout": {"sampling": {"maxResponseTokens": 100}}},
+        "algorithm.overlong.buffer",
+        "cannot exceed",
+    ),
+]
+SENSIBLE += [
+    (
+        {"overlong": {"buffer": 100, "penalty": 0.5}},
+        {"rollout": {"sampling": {"maxResponseTokens": 100}}},
+    ),
+]
 ONE = {"steps": 1, "colocate": True}
 TOGETHER += [
     (

@@ -29,6 +29,7 @@ from sluice.api.losses import (
 from sluice.api.off_policy import OffPolicy
 from sluice.api.paths import LossFunction, ModelPath, UserFunction
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
+from sluice.api.shaping import OVERLONG_ACROSS_GROUPS, Overlong
 
 
 class KL(Model):
@@ -136,6 +137,9 @@ class Algorithm(Model):
         None, description="Value model; ppo has one also where this is left out."
     )
     distillation: Distillation | None = None
+    overlong: Overlong | None = Field(
+        None, description="Penalty for responses that come near the limit of their length."
+    )
 
     rules = (
         Rule(
@@ -296,5 +300,6 @@ ACROSS_GROUPS = (
         "nothing back; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.loss",
     ),
+    *OVERLONG_ACROSS_GROUPS,
 )
 """Rules of the job's spec that are about its algorithm."""

@@ -36,6 +36,7 @@ OF_ADVANTAGES: dict[str, Any] = {
     "gate": Gate(),
     "clipCov": None,
     "klCov": None,
+    "overlong": None,
 }
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {

@@ -5,7 +5,6 @@ The rest is verl_table.py.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -36,6 +35,7 @@ from sluice_cli.importing.verl_async import (
 from sluice_cli.importing.verl_distillation import distillation
 from sluice_cli.importing.verl_engines import engine, engine_argument
 from sluice_cli.importing.verl_placement import PLACES, placement
+from sluice_cli.importing.verl_reward import overlong, reward
 from sluice_cli.importing.verl_samples import unlike_text
 from sluice_cli.importing.verl_sft import ENTRY, import_sft, is_sft, launched
 from sluice_cli.importing.verl_table import DEFAULTS, FSDP, TABLE, fallback
@@ -106,7 +106,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
         settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
     _data(draft, settings)
     _length(draft, settings)
-    _reward(draft, settings)
+    reward(draft, settings)
     policy(draft, settings)
     kl(draft, settings)
     corrections(draft, settings)
@@ -123,6 +123,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
         lambda name: engine_argument(name, options) or fallback(name),
     )
     _defaults(draft)
+    overlong(draft, settings)
     critic(draft, settings)
     if not is_fully_async(entry):
         _batches(draft, later)
@@ -256,66 +257,6 @@ def _length(draft: Draft, settings: Settings) -> None:
     if not put(draft, "trainer.epochs", epochs, integer):
         draft.set("trainer.epochs", 30, "default of trainer.total_epochs")
         draft.note("other default", "trainer.epochs", "30 (verl, trainer.total_epochs)")
-
-
-def _reward(draft: Draft, settings: Settings) -> None:
-    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
-        path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
-        if path and path.value is not None:
-            function = str(name.value) if name and name.value else "compute_score"
-            put(
-                draft,
-                "reward.function",
-                path,
-                functools.partial("{1}:{0}".format, function),
-                literal=True,
-            )
-    if draft.get("reward.function") is None:
-        draft.set("reward.type", "data_source", "verl's default_compute_score")
-    for key in ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name"):
-        manager = settings.take(key)
-        if manager and manager.value not in ("naive", "dapo", None):
-            why = "rewards are functions of one sample, or with reward.group of a prompt's samples"
-            draft.note("not translated", manager.shown, why, manager.line)
-    enabled = settings.take("reward_model.enable")
-    if enabled and enabled.value is True:
-        why = "a reward model is a server of yours behind SGLang: reward.model.url"
-        draft.note("not translated", enabled.shown, why, enabled.line)
-    else:
-        settings.seen |= {name for name in settings if name.startswith("reward_model.model.")}
-    _overlong(draft, settings)
-
-
-def _overlong(draft: Draft, settings: Settings) -> None:
-    buffers = [
-        name
-        for name in settings
-        if "overlong_buffer" in name or name.endswith("reward_kwargs.max_resp_len")
-    ]
-    on = next(
-        (
-            settings[name]
-            for name in buffers
-            if name.endswith(".enable") and settings[name].value is True
-        ),
-        None,
-    )
-    if on:
-        why = (
-            "the penalty for long responses belongs into a reward function: response_length is "
-            "there"
-        )
-        draft.note("not translated", on.shown, why, on.line)
-    settings.seen |= set(buffers)
-    sandbox = settings.take("reward_model.sandbox_fusion.url")
-    if sandbox and sandbox.value:
-        draft.note(
-            "not translated",
-            sandbox.shown,
-            "reward.type: code has a sandbox of its own",
-            sandbox.line,
-        )
-    settings.seen |= {name for name in settings if ".sandbox_fusion." in name}
 
 
 def _evaluation(draft: Draft, settings: Settings) -> None:

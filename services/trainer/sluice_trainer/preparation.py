@@ -31,6 +31,7 @@ from sluice_trainer.algorithms.estimators import (
     Responses,
     estimate,
 )
+from sluice_trainer.algorithms.shaping import overlong_reward
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
 from sluice_trainer.ranks import Ranks
@@ -89,8 +90,9 @@ def prepare(
     ]
     sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]
+    shaped = shaping(sound, spec)
     responses = Responses(
-        rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)),
+        rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)) + shaped,
         groups=torch.tensor([s.group_id for s in sound]),
         lengths=torch.tensor([s.trainable_tokens for s in sound]),
         own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
@@ -110,7 +112,10 @@ def prepare(
         _with_estimates(sequences_of_rank, responses, estimates),
         spec.trainer.steps_per_batch,
     )
-    return Prepared(shard, batch_totals(batch, spec), metrics(sums, algorithm))
+    measured = metrics(sums, algorithm)
+    if algorithm.overlong:
+        measured |= overlong_metrics(shaped)
+    return Prepared(shard, batch_totals(batch, spec), measured)
 
 
 def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> Tensor:
@@ -120,6 +125,28 @@ def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> 
     return torch.tensor(
         [s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32
     )
+
+
+def shaping(sound: Sequence[pb.Sequence], spec: RLJobSpec) -> Tensor:
+    """Rewards that `overlong` adds to those of the batch, at most 0. [samples] float32"""
+    overlong = spec.algorithm.overlong
+    if overlong is None:
+        return torch.zeros(len(sound))
+    return overlong_reward(
+        torch.tensor([s.response_length for s in sound]),
+        longest=spec.rollout.sampling.max_response_tokens,
+        buffer=overlong.buffer,
+        penalty=overlong.penalty,
+    )
+
+
+def overlong_metrics(shaped: Tensor) -> dict[str, float]:
+    """Verl's names: mean of the penalty, and share of responses that have one."""
+    count = max(len(shaped), 1)
+    return {
+        "rollout/overlong_reward": float(shaped.sum()) / count,
+        "rollout/overlong": float((shaped < 0).sum()) / count,
+    }
 
 
 def _penalties(

@@ -25,7 +25,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
     "opo": {"estimator": "opo", **KL},
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
-    "grpo_passk": {"estimator": "grpo_passk"},
+    "grpo_passk": {"estimator": "grpo_passk", "overlong": {"buffer": 36, "penalty": 0.5}},
     "reinforce_plus_plus": {"estimator": "reinforce_plus_plus", "gamma": 0.95, **KL},
     "reinforce_plus_plus_baseline": {"estimator": "reinforce_plus_plus_baseline", **KL},
     "remax": {"estimator": "remax", **KL},

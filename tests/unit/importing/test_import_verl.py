@@ -269,6 +269,45 @@ def test_keys_of_verl(arguments: str, expected: dict[str, Any]) -> None:
     check(spec_of(verl(arguments)), expected)
 
 
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+
+
+def test_verls_overlong_penalty() -> None:
+    result = verl(
+        f"reward.reward_manager.name=dapo +{OVERLONG}.enable=True +{OVERLONG}.len=4096 "
+        f"+{OVERLONG}.penalty_factor=0.5 +{OVERLONG}.log=False data.max_response_length=8192 "
+        "+reward.reward_kwargs.max_resp_len=8192"
+    )
+    assert spec_of(result)["algorithm"]["overlong"] == {"buffer": 4096, "penalty": 0.5}
+    assert "max_resp_len" not in unwrapped(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param("", "only the reward manager dapo looks at it", id="another manager"),
+        pytest.param(
+            "reward.reward_manager.name=dapo data.max_response_length=9000 "
+            "+reward.reward_kwargs.max_resp_len=8000",
+            "verl counts from max_resp_len, 8000",
+            id="another limit",
+        ),
+    ],
+)
+def test_an_overlong_penalty_that_means_something_else_is_said(arguments: str, said: str) -> None:
+    overlong = f"+{OVERLONG}.enable=True +{OVERLONG}.len=4096"
+    assert said in unwrapped(verl(f"{overlong} {arguments}"))
+
+
+def test_an_overlong_penalty_that_is_off_is_off() -> None:
+    result = verl(
+        f"reward.reward_manager.name=dapo +{OVERLONG}.enable=False +{OVERLONG}.len=128 "
+        f"+{OVERLONG}.penalty_factor=1.0"
+    )
+    assert "overlong" not in spec_of(result)["algorithm"]
+    assert "overlong" not in result.stdout
+
+
 def test_verls_fully_async_trainer_has_engines_of_its_own() -> None:
     words = "rollout.nnodes=2 rollout.n_gpus_per_node=4 async_training.staleness_threshold=1.5"
     entry = "verl.experimental.fully_async_policy.fully_async_main"

@@ -18,6 +18,7 @@ from sluice_cli.importing import (
     verl_algorithm,
     verl_distillation,
     verl_engines,
+    verl_reward,
     verl_sft,
     verl_table,
 )
@@ -70,7 +71,7 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
         (
             "Keys of verl",
             verl_table,
-            (verl, verl_algorithm, verl_distillation, verl_engines, verl_sft),
+            (verl, verl_algorithm, verl_distillation, verl_engines, verl_reward, verl_sft),
         ),
     ],
 )

@@ -19,7 +19,9 @@ from sluice_trainer.preparation import (
     batch_totals,
     by_optimizer_step,
     metrics,
+    overlong_metrics,
     rewards,
+    shaping,
     taught,
     token_sums,
 )
@@ -59,6 +61,20 @@ BATCH = [
 def test_kl_penalties_come_off_the_rewards() -> None:
     assert rewards(BATCH, {}).tolist() == [1, 0, 0.5]
     assert rewards(BATCH, {(9, 0): 0.25}).tolist() == [1, 0, 0.25]
+
+
+def test_responses_near_their_limit_lose_reward() -> None:
+    """Of 100 tokens the last 20: 80 cost nothing, 85 a quarter, 100 all of the penalty."""
+    batch = [sequence(1, i, 1.0, response_length=n) for i, n in enumerate((2, 80, 85, 100))]
+    punished = spec(algorithm={"overlong": {"buffer": 20, "penalty": 2.0}})
+    shaped = shaping(batch, punished)
+    assert shaped.tolist() == [0, 0, -0.5, -2]
+    assert overlong_metrics(shaped) == {"rollout/overlong_reward": -0.625, "rollout/overlong": 0.5}
+    assert shaping(batch, spec()).tolist() == [0, 0, 0, 0]
+    assert overlong_metrics(shaping([], punished)) == {
+        "rollout/overlong_reward": 0,
+        "rollout/overlong": 0,
+    }
 
 
 def test_totals_of_the_optimizer_steps() -> None:
