@@ -111,9 +111,10 @@ class Algorithm(Model):
     aggregation: Aggregation | None = Field(
         None,
         description="From tokens to one number. sequence_mean: mean of each sequence, then of all; "
-        "token_mean: mean of all tokens; token_sum: sum of each sequence, then mean; "
-        "token_sum_norm: token_sum divided by rollout.sampling.maxResponseTokens. Default: "
-        "sequence_mean; token_sum_norm for dr_grpo; token_mean for sft.",
+        "prompt_mean: mean of all tokens of a prompt's responses, then of prompts; token_mean: "
+        "mean of all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum "
+        "divided by rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for "
+        "dr_grpo; token_mean for sft.",
     )
     loss: PolicyLossName | None = Field(
         None,

@@ -27,7 +27,7 @@ EstimatorName = Literal[
     "ppo",
     "custom",
 ]
-Aggregation = Literal["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
+Aggregation = Literal["sequence_mean", "prompt_mean", "token_mean", "token_sum", "token_sum_norm"]
 
 
 @dataclass(frozen=True, slots=True)

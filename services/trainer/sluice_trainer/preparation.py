@@ -10,6 +10,7 @@ step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -287,5 +288,16 @@ def batch_totals(batch: Sequence[pb.Sequence], spec: RLJobSpec) -> list[BatchTot
     ]
     longest = spec.rollout.sampling.max_response_tokens
     return [
-        BatchTotals(len(part), sum(s.trainable_tokens for s in part), longest) for part in parts
+        BatchTotals(
+            len(part), sum(s.trainable_tokens for s in part), longest, tokens_of_prompts(part)
+        )
+        for part in parts
     ]
+
+
+def tokens_of_prompts(part: Sequence[pb.Sequence]) -> dict[int, int]:
+    """Group id -> trained tokens of its responses in an optimizer step."""
+    tokens: Counter[int] = Counter()
+    for sequence in part:
+        tokens[sequence.group_id] += sequence.trainable_tokens
+    return dict(tokens)

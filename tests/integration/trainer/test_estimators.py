@@ -23,7 +23,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"},
     },
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
-    "opo": {"estimator": "opo", **KL},
+    "opo": {"estimator": "opo", "aggregation": "prompt_mean", **KL},
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
     "grpo_passk": {"estimator": "grpo_passk", "overlong": {"buffer": 36, "penalty": 0.5}},
     "reinforce_plus_plus": {"estimator": "reinforce_plus_plus", "gamma": 0.95, **KL},

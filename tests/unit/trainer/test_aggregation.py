@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,20 +23,22 @@ from sluice_trainer.algorithms.aggregation import (
 MASK = torch.tensor([1, 1, 1, 0, 1])
 SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
 VALUES = torch.tensor([1.0, 3.0, 10.0, 1000.0, 20.0])
-TOTALS = BatchTotals(sequences=2, tokens=4, longest=10)
+TOTALS = BatchTotals(sequences=2, tokens=4, longest=10, prompts={7: 5, 8: 1, 9: 0})
+GROUPS = [7, 8]  # of group 7 three more tokens are elsewhere; group 9 has none
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [
         ("sequence_mean", (2 + 15) / 2),
+        ("prompt_mean", ((1 + 3) / 5 + (10 + 20) / 1 + 0) / 3),
         ("token_mean", 34 / 4),
         ("token_sum", (4 + 30) / 2),
         ("token_sum_norm", 1.7),
     ],
 )
 def test_aggregates(aggregation: Aggregation, expected: float) -> None:
-    weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation)
+    weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation, GROUPS)
     assert float(reduce_tokens(VALUES, weights)) == pytest.approx(expected)
 
 
@@ -45,9 +49,7 @@ def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
     assert weights.tolist() == [0.5, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "aggregation", ["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]
-)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_no_tokens_at_all(aggregation: Aggregation) -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert token_weights(empty, empty, BatchTotals(0, 0), aggregation).numel() == 0
@@ -61,20 +63,35 @@ def test_masked_values_do_not_count_even_where_infinite() -> None:
 def test_metrics_of_sums_are_means() -> None:
     assert metric_aggregation("token_sum") == metric_aggregation("token_sum_norm") == "token_mean"
     assert metric_aggregation("sequence_mean") == "sequence_mean"
+    assert metric_aggregation("prompt_mean") == "prompt_mean"
+
+
+def test_prompt_mean_weighs_prompts_alike() -> None:
+    """Group 1 has 1 + 3 tokens, group 2 has 2: the loop of the definition."""
+    losses = {1: [[4.0], [1.0, 2.0, 5.0]], 2: [[7.0, 9.0]]}
+    expected = sum(sum(map(sum, rows)) / sum(map(len, rows)) for rows in losses.values()) / 2
+    rows = [(group, row) for group, rows in losses.items() for row in rows]
+    values = torch.tensor([value for _, row in rows for value in row])
+    sequence = torch.tensor([i for i, (_, row) in enumerate(rows) for _ in row])
+    totals = BatchTotals(3, 6, prompts={1: 4, 2: 2})
+    weights = token_weights(
+        torch.ones(6), sequence, totals, "prompt_mean", [group for group, _ in rows]
+    )
+    assert float(reduce_tokens(values, weights)) == pytest.approx(expected)
+    assert float(weights.sum()) == pytest.approx(1)
 
 
 Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@given(
-    Masks,
-    st.sampled_from(["sequence_mean", "token_mean", "token_sum", "token_sum_norm"]),
-    st.data(),
-)
+@given(Masks, st.sampled_from(get_args(Aggregation)), st.data())
 def test_any_split_into_micro_batches_gives_the_same(
     masks: list[list[int]], kind: Aggregation, data: object
 ) -> None:
-    totals = BatchTotals(len(masks), sum(map(sum, masks)), longest=6)
+    prompts = dict.fromkeys((row % 3 for row in range(len(masks))), 0)
+    for row, mask in enumerate(masks):
+        prompts[row % 3] += sum(mask)
+    totals = BatchTotals(len(masks), sum(map(sum, masks)), longest=6, prompts=prompts)
 
     def aggregate(rows: list[int]) -> float:
         mask = torch.tensor([m for row in rows for m in masks[row]], dtype=torch.int64)
@@ -82,7 +99,8 @@ def test_any_split_into_micro_batches_gives_the_same(
             [i for i, row in enumerate(rows) for _ in masks[row]], dtype=torch.int64
         )
         values = torch.tensor([float(row * 10 + t) for row in rows for t in range(len(masks[row]))])
-        return float(reduce_tokens(values, token_weights(mask, sequence, totals, kind)))
+        weights = token_weights(mask, sequence, totals, kind, [row % 3 for row in rows])
+        return float(reduce_tokens(values, weights))
 
     homes = data.draw(st.lists(st.integers(0, 2), min_size=len(masks), max_size=len(masks)))  # type: ignore[attr-defined]
     parts = [[row for row, home in enumerate(homes) if home == part] for part in range(3)]

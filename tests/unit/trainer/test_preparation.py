@@ -80,6 +80,7 @@ def test_responses_near_their_limit_lose_reward() -> None:
 def test_totals_of_the_optimizer_steps() -> None:
     totals = [(t.sequences, t.tokens, t.longest) for t in batch_totals(BATCH, spec())]
     assert totals == [(2, 4, 100), (1, 1, 100)]
+    assert [t.prompts for t in batch_totals(BATCH, spec())] == [{5: 4}, {9: 1}]
 
 
 def test_a_failed_sample_counts_as_a_sequence() -> None:

@@ -7,7 +7,8 @@ averages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,28 +22,37 @@ class BatchTotals:
 
     sequences: all of them, also those without an unmasked token. tokens: unmasked response tokens.
     longest: tokens that a response may have (`maxResponseTokens`); only token_sum_norm looks at it.
+    prompts: group id -> unmasked response tokens; only prompt_mean looks at it.
     """
 
     sequences: int
     tokens: int
     longest: int = 1
+    prompts: Mapping[int, int] = field(default_factory=dict)
 
 
 def token_weights(
-    mask: Tensor, sequence: Tensor, totals: BatchTotals, aggregation: Aggregation
+    mask: Tensor,
+    sequence: Tensor,
+    totals: BatchTotals,
+    aggregation: Aggregation,
+    groups: Sequence[int] = (),
 ) -> Tensor:
     """Weights w such that the aggregate of x over the optimizer step is the sum of w * x over all
     its tokens.
 
     sequence_mean: mean over a sequence's unmasked tokens, then over sequences (GRPO; slime's
-    default). A sequence without an unmasked token adds 0 but counts as a sequence. token_mean: mean
+    default). A sequence without an unmasked token adds 0 but counts as a sequence. prompt_mean:
+    mean over all unmasked tokens of a prompt's responses, then over prompts, so that each prompt
+    weighs the same however long its answers are (ScaleRL, Khatri et al. 2025). token_mean: mean
     over all unmasked tokens (DAPO). token_sum: sum over a sequence's unmasked tokens, then mean
     over sequences (verl `seq-mean-token-sum`). token_sum_norm: that, divided by the tokens that a
     response may have: a constant, so that length weighs nothing (Dr. GRPO, Liu et al. 2025; verl
     `seq-mean-token-sum-norm`).
 
     mask: [tokens] 0 or 1; sequence: [tokens] int, which sequence of the micro-batch a token belongs
-    to. All tokens of a sequence must be in the same call. Returns [tokens] float32.
+    to; groups: the group id of each of these sequences, for prompt_mean. All tokens of a sequence
+    must be in the same call. Returns [tokens] float32.
     """
     mask = mask.float()
     match aggregation:
@@ -50,6 +60,9 @@ def token_weights(
             size = int(sequence.max()) + 1 if sequence.numel() else 0
             unmasked = mask.new_zeros(size).index_add_(0, sequence, mask).clamp(min=1)
             return mask / (unmasked[sequence] * max(totals.sequences, 1))
+        case "prompt_mean":
+            share = mask.new_tensor([totals.prompts[group] for group in groups]).clamp(min=1)
+            return mask / (share[sequence] * max(len(totals.prompts), 1))
         case "token_mean":
             return mask / max(totals.tokens, 1)
         case "token_sum":

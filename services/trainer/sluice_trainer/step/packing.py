@@ -115,14 +115,14 @@ def with_loss(
     """The packed row with what the loss needs. totals: of the optimizer step over all ranks."""
     chosen = [shard[i] for i in batch.members]
     mask = _values([s.loss_mask for s in chosen], device)
-    metric = metric_aggregation(aggregation)
+    metric, groups = metric_aggregation(aggregation), [s.group_id for s in chosen]
     advantages = [np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen]
     fresh = [np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen]
     rollout = _values([s.rollout_log_probs for s in chosen], device)
     loss = LossInputs(
         advantages=_values(advantages, device),
-        loss_weights=token_weights(mask, batch.sequence, totals, aggregation),
-        metric_weights=token_weights(mask, batch.sequence, totals, metric),
+        loss_weights=token_weights(mask, batch.sequence, totals, aggregation, groups),
+        metric_weights=token_weights(mask, batch.sequence, totals, metric, groups),
         # A masked token's log-prob means nothing and may be anything, but 0 x inf is nan.
         rollout_log_probs=torch.where(mask > 0, rollout, 0.0),
         sequence=batch.sequence,
