@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -128,6 +130,11 @@ def test_whitening_equals_torch_over_the_unmasked_values() -> None:
     kept = values[mask > 0]
     expected = (kept - kept.mean()) / (kept.var() + 1e-8).sqrt()
     assert torch.allclose(whiten(values, moments(values, mask))[mask > 0], expected, atol=1e-6)
+
+
+def test_a_masked_value_may_be_infinite() -> None:
+    sums = moments(torch.tensor([1.0, math.inf, 3.0]), torch.tensor([1, 0, 1]))
+    assert (float(sums.count), float(sums.total), float(sums.squares)) == (2, 4, 10)
 
 
 def test_moments_of_nothing_are_zero() -> None:

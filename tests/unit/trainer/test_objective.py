@@ -28,10 +28,11 @@ def objective(
     custom: CustomLoss | None = None,
     mean_weight: float = 1.0,
     fresh: torch.Tensor | None = None,
+    advantages: torch.Tensor = ADVANTAGES,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
-        advantages=ADVANTAGES,
+        advantages=advantages,
         loss_weights=WEIGHTS,
         metric_weights=WEIGHTS,
         rollout_log_probs=ROLLOUT,
@@ -128,6 +129,15 @@ def test_a_masked_token_has_no_part_in_the_gradient_however_far_it_is(
     distant, distant_sums = gradient(far)
     assert distant.tolist() == near.tolist()
     assert distant_sums == near_sums
+
+
+def test_a_masked_token_may_have_any_advantage() -> None:
+    """An estimator of one's own may leave what does not count as it is."""
+    log_probs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    result = objective(log_probs=log_probs, advantages=torch.tensor([1.0, -1.0, math.inf]))
+    result.loss.backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [-0.5, 0.5, 0]
 
 
 def test_kl_loss_without_a_reference_is_refused() -> None:

@@ -163,10 +163,10 @@ class Moments:
 
 def moments(values: Tensor, mask: Tensor) -> Moments:
     """Count, sum and sum of squares of the unmasked values, in double precision. values, mask: any
-    equal shapes.
+    equal shapes; a masked value may be anything.
     """
-    kept = values.double() * mask
-    return Moments(mask.double().sum(), kept.sum(), (kept * kept).sum())
+    kept = torch.where(mask > 0, values.double(), 0.0)
+    return Moments((mask > 0).double().sum(), kept.sum(), (kept * kept).sum())
 
 
 def whiten(values: Tensor, batch: Moments) -> Tensor:

@@ -159,7 +159,7 @@ def policy_objective(
 
 
 def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInputs]:
-    """The same with log-prob 0 for masked tokens, in every model.
+    """The same with log-prob 0, in every model, and advantage 0 for masked tokens.
 
     What is masked must not come near an exp: exp(100) is infinite in float32, and the gradient of
     infinity times a weight of 0 is no number, wherever the weight comes in later.
@@ -170,6 +170,7 @@ def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInpu
 
     return torch.where(inputs.mask, log_probs, 0.0), replace(
         inputs,
+        advantages=torch.where(inputs.mask, inputs.advantages, 0.0),
         rollout_log_probs=torch.where(inputs.mask, inputs.rollout_log_probs, 0.0),
         old_log_probs=kept(inputs.old_log_probs),
         ref_log_probs=kept(inputs.ref_log_probs),
