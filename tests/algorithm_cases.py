@@ -65,6 +65,7 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ({"estimator": "cispo", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
     ({"loss": "reinforce", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
     ({"kl": {"unbiased": True}}, "unbiased", "unbiased needs lossCoef"),
+    ({"kl": {"adaptive": {}}}, "adaptive", "adaptive needs coef"),
     ({"offPolicy": {"method": "tis", "oldLogProbs": "rollout"}}, "oldLogProbs", "leave method out"),
     ({"offPolicy": {"level": "sequence"}}, "level", "no effect without method"),
     ({"offPolicy": {"method": "tis", "low": 3.0}}, "low", "low must not exceed high"),
@@ -388,6 +389,7 @@ TOGETHER += [
     ),
 ]
 SENSIBLE += [
+    ({"kl": {"coef": 0.01, "adaptive": {"target": 0.5, "horizon": 100}}}, {}),
     (
         {"overlong": {"buffer": 100, "penalty": 0.5}},
         {"rollout": {"sampling": {"maxResponseTokens": 100}}},

@@ -12,6 +12,7 @@ from sluice.api.base import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     Rule,
 )
 from sluice.api.cel import differs, listed
@@ -32,6 +33,19 @@ from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
 from sluice.api.shaping import OVERLONG_ACROSS_GROUPS, Overlong
 
 
+class AdaptiveKL(Model):
+    """A controller of kl.coef: after each step coef *= 1 + clip(kl / target - 1, -0.2, 0.2) *
+    sequences / horizon.
+    """
+
+    target: PositiveFloat = Field(
+        0.1, description="Mean KL of a trained token that the coefficient is to hold."
+    )
+    horizon: PositiveInt = Field(
+        10_000, description="Sequences in which the coefficient changes by a fifth at most."
+    )
+
+
 class KL(Model):
     """The distance from the reference model, as part of the reward or of the loss."""
 
@@ -43,8 +57,17 @@ class KL(Model):
         "d; low_var_kl: k3, clamped to [-10, 10].",
     )
     unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
+    adaptive: AdaptiveKL | None = Field(
+        None, description="coef is where it starts; from there it follows the KL to a target."
+    )
 
     rules = (
+        Rule(
+            "!has(self.adaptive) || self.coef > 0.0",
+            lambda k: k.adaptive is None or k.coef > 0,
+            "adaptive needs coef, the first coefficient of the penalty in the reward",
+            "adaptive",
+        ),
         Rule(
             "self.coef == 0.0 || self.lossCoef == 0.0",
             lambda k: not (k.coef > 0 and k.loss_coef > 0),

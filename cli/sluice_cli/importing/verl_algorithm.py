@@ -147,6 +147,7 @@ def kl(draft: Draft, settings: Settings) -> None:
     coef, kind = settings.take("algorithm.kl_ctrl.kl_coef"), settings.take("algorithm.kl_penalty")
     if settings.on("algorithm.use_kl_in_reward"):
         put(draft, "algorithm.kl.coef", coef or default, real)
+        _adaptive(draft, settings)
         if draft.get("algorithm.kl.type") is None:
             put(
                 draft,
@@ -154,6 +155,16 @@ def kl(draft: Draft, settings: Settings) -> None:
                 kind or Setting("default of kl_penalty", ("kl",)),
                 kl_type,
             )
+
+
+def _adaptive(draft: Draft, settings: Settings) -> None:
+    kind = settings.take("algorithm.kl_ctrl.type")
+    if kind is None or kind.value != "adaptive":
+        return
+    draft.set("algorithm.kl.adaptive", {}, kind.name)
+    for key, field, convert in (("target_kl", "target", real), ("horizon", "horizon", integer)):
+        setting = settings.get(f"algorithm.kl_ctrl.{key}")
+        put(draft, f"algorithm.kl.adaptive.{field}", setting, convert)
 
 
 def corrections(draft: Draft, settings: Settings) -> None:

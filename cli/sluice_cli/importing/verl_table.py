@@ -231,7 +231,7 @@ TABLE: dict[str, Translation] = REST | {
     "algorithm.gamma": To("algorithm.gamma", real),
     "algorithm.lam": To("algorithm.lambda", real),
     "algorithm.norm_adv_by_std_in_grpo": To("algorithm.normalizeStd", flag),
-    "algorithm.kl_ctrl.type": Lost("kl.coef is constant", unless=("fixed",)),
+    "algorithm.kl_ctrl.type": Same("without use_kl_in_reward verl does not look at it"),
     "algorithm.kl_ctrl.horizon": Same("of the adaptive controller"),
     "algorithm.kl_ctrl.target_kl": Same("of the adaptive controller"),
     "algorithm.use_pf_ppo": Lost("no PF-PPO", unless=(False,)),

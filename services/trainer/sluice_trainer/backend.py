@@ -81,6 +81,8 @@ class Backend(Weights, Protocol):
 
     spec: RLJobSpec
     ranks: Ranks
+    kl_coef: float
+    """Of the next step; checkpoints have it."""
 
     def load_latest(self, directory: Path) -> int | None:
         """Claim the directory for this attempt, and restore its newest checkpoint: its step; None:

@@ -63,6 +63,7 @@ class LearningPolicy(ABC):
         self.spec = spec
         self.model_dir = model_dir
         self.step = 0
+        self.kl_coef = spec.algorithm.kl.coef
         self._author = author or Author()
         self._claimed: set[Path] = set()
         self._writing: Writing | None = None
@@ -106,7 +107,7 @@ class LearningPolicy(ABC):
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
         kl = self.spec.algorithm.kl
-        if not kl.coef > 0:
+        if not kl.coef > 0:  # of the manifest: an adaptive one may come back from 0
             return list(shard), None
         current, reference = self.log_probs(shard), self.reference_log_probs(shard)
         assert reference is not None
@@ -217,7 +218,7 @@ class LearningPolicy(ABC):
         self.finish_save(directory, wait=True)
         self._claim(directory)
         counts = {name: learner.optimizer_steps for name, learner in self._learners.items()}
-        state = {"step": self.step, "optimizer_steps": counts}
+        state = {"step": self.step, "optimizer_steps": counts, "kl_coef": self.kl_coef}
         self._writing = self._write(directory, step, state, beside=beside)
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
@@ -239,6 +240,8 @@ class LearningPolicy(ABC):
             return None
         state = self._load(directory, step)
         self.step = state["step"]
+        if self.spec.algorithm.kl.adaptive:
+            self.kl_coef = state.get("kl_coef", self.kl_coef)
         for name, learner in self._learners.items():
             learner.optimizer_steps = state["optimizer_steps"][name]
         return step

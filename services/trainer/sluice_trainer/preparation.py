@@ -32,6 +32,7 @@ from sluice_trainer.algorithms.estimators import (
     Responses,
     estimate,
 )
+from sluice_trainer.algorithms.kl import adapted_coef
 from sluice_trainer.algorithms.shaping import overlong_reward
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
@@ -75,7 +76,7 @@ def prepare(
     """Rewards to advantages. batch: the metadata of all sequences; groups: this rank's samples.
     Collective.
     """
-    spec, algorithm = policy.spec, policy.spec.algorithm
+    spec, algorithm = policy.spec, with_kl_coef(policy.spec.algorithm, policy.kl_coef)
     if algorithm.sft:
         return Prepared(_answers(batch, groups, spec), batch_totals(batch, spec), {})
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
@@ -91,6 +92,7 @@ def prepare(
     ]
     sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]
+    kl = within(masks, kl)
     shaped = shaping(sound, spec)
     responses = Responses(
         rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)) + shaped,
@@ -116,7 +118,30 @@ def prepare(
     measured = metrics(sums, algorithm)
     if algorithm.overlong:
         measured |= overlong_metrics(shaped)
+    if adaptive := algorithm.kl.adaptive:
+        measured["rollout/kl_coef"] = policy.kl_coef
+        policy.kl_coef = adapted_coef(
+            policy.kl_coef,
+            float(sums["kl"].mean),
+            len(sound),
+            target=adaptive.target,
+            horizon=adaptive.horizon,
+        )
     return Prepared(shard, batch_totals(batch, spec), measured)
+
+
+def within(masks: Sequence[Tensor], rows: Sequence[Tensor] | None) -> list[Tensor] | None:
+    """Rows with 0 at masked tokens, where an infinite KL would become a reward that is no
+    number. masks, rows: each [response].
+    """
+    if rows is None:
+        return None
+    return [torch.where(mask > 0, row, 0.0) for mask, row in zip(masks, rows, strict=True)]
+
+
+def with_kl_coef(algorithm: Algorithm, coef: float) -> Algorithm:
+    """The algorithm with the KL penalty's coefficient of a step: a controller may have moved it."""
+    return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": coef})})
 
 
 def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> Tensor:
@@ -233,7 +258,7 @@ def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
     were (verl's).
     """
     shown = [name for name in ("returns", "values") if name in sums] + (
-        ["kl"] if algorithm.kl.coef > 0 else []
+        ["kl"] if algorithm.kl.coef > 0 or algorithm.kl.adaptive else []
     )
     result = {f"rollout/{name}": float(sums[name].mean) for name in shown}
     result["rollout/advantages"] = 0.0 if algorithm.whitens else float(sums["advantages"].mean)

@@ -22,6 +22,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "estimator": "cispo",
         "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"},
     },
+    "adaptive_kl": {"kl": {**KL["kl"], "adaptive": {"target": 1e-3, "horizon": 100}}},
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
     "opo": {"estimator": "opo", "aggregation": "prompt_mean", **KL},
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
@@ -181,3 +182,18 @@ def test_tokens_are_picked_and_the_same_under_every_layout(
         trainer = {"stepsPerBatch": 2, "parallelism": layout, "processesPerNode": 4}
         (spread,) = elsewhere(4, {**job, "trainer": trainer})
         same(spread, alone)
+
+
+def test_the_coefficient_follows_the_divergence_and_is_in_the_checkpoint(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    """19 responses a step; at first nothing is apart, so it falls by 0.2 * 19 / 100."""
+    job: dict[str, Any] = {"model": str(qwen3), "algorithm": ALGORITHMS["adaptive_kl"]}
+    through = estimate_steps.train(**job, steps=3)
+    first, second, third = (step["rollout/kl_coef"] for step in through["history"])
+    assert first == 0.1
+    assert second == pytest.approx(0.1 * (1 - 0.2 * 19 / 100))
+    assert third != second
+    estimate_steps.train(**job, steps=2, save_at=2, checkpoints=str(tmp_path))
+    resumed = estimate_steps.train(**job, steps=3, checkpoints=str(tmp_path))
+    assert resumed["history"] == through["history"][2:]

@@ -73,6 +73,11 @@ def test_verls_teacher(tmp_path: Path) -> None:
             },
         ),
         (
+            "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive "
+            "algorithm.kl_ctrl.target_kl=0.05 algorithm.kl_ctrl.horizon=5000",
+            {"algorithm": {"kl": {"adaptive": {"target": 0.05, "horizon": 5000}}}},
+        ),
+        (
             "algorithm.use_kl_in_reward=True algorithm.kl_penalty=mse",
             {"algorithm": {"kl": {"coef": 0.001, "type": "k2"}}},
         ),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sluice_trainer.algorithms.kl import KLType, kl_estimate
+from sluice_trainer.algorithms.kl import KLType, adapted_coef, kl_estimate
 
 
 def estimate(log_prob: float, ref: float, kind: KLType, ratio: float | None = None) -> float:
@@ -56,6 +56,24 @@ def test_a_clamped_estimate_has_a_finite_gradient(log_prob: float) -> None:
     assert estimate.item() == 10
     assert value.grad is not None
     assert value.grad.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [
+        pytest.param(0.1, 0.5, id="at its target"),
+        pytest.param(0.11, 0.5 * (1 + 0.1 * 50 / 1000), id="a little above"),
+        pytest.param(9.0, 0.5 * (1 + 0.2 * 50 / 1000), id="far above"),
+        pytest.param(0.0, 0.5 * (1 - 0.2 * 50 / 1000), id="none"),
+    ],
+)
+def test_the_controller_follows_the_divergence(divergence: float, expected: float) -> None:
+    result = adapted_coef(0.5, divergence, 50, target=0.1, horizon=1000)
+    assert result == pytest.approx(expected)
+
+
+def test_the_controller_never_rewards_divergence() -> None:
+    assert adapted_coef(0.5, 0.0, 10_000, target=0.1, horizon=1000) == 0
 
 
 def test_an_unknown_type_is_named() -> None:

@@ -24,6 +24,7 @@ from sluice_trainer.preparation import (
     shaping,
     taught,
     token_sums,
+    within,
 )
 from sluice_trainer.sequences import TrainSequence
 
@@ -75,6 +76,13 @@ def test_responses_near_their_limit_lose_reward() -> None:
         "rollout/overlong_reward": 0,
         "rollout/overlong": 0,
     }
+
+
+def test_an_infinite_divergence_of_a_masked_token_is_none() -> None:
+    masks = [torch.tensor([1, 0]), torch.tensor([1])]
+    rows = [torch.tensor([0.5, float("inf")]), torch.tensor([2.0])]
+    assert [row.tolist() for row in within(masks, rows) or []] == [[0.5, 0], [2]]
+    assert within(masks, None) is None
 
 
 def test_totals_of_the_optimizer_steps() -> None:

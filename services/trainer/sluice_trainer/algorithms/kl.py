@@ -1,5 +1,5 @@
 """Estimates of KL(pi || ref) from log-probs of sampled tokens (Schulman,
-http://joschu.net/blog/kl-approx.html).
+http://joschu.net/blog/kl-approx.html), and the controller that holds it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch import Tensor
 KLType = Literal["k1", "k2", "k3", "low_var_kl"]
 LOW_VAR_LIMIT = 10.0
 """low_var_kl is clamped to [-10, 10] (slime, verl)."""
+ERROR_LIMIT = 0.2
+"""Of the controller's relative error (Ziegler et al. 2019)."""
 LOG_RATIO_LIMIT = 20.0
 """Where low_var_kl is clamped for certain: d beyond +-20 is taken for that (verl), so that exp(-d)
 stays finite."""
@@ -45,3 +47,17 @@ def kl_estimate(
     if kind == "low_var_kl":
         estimate = estimate.clamp(-LOW_VAR_LIMIT, LOW_VAR_LIMIT)
     return estimate
+
+
+def adapted_coef(
+    coef: float, divergence: float, sequences: int, *, target: float, horizon: int
+) -> float:
+    """The next coefficient of the KL penalty (Ziegler et al. 2019, section 2.2; verl's
+    `AdaptiveKLController`).
+
+    coef * (1 + clip(divergence / target - 1, -0.2, 0.2) * sequences / horizon): up where the KL is
+    above its target, down where it is below. divergence: mean over the batch's trained tokens;
+    sequences: of the batch. Never below 0, which a batch of more than 5 horizons would reach.
+    """
+    error = min(max(divergence / target - 1, -ERROR_LIMIT), ERROR_LIMIT)
+    return max(coef * (1 + error * sequences / horizon), 0.0)
