@@ -388,7 +388,28 @@ TOGETHER += [
         "cannot exceed",
     ),
 ]
+TOGETHER += [
+    ({}, {"reward": {"type": "f1", "terms": [one]}}, field, reason)
+    for one, field, reason in (
+        ({"type": "length"}, "longest", "longest belongs to the term length"),
+        ({"type": "repetition", "opened": True}, "tags", "only the term format looks at tags"),
+        ({"type": "format", "ngram": 3}, "ngram", "only the term repetition has n-grams"),
+    )
+]
 SENSIBLE += [
+    (
+        {},
+        {
+            "reward": {
+                "type": "f1",
+                "terms": [
+                    {"type": "format", "tags": ["think", "answer"], "opened": True},
+                    {"type": "repetition", "ngram": 20, "weight": 0.1},
+                    {"type": "length", "longest": 100},
+                ],
+            }
+        },
+    ),
     ({"kl": {"coef": 0.01, "adaptive": {"target": 0.5, "horizon": 100}}}, {}),
     (
         {"overlong": {"buffer": 100, "penalty": 0.5}},

@@ -23,6 +23,7 @@ from sluice.api.base import (
 )
 from sluice.api.foreign import VolumeSource
 from sluice.api.paths import DataPath, GenerateFunction, ModelPath, TokenizerPath, UserFunction
+from sluice.api.reward_terms import RewardTerm
 
 MADE_ROWS = "rows"
 """Where the buffer's storage has the files that RowSources made."""
@@ -279,6 +280,10 @@ class Reward(Model):
         "failed requests are repeated with back-off, for at most 4 times as long in all.",
     )
     sandbox: SandboxLimits = Field(default_factory=SandboxLimits)
+    terms: Annotated[list[RewardTerm], Field(max_length=8), Once("type")] = Field(
+        default_factory=list,
+        description="Added to the rewards of training samples, not to those of evaluations.",
+    )
 
     rules = (
         Rule(

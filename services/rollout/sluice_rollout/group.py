@@ -13,6 +13,8 @@ from sluice.api import EvaluationDataset, Reward, RLJobSpec
 from sluice.data.chat import PromptError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
+from sluice.rewards.terms import with_terms
+from sluice.rewards.types import Judgement
 from sluice.sample import (
     BASELINE_REWARD,
     PROMPT_TOO_LONG,
@@ -228,7 +230,7 @@ class GroupMaker:
         )
         with tracing.span("reward", samples=len(inputs)):
             outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
-        for sample, outcome in zip(judged, outcomes, strict=True):
+        for sample, seen, outcome in zip(judged, inputs, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 where = f"{prompt.dataset} row {prompt.row}"
                 failures.LOG.note(
@@ -236,8 +238,14 @@ class GroupMaker:
                 )
                 sample.fail(f"reward: {outcome}\n{where}")
             else:
-                sample.reward, sample.reward_parts = outcome
+                sample.reward, sample.reward_parts = self._with_terms(outcome, seen, prompt)
         await all_of(*(self.hooks.after_reward(prompt, sample) for sample in samples))
+
+    def _with_terms(self, outcome: Judgement, sample: RewardInput, prompt: Prompt) -> Judgement:
+        reward = self.spec.reward
+        if prompt.purpose is Purpose.EVALUATE or reward is None or not reward.terms:
+            return outcome
+        return with_terms(outcome, sample, reward.terms, reward.key)
 
 
 def group_maker(

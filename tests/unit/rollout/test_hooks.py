@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,17 @@ def code(tmp_path: Path) -> str:
     return f"{tmp_path}/code.py"
 
 
-def maker(house: Any, own: hooks.Hooks | None = None, **judges: Any) -> GroupMaker:
+def maker(
+    house: Any,
+    own: hooks.Hooks | None = None,
+    terms: Sequence[dict[str, Any]] = (),
+    **judges: Any,
+) -> GroupMaker:
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "m"},
             "data": {"prompts": [{"path": "p"}]},
-            "reward": {"type": "f1"},
+            "reward": {"type": "f1", "terms": list(terms)},
             "trainer": {"steps": 1},
             "rollout": {"samplesPerPrompt": 2},
             "evaluation": {
@@ -108,6 +114,18 @@ async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_
     assert [sample.reward for sample in group.samples] == [0.5, 0.5]
     assert [sample.trainable_tokens for sample in group.samples] == [0, 0]
     group.check_finished(2)
+
+
+async def test_terms_are_added_to_the_rewards_of_training_alone() -> None:
+    """A response of `hm</think>4` in a template that opens `<think>`: 1 + 0.5."""
+    terms = [{"type": "format", "opened": True, "weight": 0.5}]
+    training = maker(House(), terms=terms)
+    group = await training(Prompt(0, "2+2", label="4"), [])
+    assert [sample.reward for sample in group.samples] == [1.5, 1.5]
+    assert group.samples[0].reward_parts == {"score": 1.0, "format": 1.0}
+    held_out = Prompt(1, "2+2", label="4", dataset="hard", purpose=Purpose.EVALUATE)
+    evaluated = await training(held_out, [])
+    assert [sample.reward for sample in evaluated.samples] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("name", "error"), [
