@@ -1,9 +1,9 @@
-"""pass@k, of evaluations and of training batches alike."""
+"""pass@k, of evaluations and of training batches alike; and pass^k."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 
@@ -14,20 +14,43 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
+def pass_hat_k(n: int, correct: int, k: int) -> float:
+    """Chance that all of k samples drawn from n are correct: C(c, k) / C(n, k) (Yao et al. 2024,
+    tau-bench, section 3).
+    """
+    return math.comb(correct, k) / math.comb(n, k)
+
+
+def reliability(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
+    """`pass^k` -> its mean over the groups that have k samples; of one sample it is pass@1, and
+    left out.
+
+    groups: the rewards of each; 1 is correct.
+    """
+    return _rates(groups, (k for k in ks if k > 1), "pass^", pass_hat_k)
+
+
 def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
     """`pass@k` -> its mean over the groups that have k samples.
 
     groups: the rewards of each; 1 is correct.
     """
+    return _rates(groups, ks, "pass@", pass_at_k)
+
+
+def _rates(
+    groups: Sequence[Sequence[float]],
+    ks: Iterable[int],
+    name: str,
+    chance: Callable[[int, int, int], float],
+) -> dict[str, float]:
     rates = {}
     for k in ks:
         scores = [
-            pass_at_k(len(group), sum(r == 1 for r in group), k)
-            for group in groups
-            if len(group) >= k
+            chance(len(group), sum(r == 1 for r in group), k) for group in groups if len(group) >= k
         ]
         if scores:
-            rates[f"pass@{k}"] = fmean(scores)
+            rates[f"{name}{k}"] = fmean(scores)
     return rates
 
 

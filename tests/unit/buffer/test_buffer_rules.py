@@ -182,6 +182,7 @@ def test_evaluation_metrics() -> None:
         "groups": 2.0,
         "pass@1": 0.25,
         "pass@2": 0.5,
+        "pass^2": 0.0,
     }
 
 

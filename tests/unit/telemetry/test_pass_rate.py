@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
-from sluice.telemetry.pass_rate import pass_at_k, pass_rates, powers_of_two
+from sluice.telemetry.pass_rate import (
+    pass_at_k,
+    pass_hat_k,
+    pass_rates,
+    powers_of_two,
+    reliability,
+)
 
 
 @pytest.mark.parametrize(("n", "correct", "k", "expected"), [
@@ -13,6 +21,21 @@ from sluice.telemetry.pass_rate import pass_at_k, pass_rates, powers_of_two
 ])  # fmt: skip
 def test_pass_at_k_is_unbiased(n: int, correct: int, k: int, expected: float) -> None:
     assert pass_at_k(n, correct, k) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [1, 4, 6])
+def test_the_chances_are_shares_of_all_draws(n: int) -> None:
+    for correct in range(n + 1):
+        answers = [i < correct for i in range(n)]
+        for k in range(1, n + 1):
+            draws = list(combinations(answers, k))
+            assert pass_hat_k(n, correct, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+            assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_reliability_is_of_several_samples() -> None:
+    groups = [[1.0, 0.0, 0.9, 1.0], [0.0, 0.0], [1.0]]
+    assert reliability(groups, [1, 2, 8]) == {"pass^2": pytest.approx((1 / 6 + 0) / 2)}
 
 
 def test_a_rate_is_the_mean_over_the_groups_that_have_enough_samples() -> None:

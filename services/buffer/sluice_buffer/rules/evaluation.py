@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from sluice.telemetry.pass_rate import pass_rates
+from sluice.telemetry.pass_rate import pass_rates, reliability
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import SampleFacts
 
@@ -42,4 +42,5 @@ def metrics(groups: Sequence[Sequence[SampleFacts]], ks: Sequence[int]) -> dict[
         "count": float(len(samples)),
         "groups": float(len(groups)),
     }
-    return result | pass_rates([[f.reward for f in group] for group in groups], ks)
+    rewards = [[f.reward for f in group] for group in groups]
+    return result | pass_rates(rewards, ks) | reliability(rewards, ks)
