@@ -382,6 +382,12 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 TOGETHER += [
     (
+        {},
+        {"data": {"prompts": [{"path": "p"}], "truncation": "left"}},
+        "data.truncation",
+        "only the rows of sft are cut",
+    ),
+    (
         {"overlong": {"buffer": 101}},
         {"rollout": {"sampling": {"maxResponseTokens": 100}}},
         "algorithm.overlong.buffer",
@@ -397,6 +403,7 @@ TOGETHER += [
     )
 ]
 SENSIBLE += [
+    (SFT, {"reward": None, "data": {"prompts": [{"path": "p"}], "truncation": "right"}}),
     (
         {},
         {

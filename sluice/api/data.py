@@ -187,6 +187,11 @@ class Data(Model):
         description="Longer prompts are left out, and counted. Default: what fits the engine's "
         "context.",
     )
+    truncation: Literal["left", "right"] | None = Field(
+        None,
+        description="Of lossFunction sft: longer rows lose their first (left) or last (right) "
+        "tokens, and are not left out.",
+    )
 
 
 class SandboxLimits(Model):
@@ -340,8 +345,8 @@ class Evaluation(Model):
     samples_per_prompt: PositiveInt = Field(1, description="Responses of one held-out prompt.")
     pass_at_k: Annotated[list[PositiveInt], Field(max_length=16), Once()] = Field(
         default_factory=list,
-        description="k of the unbiased pass@k and pass^k, each at most the samplesPerPrompt of some "
-        "data set; data sets with fewer samples have no such figure.",
+        description="k of the unbiased pass@k and pass^k, each at most the samplesPerPrompt of "
+        "some data set; data sets with fewer samples have no such figure.",
     )
     sampling: EvaluationSampling = Field(default_factory=EvaluationSampling)
     before_train: bool = Field(True, description="Evaluate the model as it is at step 0.")

@@ -83,6 +83,14 @@ WITHOUT_ADVANTAGES = (
 
 SFT_ACROSS_GROUPS = (
     Rule(
+        f"!has(self.data.truncation) || {IS_SFT}",
+        lambda s: s.data.truncation is None or s.algorithm.sft,
+        "only the rows of sft are cut; a prompt that is too long is left out, for what is cut off "
+        "may be the question",
+        "data.truncation",
+        reason="FieldValueForbidden",
+    ),
+    Rule(
         f"!{IS_SFT} || !({_any_set('self.rollout', OF_SAMPLES)})",
         lambda s: not s.algorithm.sft or not _set(s.rollout, OF_SAMPLES),
         "sft generates nothing to train on: leave out what is about generated samples {} "

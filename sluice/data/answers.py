@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sluice.api.data import PromptSource
 from sluice.data import chat
@@ -315,6 +315,16 @@ def _continues(part: str, opening: str, written: str) -> bool:
         opening.endswith(part[:cut]) and written.startswith(part[cut:])
         for cut in range(1, min(len(part), len(opening) + 1))
     )
+
+
+def cut(encoded: Encoded, longest: int, side: Literal["left", "right"]) -> Encoded:
+    """The row without its first (left) or last (right) tokens, as far as it is longer than
+    `longest` (verl's `data.truncation`). Its text is not known any more.
+    """
+    if len(encoded.tokens) <= longest:
+        return encoded
+    kept = slice(-longest, None) if side == "left" else slice(longest)
+    return Encoded(encoded.tokens[kept], [0, *encoded.mask[kept][1:]])
 
 
 def _by_spans(tokenizer: Any, text: str, spans: Sequence[Interval]) -> Encoded:

@@ -69,7 +69,6 @@ _TABLE: dict[str, Translation] = {
     "use_remove_padding": Same("sluice does it always"),
     "data.train_batch_size": To("rollout.batchSize", integer),
     "data.max_length": To("data.maxPromptTokens", integer),
-    "data.truncation": Lost("longer rows are left out and counted, never cut", unless=("error",)),
     "data.micro_batch_size": _PACKED,
     "data.micro_batch_size_per_gpu": _PACKED,
     "data.use_dynamic_bsz": _PACKED,
@@ -178,6 +177,7 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
             epochs or Setting("default of trainer.total_epochs", (4,)),
             integer,
         )
+    _truncation(draft, settings)
     betas = settings.take("optim.betas")
     put(draft, "trainer.optimizer.beta1", betas, lambda value: real(value[0]))
     put(draft, "trainer.optimizer.beta2", betas, lambda value: real(value[1]))
@@ -193,6 +193,17 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
             draft.set(path, value, f"default of {name}")
             draft.note("other default", path, f"{value} (verl, {name})")
     return draft
+
+
+def _truncation(draft: Draft, settings: Settings) -> None:
+    side = settings.take("data.truncation")
+    if side is None or side.value in ("error", None):
+        return  # verl ends, sluice leaves the row out and counts it
+    if side.value in ("left", "right"):
+        draft.set("data.truncation", side.value, side.name)
+    else:
+        why = "data.truncation is left or right; without it longer rows are left out"
+        draft.note("not translated", side.shown, why, side.line)
 
 
 def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:

@@ -148,6 +148,28 @@ def test_max_prompt_tokens_counts_the_answers_too(sft: Make, tmp_path: Path) -> 
     assert one.step(1) == [0, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("side", "longest", "trained"),
+    [("right", 22, "22"), ("left", 3, "<|im_end|>\n")],
+    ids=["right", "left"],
+)
+def test_longer_rows_may_be_cut(
+    sft: Make, tmp_path: Path, side: str, longest: int, trained: str
+) -> None:
+    """20 tokens of prompt, 60 of the answer, its end token, and a line's end."""
+    row = {"messages": [user("1"), assistant("2" * 60)]}
+    file = rows(tmp_path / "long.jsonl", row1=row)
+    data = {"prompts": [{"path": file}], "shuffle": False, "maxPromptTokens": longest}
+    one = sft(data={**data, "truncation": side})
+    assert one.step(1) == [0, 1, 2, 3], "none is left out"
+    sample = samples(one, 1)[1].samples[0]
+    tokens = np.frombuffer(sample.tokens, np.int32)
+    assert len(tokens) == longest
+    assert tokenizer().decode(tokens[-sample.response_length :]) == trained
+    assert set(sample.loss_mask) == {1}
+    one.check()
+
+
 def test_rows_of_which_none_can_be_trained_end_the_job(sft: Make, tmp_path: Path) -> None:
     """Without a bound a job of a number of steps would look for one for ever."""
     masked = {

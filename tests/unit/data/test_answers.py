@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from sluice.api.data import PromptSource
-from sluice.data.answers import Encoded, encode, parse_answer
+from sluice.data.answers import Encoded, cut, encode, parse_answer
 from sluice.data.chat import PromptError
 from sluice.data.rows import RowError
 from tests.chat import MARKED, OPENING, PLAIN, REWRITING, assistant, tokenizer, user
@@ -151,6 +151,19 @@ def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
     answer."""
     found = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
     assert trained(found) == ["\n\nyo<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("side", "tokens", "mask"),
+    [("left", [7, 8, 9], [0, 0, 1]), ("right", [5, 6, 7], [0, 0, 1])],
+)
+def test_a_row_that_is_cut(
+    side: Literal["left", "right"], tokens: list[int], mask: list[int]
+) -> None:
+    """The first token is never trained: nothing comes before it that could predict it."""
+    row = Encoded([5, 6, 7, 8, 9], [0, 0, 1, 0, 1], "x")
+    assert cut(row, 3, side) == Encoded(tokens, mask)
+    assert cut(row, 5, side) == row
 
 
 def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:

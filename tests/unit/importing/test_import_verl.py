@@ -372,6 +372,18 @@ def test_corrections_without_a_counterpart_are_said(arguments: str, said: str) -
     assert said in " ".join(verl(arguments).stdout.replace("#", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("side", "field"), [("left", "left"), ("right", "right"), ("error", None)], ids=str
+)
+def test_sft_of_verl_cuts_rows(side: str, field: str | None) -> None:
+    result = run(
+        "verl",
+        "torchrun --nproc_per_node=2 -m verl.trainer.sft_trainer data.train_files=/d/a.parquet "
+        f"model.path=/m data.truncation={side} data.max_length=512",
+    )
+    assert spec_of(result)["data"].get("truncation") == field
+
+
 def test_sft_of_verl_with_questions_and_answers() -> None:
     command = (
         "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer "

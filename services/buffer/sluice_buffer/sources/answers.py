@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -46,12 +46,14 @@ SHOWN = 10
 class Answers:
     """The job's rows as samples. A Filler (filling.py).
 
-    longest: tokens that a row may have. left_out: rows left out since one was trained.
+    longest: tokens that a row may have; truncation: which end of a longer one goes, None: all of
+    it. left_out: rows left out since one was trained.
     """
 
     prompts: Prompts
     tokenizer: Any
     longest: int
+    truncation: Literal["left", "right"] | None = None
     evaluates = True
     refused: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
@@ -77,7 +79,8 @@ class Answers:
             )
             raise ConfigurationError(f"spec.model.path: {error}{hint}") from error
         context = chat.context_length(directory)
-        answers = cls(prompts, tokenizer, min(spec.data.max_prompt_tokens or context, context))
+        longest = min(spec.data.max_prompt_tokens or context, context)
+        answers = cls(prompts, tokenizer, longest, spec.data.truncation)
         answers.check()
         return answers
 
@@ -173,6 +176,8 @@ class Answers:
             encoded = self._encode(row, source)
         except PromptError as error:
             return _refused(f"{_where(source, number)}: {error}")
+        if self.truncation:
+            encoded = answers.cut(encoded, self.longest, self.truncation)
         size = len(encoded.tokens)
         if size > self.longest:
             why = (
