@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from sluice.api import Algorithm
+from sluice.api.losses import PolicyLossName
 from sluice_trainer.algorithms.objective import CustomLoss, LossInputs, Objective, policy_objective
 
 LOG_PROBS = torch.tensor([-1.0, -2.0, -0.5])
@@ -29,6 +30,7 @@ def objective(
     mean_weight: float = 1.0,
     fresh: torch.Tensor | None = None,
     advantages: torch.Tensor = ADVANTAGES,
+    picked: torch.Tensor | None = None,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
@@ -41,6 +43,7 @@ def objective(
         ref_log_probs=None if ref is None else torch.tensor(ref),
         mean_weight=mean_weight,
         fresh=fresh,
+        picked=picked,
     )
     return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec), custom)
 
@@ -129,6 +132,24 @@ def test_a_masked_token_has_no_part_in_the_gradient_however_far_it_is(
     distant, distant_sums = gradient(far)
     assert distant.tolist() == near.tolist()
     assert distant_sums == near_sums
+
+
+@pytest.mark.parametrize("loss", get_args(PolicyLossName))
+@pytest.mark.parametrize("far", [-1000.0, 1000.0], ids=str)
+def test_a_policy_that_is_far_from_the_old_one_has_a_finite_gradient(loss: str, far: float) -> None:
+    """exp(1000) is infinite; beyond e^20 the ratio moves no more (verl)."""
+    log_probs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    result = objective(
+        old=[-1.0 - far, -2.0 - far, 0.0],
+        log_probs=log_probs,
+        picked=torch.tensor([1.0, 0.0, 0.0]),
+        loss=loss,
+        offPolicy={"method": "tis", "high": 2.0},
+    )
+    result.loss.backward()
+    assert log_probs.grad is not None
+    assert bool(torch.isfinite(log_probs.grad).all())
+    assert all(math.isfinite(float(value)) for value in result.sums.values())
 
 
 def test_a_masked_token_may_have_any_advantage() -> None:

@@ -18,6 +18,7 @@ from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.policy_loss import (
     Correction,
     PolicyLoss,
+    bounded,
     cispo_loss,
     clip_cov_loss,
     clipped_surrogate,
@@ -210,6 +211,7 @@ def _policy_gradient(
     """
     clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
     high = clip.highest
+    old, log_ratio = log_probs - log_ratio, bounded(log_ratio)
     ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
         case "clip" | "gspo":
@@ -225,7 +227,7 @@ def _policy_gradient(
         case "sapo":
             pg = sapo_loss(ratio, advantages, positive=gate.positive, negative=gate.negative)
         case "dppo_tv" | "dppo_kl" as loss:
-            moved = probability_distance(log_probs, log_probs - log_ratio, loss)
+            moved = probability_distance(log_probs, old, loss)
             pg = dppo_loss(
                 log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual
             )
@@ -273,7 +275,7 @@ def _corrected(
             else correction.weight
         )
         metrics |= {
-            "ois": torch.exp(log_ratio),
+            "ois": torch.exp(bounded(log_ratio)),
             "tis": correction.ratio,
             "tis_clipfrac": correction.bounded,
             "tis_abs": (correction.ratio - 1).abs(),
@@ -321,7 +323,7 @@ def _kl_loss(
 ) -> Tensor:
     if inputs.ref_log_probs is None:
         raise ValueError("algorithm.kl.lossCoef needs the reference policy's log-probs")
-    ratio = torch.exp(log_ratio) if algorithm.kl.unbiased else None
+    ratio = torch.exp(bounded(log_ratio)) if algorithm.kl.unbiased else None
     return reduce_tokens(
         kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio), inputs.loss_weights
     )

@@ -12,11 +12,16 @@ from torch import Tensor
 from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
 
 LOG_RATIO_LIMIT = 20.0
-"""Logarithms of correction ratios are kept within +-20 before exp (verl): the product over a
-sequence may overflow."""
+"""Logarithms of ratios are kept within +-20 before exp (verl): of a token that is so far from the
+old policy, as of the product over a sequence, it may overflow."""
 
 LEAST_MEAN = 1e-8
 """Weights of a smaller mean are not divided by it (verl)."""
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """The log ratio within +-20: exp of it is finite, and beyond it has no gradient. Any shape."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 class PolicyLoss(NamedTuple):
@@ -194,12 +199,12 @@ def correction_ratio(
     log_ratio = log_ratio.detach()
     match level:
         case "token":
-            return torch.exp(log_ratio)
+            total = log_ratio
         case "sequence":
             total = sequence_sum(log_ratio, mask, sequence)
         case "geometric":
             total = sequence_average(log_ratio, mask, sequence)
-    return torch.exp(total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return torch.exp(bounded(total))
 
 
 def off_policy_correction(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sluice.api.off_policy import Divergence, Rejection, Scope
 from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
-from sluice_trainer.algorithms.policy_loss import LOG_RATIO_LIMIT
+from sluice_trainer.algorithms.policy_loss import bounded
 
 _LEAST_PROBABILITY = 1e-6
 """Probabilities are kept this far from 0 and 1 (verl): in float32 1 - p would be 0 for a sure
@@ -34,7 +34,7 @@ def divergence(train: Tensor, rollout: Tensor, measure: Divergence) -> Tensor:
     KPop).
     """
     train, rollout = train.detach(), rollout.detach()
-    gap = (train - rollout).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    gap = bounded(train - rollout)
     match measure:
         case "k1":
             return gap
@@ -99,7 +99,7 @@ def rejected(
     for rule in rules:
         measured = over_scope(divergence(train, rollout, rule.measure), rule.over, mask, sequence)
         if rule.measure == "k1":
-            ratio = torch.exp(measured.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+            ratio = torch.exp(bounded(measured))
             dropped |= (ratio < rule.lower) | (ratio > rule.high)
         else:
             dropped |= measured > rule.high
