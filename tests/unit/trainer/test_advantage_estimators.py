@@ -88,7 +88,7 @@ def test_group_estimators_leave_the_kl_to_the_reward() -> None:
 
 def test_reinforce_plus_plus() -> None:
     estimates = advantages(estimator="reinforce_plus_plus", gamma=0.5, kl={"coef": 1.0})
-    second = [-0.1 + 0.5 * (0 + 0.5 * 1.8), 0.5 * 1.8, 1.8, 0]
+    second = [-0.1 + 0.5 * 1.8, 0, 1.8, 0]  # the masked token between them is no step
     assert estimates == approximately([[4.5], second, [0, 0]])
 
 
@@ -100,7 +100,9 @@ def test_reinforce_plus_plus_baseline() -> None:
 
 def test_remax_subtracts_the_greedy_reward() -> None:
     given = responses(baselines=torch.tensor([4.0, 0.5, 7.0]))
-    assert advantages(given, estimator="remax")[:2] == approximately([[1], [1.5, 1.5, 1.5, -0.5]])
+    assert advantages(given, estimator="remax")[:2] == approximately(
+        [[1], [1.5, -0.5, 1.5, -0.5]]  # masked tokens have no reward to go
+    )
     with_kl = advantages(given, estimator="remax", kl={"coef": 1.0})
     assert [with_kl[1][0], with_kl[1][2]] == pytest.approx([2 - 0.3 - 0.5, 2 - 0.2 - 0.5])
 

@@ -30,14 +30,25 @@ def test_a_masked_token_may_have_any_kl() -> None:
     assert rewards[0].tolist() == [1, 0]
 
 
+def returns_of(rewards: list[Tensor], gamma: float) -> list[Tensor]:
+    """Of responses without a masked token."""
+    return discounted_returns(rewards, [torch.ones(len(row)) for row in rewards], gamma)
+
+
 def test_returns_by_hand() -> None:
-    returns = discounted_returns(rows([1, 2, 4], [8]), 0.5)
+    returns = returns_of(rows([1, 2, 4], [8]), 0.5)
     assert [row.tolist() for row in returns] == [[1 + 1 + 1, 2 + 2, 4], [8]]
 
 
+def test_a_masked_token_is_no_step_of_the_discount() -> None:
+    """What a tool says makes no answer worth less; the masked tokens themselves have no return."""
+    returns = discounted_returns(rows([1, 50, 50, 4]), rows([1, 0, 0, 1]), 0.5)
+    assert returns[0].tolist() == [1 + 0.5 * 4, 0, 0, 4]
+
+
 def test_without_a_discount_returns_are_sums() -> None:
-    assert discounted_returns(rows([1, 2, 4], []), 1.0)[0].tolist() == [7, 6, 4]
-    assert discounted_returns([], 0.9) == []
+    assert returns_of(rows([1, 2, 4], []), 1.0)[0].tolist() == [7, 6, 4]
+    assert returns_of([], 0.9) == []
 
 
 Rows = st.lists(
@@ -50,13 +61,17 @@ Factor = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 @given(Rows, Factor)
 def test_returns_equal_a_loop(batch: list[list[tuple[int, int, int]]], gamma: float) -> None:
-    returns = discounted_returns(rows(*[[float(r) for r, _, _ in row] for row in batch]), gamma)
+    """verl's `compute_reinforce_plus_plus_outcome_advantage`, token by token."""
+    rewards = rows(*[[float(r) for r, _, _ in row] for row in batch])
+    returns = discounted_returns(
+        rewards, rows(*[[float(m) for _, _, m in row] for row in batch]), gamma
+    )
     for row, ours in zip(batch, returns, strict=True):
         running = 0.0
         expected: list[float] = []
-        for reward, _, _ in reversed(row):
-            running = reward + gamma * running
-            expected.insert(0, running)
+        for reward, _, mask in reversed(row):
+            running = reward + gamma * running if mask else running
+            expected.insert(0, running if mask else 0.0)
         assert ours.tolist() == pytest.approx(expected)
 
 
@@ -108,11 +123,7 @@ def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
 def test_with_lambda_one_and_no_values_gae_is_the_return() -> None:
     rewards, masks = rows([1, 2, 4]), rows([1, 1, 1])
     advantages, returns = gae(rewards, rows([0, 0, 0]), masks, gamma=0.5, lam=1.0)
-    assert (
-        advantages[0].tolist()
-        == returns[0].tolist()
-        == discounted_returns(rewards, 0.5)[0].tolist()
-    )
+    assert advantages[0].tolist() == returns[0].tolist() == returns_of(rewards, 0.5)[0].tolist()
 
 
 def test_with_lambda_zero_gae_is_one_step_ahead() -> None:

@@ -116,9 +116,8 @@ def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate
     """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are
     whitened afterwards.
     """
-    return Estimate(
-        _floats(discounted_returns(_token_rewards(responses, algorithm), algorithm.gamma))
-    )
+    rewards = _token_rewards(responses, algorithm)
+    return Estimate(_floats(discounted_returns(rewards, responses.masks, algorithm.gamma)))
 
 
 def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -137,7 +136,7 @@ def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
     """
     if responses.baselines is None:
         raise EstimatorError("remax needs the reward of each prompt's greedy response")
-    to_go = discounted_returns(_token_rewards(responses, algorithm), 1.0)
+    to_go = discounted_returns(_token_rewards(responses, algorithm), responses.masks, 1.0)
     return Estimate(
         _floats([g - b for g, b in zip(to_go, responses.baselines.double(), strict=True)])
     )

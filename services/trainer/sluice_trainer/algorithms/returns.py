@@ -34,14 +34,20 @@ def token_rewards(
     return result
 
 
-def discounted_returns(rewards: Sequence[Tensor], gamma: float) -> list[Tensor]:
-    """G_t = r_t + gamma * G_{t+1} of each response (REINFORCE++, Hu 2025; slime
-    `get_reinforce_plus_plus_returns`).
+def discounted_returns(
+    rewards: Sequence[Tensor], masks: Sequence[Tensor], gamma: float
+) -> list[Tensor]:
+    """G_t = r_t + gamma * G_{t+1} of each response (REINFORCE++, Hu 2025; verl
+    `compute_reinforce_plus_plus_outcome_advantage`), over actions alone.
 
-    Every token counts as a step, masked ones too. rewards: each [response]. Returns each [response]
-    float64.
+    t + 1 is the next *unmasked* token, as in `gae`: an observation is no step of the policy. (In
+    slime's `get_reinforce_plus_plus_returns` it is one.) Masked tokens get 0. rewards, masks: each
+    [response]. Returns each [response] float64.
     """
-    return _unpad(_scan(_pad(rewards), gamma), rewards)
+    chosen = [mask > 0 for mask in masks]
+    earned = [reward.double()[mask] for reward, mask in zip(rewards, chosen, strict=True)]
+    returns = _unpad(_scan(_pad(earned), gamma), earned)
+    return [_spread(values, mask) for values, mask in zip(returns, chosen, strict=True)]
 
 
 def gae(
