@@ -1,17 +1,21 @@
-"""DAPO's reward for whole-number answers (Yu et al. 2025), as slime's `dapo` and verl's `math_dapo`
-compute it.
+"""DAPO's reward for short answers (Yu et al. 2025), as slime's `dapo` and verl's `math_dapo` have
+it.
 
-The answer is what follows the last "Answer:" in the last 300 characters, brought into the plain
-form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1). `score` is 1 or -1, `acc` 1 or 0.
+The answer is what follows the last "Answer:" in the last 300 characters; where there is none, the
+last box's content, as in verl, for prompts of other sources ask for one. Answer and label are
+brought into the plain form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1). `score` is 1
+or -1, `acc` 1 or 0.
 """
 
 from __future__ import annotations
 
 import re
 
+from sluice.rewards.builtin.extraction import boxed
 from sluice.rewards.types import RewardError, RewardInput, label_text
 
 _END = 300
+_WHOLE = re.compile(r"-?\d+\.0+")
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 # In this order: a later one may need that an earlier one has run.
 _REPLACED = (
@@ -61,23 +65,27 @@ _REMOVED = (
     '"',
     "\\dots",
     "<|im_end|>",
+    "<|eot_id|>",
     "<|endoftext|>",
 )
 _UNWRAPPED = tuple(re.compile(rf"\\{name}\{{(.*?)\}}") for name in ("text", "textbf", "overline"))
 
 
 def dapo(sample: RewardInput) -> dict[str, float]:
-    label = _whole(label_text(sample, "dapo"))
-    answers = _ANSWER.findall(sample.response[-_END:])
-    right = bool(answers) and plain(answers[-1]) == label
+    label = _label(label_text(sample, "dapo"))
+    end = sample.response[-_END:]
+    answers = _ANSWER.findall(end)
+    answer = answers[-1] if answers else boxed(end)
+    right = answer is not None and plain(answer) == label
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-def _whole(label: str) -> str:
-    try:
-        return str(int(float(plain(label))))
-    except (ValueError, OverflowError):
-        raise RewardError(f"label: dapo needs a whole number, the row has {label!r}") from None
+def _label(text: str) -> str:
+    """The label as answers are written: a whole number without its `.0`, else in plain form."""
+    label = plain(text)
+    if not label:
+        raise RewardError(f"label: dapo needs an answer, the row has {text!r}")
+    return label.partition(".")[0] if _WHOLE.fullmatch(label) else label
 
 
 def plain(answer: str) -> str:

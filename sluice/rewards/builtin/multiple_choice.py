@@ -27,6 +27,7 @@ _SAID = (
     re.compile(
         rf"\b(?i:answer|option|choice)(?:\s{{1,4}}is|\s{{0,4}}:)?{_OPENING}{_LETTER}", re.MULTILINE
     ),
+    re.compile(rf"\u7b54\u6848\s{{0,4}}(?:\u662f|\u4e3a|[:\uff1a])?{_OPENING}{_LETTER}"),
     re.compile(r"\b([A-Z])\)?\s{1,4}is\s{1,4}(?:the\s{1,4})?correct\b"),
 )
 _ALONE = re.compile(r"^\s*(?:\\text\w*\{)?[(*]*([A-Za-z])(?=\s*(?:$|[).:,*}\]]))")

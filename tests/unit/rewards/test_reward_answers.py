@@ -142,15 +142,24 @@ def test_deepscaler_wants_an_end_of_thinking(response: str, expected: int) -> No
         ("34", "34", False),
         ("Answer: 34" + " x" * 200, "34", False),  # further back than 300 characters
         ("Answer:", "34", False),
+        (r"so \boxed{34}", "34", True),  # where no answer is announced (verl)
+        (r"Answer: 33, that is \boxed{34}", "34", False),
+        (r"\boxed{34}" + " x" * 200, "34", False),
+        ("Answer: 34<|eot_id|>", "34", True),
+        (r"Answer: $\frac{1}{2}$", r"\frac{1}{2}", True),
+        (r"Answer: \frac12", r"\frac{1}{2}", True),
+        ("Answer: 0.5", "0.5", True),
+        ("Answer: 3", "3.5", False),
     ],
+    ids=str,
 )
 def test_dapo_reads_the_last_answer_line(response: str, label: Any, right: bool) -> None:
     assert dapo(sample(response, label)) == {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-def test_dapo_wants_a_whole_number_as_label() -> None:
-    with pytest.raises(RewardError, match="label: dapo needs a whole number, the row has 'blue'"):
-        dapo(sample("Answer: 3", "blue"))
+def test_dapo_wants_a_label_that_says_something() -> None:
+    with pytest.raises(RewardError, match="label: dapo needs an answer, the row has ' '"):
+        dapo(sample("Answer: 3", " "))
 
 
 @pytest.mark.parametrize(

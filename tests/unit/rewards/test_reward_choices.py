@@ -29,6 +29,10 @@ def sample(response: str, label: Any = "B", **metadata: Any) -> RewardInput:
         ("answer: (b)", 1, 1),
         ("Option B", 1, 1),
         ("B is the correct one", 1, 1),
+        ("\u7b54\u6848: B", 1, 1),  # "answer" in Chinese
+        ("\u7b54\u6848\uff1aB\u3002", 1, 1),
+        ("\u7b54\u6848\u662f B", 1, 1),
+        ("\u7b54\u6848: C", 0, 0),
         ("The answer is A. No: the answer is B.", 1, 1),
         ("<think>The answer is A.</think> Answer: B", 1, 1),
         ("I would take B", 0, 1),
