@@ -20,6 +20,9 @@ from sluice.environment import ConfigurationError
 
 ENDINGS = (".jsonl", ".json", ".parquet")
 Row = dict[str, Any]
+_HIDDEN = (".", "_")
+"""First letters of files that others leave beside rows: macOS `._rows.parquet`, Spark
+`_metadata`. pyarrow leaves them out, too."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,11 @@ class Located:
 def files_of(path: Path) -> list[Path]:
     """The file itself, or the prompt files of a directory by name."""
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.is_file())
+        files = sorted(
+            p
+            for p in path.iterdir()
+            if p.suffix in ENDINGS and p.is_file() and not p.name.startswith(_HIDDEN)
+        )
         if not files:
             raise ConfigurationError(f"{path}: no {', '.join(ENDINGS)} file in this directory")
         return files

@@ -197,7 +197,8 @@ def test_a_parquet_file_is_sliced_from_its_end(tmp_path: Path) -> None:
 
 
 def test_files_of_a_directory_come_by_name(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.parquet", "c.json", "notes.txt"):
+    hidden = ("._a.parquet", ".b.jsonl", "_metadata.parquet")
+    for name in ("b.jsonl", "a.parquet", "c.json", "notes.txt", *hidden):
         (tmp_path / name).touch()
     assert [path.name for path in files_of(tmp_path)] == ["a.parquet", "b.jsonl", "c.json"]
 
