@@ -65,6 +65,13 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ({"estimator": "cispo", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
     ({"loss": "reinforce", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
     ({"kl": {"unbiased": True}}, "unbiased", "unbiased needs lossCoef"),
+    ({"estimator": "gdpo"}, "rewardParts", "gdpo needs rewardParts"),
+    ({"rewardParts": [{"name": "a"}]}, "rewardParts", "gdpo needs rewardParts"),
+    (
+        {"estimator": "gdpo", "rewardParts": [{"name": "a"}], "overlong": {"buffer": 9}},
+        "overlong",
+        "overlong comes off the whole reward",
+    ),
     ({"kl": {"adaptive": {}}}, "adaptive", "adaptive needs coef"),
     ({"offPolicy": {"method": "tis", "oldLogProbs": "rollout"}}, "oldLogProbs", "leave method out"),
     ({"offPolicy": {"level": "sequence"}}, "level", "no effect without method"),
@@ -403,6 +410,8 @@ TOGETHER += [
     )
 ]
 SENSIBLE += [
+    ({"estimator": "max_rl"}, {}),
+    ({"estimator": "gdpo", "rewardParts": [{"name": "a"}, {"name": "b", "weight": 2.0}]}, {}),
     (SFT, {"reward": None, "data": {"prompts": [{"path": "p"}], "truncation": "right"}}),
     (
         {},

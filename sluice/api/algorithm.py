@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from sluice.api.base import (
     Model,
     NonNegativeFloat,
     NonNegativeInt,
+    Once,
     PositiveFloat,
     PositiveInt,
     Rule,
@@ -30,7 +31,7 @@ from sluice.api.losses import (
 from sluice.api.off_policy import OffPolicy
 from sluice.api.paths import LossFunction, ModelPath, UserFunction
 from sluice.api.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
-from sluice.api.shaping import OVERLONG_ACROSS_GROUPS, Overlong
+from sluice.api.shaping import OF_PARTS, OVERLONG_ACROSS_GROUPS, Overlong, RewardPart
 
 
 class AdaptiveKL(Model):
@@ -118,13 +119,13 @@ class Algorithm(Model):
     )
     normalize_std: bool = Field(
         True,
-        description="grpo, gspo, cispo, grpo_passk: divide advantages by the group's standard "
-        "deviation.",
+        description="grpo, gspo, cispo, grpo_passk, gdpo: divide advantages by the group's "
+        "standard deviation.",
     )
     normalize_advantages: bool | None = Field(
         None,
-        description="Whiten advantages over the whole batch. Default: only for reinforce_plus_plus "
-        "and reinforce_plus_plus_baseline, which always do.",
+        description="Whiten advantages over the whole batch. Default: only for "
+        "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo, which always do.",
     )
     gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
     lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
@@ -164,6 +165,9 @@ class Algorithm(Model):
     overlong: Overlong | None = Field(
         None, description="Penalty for responses that come near the limit of their length."
     )
+    reward_parts: Annotated[list[RewardPart], Field(max_length=16), Once("name")] = Field(
+        default_factory=list, description="Of gdpo: the parts of the reward that it looks at."
+    )
 
     rules = (
         Rule(
@@ -183,8 +187,8 @@ class Algorithm(Model):
             "self.?normalizeAdvantages.orValue(true) || "
             f"!({_is(estimators(lambda kind: kind.whitened))})",
             lambda a: a.normalize_advantages is not False or not a.kind.whitened,
-            "reinforce_plus_plus and reinforce_plus_plus_baseline are whitened by definition; "
-            "leave it out",
+            "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo are whitened by "
+            "definition; leave it out",
             "normalizeAdvantages",
         ),
         Rule(
@@ -227,6 +231,7 @@ class Algorithm(Model):
             reason="FieldValueForbidden",
         ),
         *BY_COVARIANCE,
+        *OF_PARTS,
         *WITHOUT_ADVANTAGES,
     )
 

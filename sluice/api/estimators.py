@@ -21,6 +21,8 @@ EstimatorName = Literal[
     "opo",
     "gpg",
     "grpo_passk",
+    "max_rl",
+    "gdpo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "remax",
@@ -40,6 +42,7 @@ class EstimatorKind:
     smooths: it takes a lambda.
     critic: it has a value model.
     greedy: it compares each response with the greedy one to the same prompt.
+    parts: it looks at parts of the reward, each for itself.
     token_kl: `kl.coef` comes off token by token; else off the response's reward beforehand.
     loss, aggregation: the ones that it comes with.
     """
@@ -50,6 +53,7 @@ class EstimatorKind:
     smooths: bool = False
     critic: bool = False
     greedy: bool = False
+    parts: bool = False
     token_kl: bool = False
     loss: PolicyLossName = "clip"
     aggregation: Aggregation = "sequence_mean"
@@ -64,6 +68,8 @@ ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
     "opo": EstimatorKind(),
     "gpg": EstimatorKind(),
     "grpo_passk": EstimatorKind(),
+    "max_rl": EstimatorKind(),
+    "gdpo": EstimatorKind(whitened=True, parts=True, token_kl=True),
     "reinforce_plus_plus": EstimatorKind(
         grouped=False, whitened=True, discounts=True, token_kl=True
     ),

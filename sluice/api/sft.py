@@ -37,6 +37,7 @@ OF_ADVANTAGES: dict[str, Any] = {
     "clipCov": None,
     "klCov": None,
     "overlong": None,
+    "rewardParts": [],
 }
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {

@@ -1,10 +1,14 @@
-"""spec.algorithm.overlong: what the length of a response takes off its reward."""
+"""spec.algorithm.overlong and rewardParts: what rewards are before advantages are formed."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 from pydantic import Field
 
 from sluice.api.base import Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.cel import listed
+from sluice.api.estimators import estimators
 
 
 class Overlong(Model):
@@ -22,6 +26,34 @@ class Overlong(Model):
         1.0, description="Taken off the reward of a response that is as long as it may be."
     )
 
+
+class RewardPart(Model):
+    """A part of the reward that gdpo normalizes for itself."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        description="Of a number in the dictionary that the reward is, or of a term (reward.terms)."
+    )
+    weight: PositiveFloat = Field(1.0, description="Of its advantage in the sum.")
+
+
+OF_PARTS = (
+    Rule(
+        "(has(self.rewardParts) && size(self.rewardParts) > 0) == "
+        f"(self.estimator in {listed(estimators(lambda kind: kind.parts))})",
+        lambda a: bool(a.reward_parts) == a.kind.parts,
+        "gdpo needs rewardParts, and the other estimators look at the reward as a whole",
+        "rewardParts",
+    ),
+    Rule(
+        f"!has(self.overlong) || !(self.estimator in {listed(estimators(lambda k: k.parts))})",
+        lambda a: a.overlong is None or not a.kind.parts,
+        "overlong comes off the whole reward, which gdpo does not look at: use a term length, and "
+        "name it in rewardParts",
+        "overlong",
+        reason="FieldValueForbidden",
+    ),
+)
+"""Rules of spec.algorithm."""
 
 OVERLONG_ACROSS_GROUPS = (
     Rule(

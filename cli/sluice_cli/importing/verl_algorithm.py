@@ -20,6 +20,7 @@ _ESTIMATORS = {
     "opo": "opo",
     "gpg": "gpg",
     "grpo_passk": "grpo_passk",
+    "gdpo": "gdpo",
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
 }
@@ -82,6 +83,8 @@ def policy(draft: Draft, settings: Settings) -> None:
             adv_estimator.name if adv_estimator else "default of algorithm.adv_estimator",
         )
         _loss(draft, mode, loss)
+    if estimator == "gdpo":
+        _parts(draft, settings)
     for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
         setting = settings.take(f"{_ACTOR}.{key}")
         put(
@@ -102,6 +105,19 @@ def policy(draft: Draft, settings: Settings) -> None:
     checkpointing = settings.take("actor_rollout_ref.model.enable_gradient_checkpointing")
     if checkpointing and checkpointing.value is True:
         draft.set("trainer.recompute", "full", checkpointing.name)
+
+
+def _parts(draft: Draft, settings: Settings) -> None:
+    keys = settings.take("algorithm.gdpo_reward_keys")
+    weights = settings.take("algorithm.gdpo_reward_weights")
+    if keys is None or not isinstance(keys.value, list):
+        return
+    numbers = weights.value if weights and isinstance(weights.value, list) else [1.0] * 16
+    parts = [
+        {"name": str(name), "weight": real(weight)}
+        for name, weight in zip(keys.value, numbers, strict=False)
+    ]
+    draft.set("algorithm.rewardParts", parts, keys.name)
 
 
 def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:

@@ -154,10 +154,8 @@ REST: dict[str, Translation] = {
     "algorithm.rollout_correction.debug_rollout_actor_probs": Same(
         "the difference is reported at every step"
     ),
-    "algorithm.gdpo_reward_keys": Lost(
-        "one number is the reward (reward.key); a function may weigh parts", unless=(None, [])
-    ),
-    "algorithm.gdpo_reward_weights": Same("of GDPO"),
+    "algorithm.gdpo_reward_keys": Same("of gdpo alone"),
+    "algorithm.gdpo_reward_weights": Same("of gdpo alone"),
     # trainer
     "trainer.esi_redundant_time": Same(
         "a pod that is to end saves before it goes: terminationGracePeriodSeconds"

@@ -32,7 +32,7 @@ def reward(draft: Draft, settings: Settings) -> None:
         draft.set("reward.type", "data_source", "verl's default_compute_score")
     for key in _MANAGERS:
         manager = settings.take(key)
-        if manager and manager.value not in ("naive", "dapo", None):
+        if manager and manager.value not in ("naive", "dapo", "gdpo", None):
             why = "rewards are functions of one sample, or with reward.group of a prompt's samples"
             draft.note("not translated", manager.shown, why, manager.line)
     enabled = settings.take("reward_model.enable")

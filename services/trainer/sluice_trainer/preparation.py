@@ -103,6 +103,9 @@ def prepare(
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
         values=policy.values(sequences_of_rank),
         baselines=baselines(samples) if algorithm.kind.greedy else None,
+        parts=reward_parts(sound, samples, algorithm, policy.ranks)
+        if algorithm.kind.parts
+        else None,
     )
     estimates = estimate(responses, algorithm, custom)
     sums = over_data_parallel(policy.ranks, token_sums(responses, estimates))
@@ -206,6 +209,33 @@ def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
     return torch.tensor(
         [sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32
     )
+
+
+def reward_parts(
+    sound: Sequence[pb.Sequence],
+    samples: dict[SampleKey, Sample],
+    algorithm: Algorithm,
+    ranks: Ranks,
+) -> Tensor:
+    """`algorithm.rewardParts` of the whole batch, [samples, parts] float32. Collective."""
+    names = [part.name for part in algorithm.reward_parts]
+    of_rank = {key: parts_of(key, sample, names) for key, sample in samples.items()}
+    known = {key: values for part in ranks.gather(of_rank) for key, values in part.items()}
+    rows = [known[s.group_id, s.index] for s in sound]
+    return torch.tensor(rows, dtype=torch.float32).reshape(len(sound), len(names))
+
+
+def parts_of(key: SampleKey, sample: Sample, names: Sequence[str]) -> list[float]:
+    """These parts of a sample's reward. Raises EstimatorError where it lacks one."""
+    missing = [name for name in names if name not in sample.reward_parts]
+    if missing:
+        group, index = key
+        there = ", ".join(sorted(sample.reward_parts)) or "none: its reward is one number"
+        raise EstimatorError(
+            f"group {group} sample {index} has no reward part {missing[0]!r} "
+            f"(algorithm.rewardParts); it has {there}"
+        )
+    return [sample.reward_parts[name] for name in names]
 
 
 def taught(

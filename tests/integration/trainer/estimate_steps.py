@@ -49,6 +49,7 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
             loss_mask=made.loss_mask * (not failed),
             rollout_log_probs=made.rollout_log_probs,
             status=SampleStatus.FAILED if failed else SampleStatus.COMPLETED,
+            reward_parts={"right": float(place % 2), "format": float(place % 3)},
             metadata={BASELINE_REWARD: float(group % 2)},
         )
         if index == 0:

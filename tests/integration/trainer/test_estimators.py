@@ -27,6 +27,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "opo": {"estimator": "opo", "aggregation": "prompt_mean", **KL},
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
     "grpo_passk": {"estimator": "grpo_passk", "overlong": {"buffer": 36, "penalty": 0.5}},
+    "max_rl": {"estimator": "max_rl", **KL},
+    "gdpo": {
+        "estimator": "gdpo",
+        "rewardParts": [{"name": "right"}, {"name": "format", "weight": 0.5}],
+        **KL,
+    },
     "reinforce_plus_plus": {"estimator": "reinforce_plus_plus", "gamma": 0.95, **KL},
     "reinforce_plus_plus_baseline": {"estimator": "reinforce_plus_plus_baseline", **KL},
     "remax": {"estimator": "remax", **KL},

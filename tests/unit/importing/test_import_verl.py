@@ -274,6 +274,21 @@ def test_keys_of_verl(arguments: str, expected: dict[str, Any]) -> None:
     check(spec_of(verl(arguments)), expected)
 
 
+def test_verls_gdpo() -> None:
+    result = verl(
+        "algorithm.adv_estimator=gdpo actor_rollout_ref.rollout.n=4 "
+        "reward.reward_manager.name=gdpo "
+        "+algorithm.gdpo_reward_keys='[accuracy,format]' +algorithm.gdpo_reward_weights='[1.0,0.5]'"
+    )
+    algorithm = spec_of(result)["algorithm"]
+    assert algorithm["estimator"] == "gdpo"
+    assert algorithm["rewardParts"] == [
+        {"name": "accuracy", "weight": 1.0},
+        {"name": "format", "weight": 0.5},
+    ]
+    assert "gdpo_reward" not in unwrapped(result)
+
+
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 
 

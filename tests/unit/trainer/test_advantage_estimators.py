@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -81,9 +82,43 @@ def test_grpo_passk_pays_the_best_alone() -> None:
 
 def test_group_estimators_leave_the_kl_to_the_reward() -> None:
     assert advantages(estimator="rloo", kl={"coef": 0.5}) == advantages(estimator="rloo")
-    assert not {"grpo", "dr_grpo", "gspo", "cispo", "rloo", "opo", "gpg", "grpo_passk"} & set(
-        estimators(lambda kind: kind.token_kl)
+    assert not {
+        "grpo",
+        "dr_grpo",
+        "gspo",
+        "cispo",
+        "rloo",
+        "opo",
+        "gpg",
+        "grpo_passk",
+        "max_rl",
+    } & set(estimators(lambda kind: kind.token_kl))
+
+
+def test_max_rl_divides_by_the_groups_mean() -> None:
+    assert advantages(estimator="max_rl") == approximately([[0], [(2 - 1) / 1] * 4, [0, 0]])
+
+
+def test_gdpo_normalizes_each_part_for_itself() -> None:
+    """Of group 7: right 1, 0, 1, format 0, 3, 3, which grpo would have as 1, 3, 4."""
+    parts = torch.tensor([[1.0, 0], [0, 3], [1, 3], [5, 5], [1, 0], [1, 0]])
+    fields: dict[str, Any] = {
+        "estimator": "gdpo",
+        "rewardParts": [{"name": "right"}, {"name": "format", "weight": 0.5}],
+    }
+
+    def standard(row: list[float], value: float) -> float:
+        return (value - statistics.fmean(row)) / (statistics.stdev(row) + 1e-6)
+
+    first = standard([1, 0, 1], 1) + 0.5 * standard([0, 3, 3], 0)
+    third = standard([1, 0, 1], 1) + 0.5 * standard([0, 3, 3], 3)
+    assert advantages(responses(parts=parts), **fields) == approximately(
+        [[0], [third] * 4, [first] * 2]
     )
+    with_kl = advantages(responses(parts=parts), kl={"coef": 0.1}, **fields)
+    assert with_kl[1][0] == pytest.approx(third - 0.1 * 0.1)
+    with pytest.raises(EstimatorError, match="parts of all rewards"):
+        advantages(**fields)
 
 
 def test_reinforce_plus_plus() -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from sluice_trainer.algorithms.advantages import (
     Moments,
     best_of_group,
+    decoupled,
     group_advantages,
     leave_one_out,
     length_weighted,
+    mean_scaled,
     moments,
     nonzero_scaled,
     whiten,
@@ -187,3 +189,28 @@ def test_of_no_response_there_is_no_advantage() -> None:
     assert length_weighted(none, no_groups, no_groups).shape == (0,)
     assert best_of_group(none, no_groups, normalize_std=True).shape == (0,)
     assert nonzero_scaled(none, no_groups).shape == (0,)
+
+
+def test_max_rl_by_a_loop() -> None:
+    rewards = {3: [1.0, 0.0, 0.0, 0.0], 1: [0.0, 0.0], 8: [1.0], 9: [-2.0, 1.0]}
+    values = torch.tensor([r for row in rewards.values() for r in row])
+    groups = torch.tensor([group for group, row in rewards.items() for _ in row])
+    expected = []
+    for row in rewards.values():
+        mean = sum(row) / len(row)
+        expected += [(r - mean) / mean if mean > 0 and len(row) > 1 else 0.0 for r in row]
+    assert mean_scaled(values, groups).tolist() == pytest.approx(expected)
+    assert mean_scaled(torch.empty(0), torch.empty(0, dtype=torch.int64)).numel() == 0
+
+
+def test_the_scale_of_a_part_weighs_nothing() -> None:
+    """A part in hundreds would drown one of 0 and 1 in grpo's sum."""
+    parts = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [0.0, 5.0]])
+    groups = torch.zeros(4, dtype=torch.int64)
+    plain, scaled = (
+        decoupled(parts * torch.tensor([1.0, scale]), [1.0, 0.5], groups, normalize_std=True)
+        for scale in (1.0, 100.0)
+    )
+    assert scaled.tolist() == pytest.approx(plain.tolist(), abs=1e-5)
+    columns = [group_advantages(part, groups, normalize_std=True) for part in parts.T]
+    assert plain.tolist() == pytest.approx((columns[0] + 0.5 * columns[1]).tolist())

@@ -20,6 +20,7 @@ from sluice_trainer.preparation import (
     by_optimizer_step,
     metrics,
     overlong_metrics,
+    parts_of,
     rewards,
     shaping,
     taught,
@@ -113,6 +114,15 @@ def test_baselines_come_from_the_samples_metadata() -> None:
     assert baselines({}).tolist() == []
     with pytest.raises(EstimatorError, match="group 5 sample 3 has no baseline_reward"):
         baselines({(5, 3): Sample(3)})
+
+
+def test_parts_of_rewards_come_with_the_samples() -> None:
+    sample = Sample(0, reward=1.0, reward_parts={"right": 1.0, "format": 0.5})
+    assert parts_of((5, 0), sample, ["format", "right"]) == [0.5, 1.0]
+    with pytest.raises(EstimatorError, match=r"group 5 sample 0 .* 'length'.*it has format, right"):
+        parts_of((5, 0), sample, ["right", "length"])
+    with pytest.raises(EstimatorError, match="its reward is one number"):
+        parts_of((5, 0), Sample(0, reward=1.0), ["right"])
 
 
 def example(**changes: object) -> Responses:

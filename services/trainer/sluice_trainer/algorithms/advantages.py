@@ -7,6 +7,7 @@ metadata are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +110,36 @@ def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
     return group_advantages(rewards, groups, normalize_std=False) * (
         rewards.numel() / max(rewarded, 1)
     )
+
+
+def mean_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
+    """(r - mean(group)) / mean(group) (MaxRL, arXiv:2602.02710; prime-rl `max_rl`).
+
+    Of right and wrong answers (1, 0) its gradient is the maximum likelihood's, cut off at the order
+    of the group's size: a prompt that is solved with chance p weighs 1 / p. rewards: [samples]
+    float, not negative; groups: [samples] int. Returns [samples]. A group of one gets 0, and so
+    does one whose mean is 0 or less.
+    """
+    centred = group_advantages(rewards, groups, normalize_std=False)
+    if centred.numel() == 0:
+        return centred
+    member, count = _membership(groups)
+    mean = (_group_sum(rewards.double(), member, count) / count)[member]
+    return torch.where(mean > 0, centred.double() / mean.clamp(min=1e-30), 0.0).float()
+
+
+def decoupled(
+    parts: Tensor, weights: Sequence[float], groups: Tensor, *, normalize_std: bool
+) -> Tensor:
+    """Sum of weight * group advantage over the parts of a reward, each normalized for itself (GDPO,
+    arXiv:2601.05242; verl `gdpo`, TRL `normalize_then_sum`), to be whitened afterwards.
+
+    So no part drowns another by its scale, and two mixtures with the same sum differ. parts:
+    [samples, parts]; groups: [samples] int. Returns [samples].
+    """
+    columns = [group_advantages(part, groups, normalize_std=normalize_std) for part in parts.T]
+    weighted = [weight * column for weight, column in zip(weights, columns, strict=True)]
+    return torch.stack(weighted).sum(0)
 
 
 def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:

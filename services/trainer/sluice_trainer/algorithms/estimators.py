@@ -17,9 +17,11 @@ from torch import Tensor
 from sluice.api import Algorithm
 from sluice_trainer.algorithms.advantages import (
     best_of_group,
+    decoupled,
     group_advantages,
     leave_one_out,
     length_weighted,
+    mean_scaled,
     nonzero_scaled,
 )
 from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
@@ -37,6 +39,7 @@ class Responses:
     equal on all ranks. own [own] int: places in them of the responses that this rank trains. masks,
     kl: of those, each [response]; kl is 0 where `kl.coef` is. values: of those, each [response],
     from the critic; baselines [own]: reward of the greedy response to the prompt.
+    parts [samples, parts] float32: of `algorithm.rewardParts`, of the whole batch.
     """
 
     rewards: Tensor
@@ -47,6 +50,7 @@ class Responses:
     values: Sequence[Tensor] | None = None
     baselines: Tensor | None = None
     lengths: Tensor | None = None
+    parts: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,22 @@ def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
     )
 
 
+def _max_rl(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token (r - mean(group)) / mean(group)."""
+    return _everywhere(mean_scaled(responses.rewards, responses.groups)[responses.own], responses)
+
+
+def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every token the sum of the parts' group advantages - kl_coef * kl. Whitened afterwards."""
+    if responses.parts is None:
+        raise EstimatorError("gdpo needs the parts of all rewards")
+    weights = [part.weight for part in algorithm.reward_parts]
+    sums = decoupled(
+        responses.parts, weights, responses.groups, normalize_std=algorithm.normalize_std
+    )
+    return _less_kl(_everywhere(sums[responses.own], responses), responses, algorithm)
+
+
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
     """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are
     whitened afterwards.
@@ -124,10 +144,7 @@ def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) ->
     """At every token r - mean(group) - kl_coef * kl (slime; verl takes the KL's sum off r).
     Whitened afterwards.
     """
-    centred = _dr_grpo(responses, algorithm).advantages
-    return Estimate(
-        [a - algorithm.kl.coef * kl for a, kl in zip(centred, responses.kl, strict=True)]
-    )
+    return _less_kl(_dr_grpo(responses, algorithm), responses, algorithm)
 
 
 def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -162,6 +179,8 @@ _ESTIMATORS: dict[str, Estimator] = {
     "opo": _opo,
     "gpg": _gpg,
     "grpo_passk": _grpo_passk,
+    "max_rl": _max_rl,
+    "gdpo": _gdpo,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,
     "remax": _remax,
@@ -179,6 +198,11 @@ def _token_rewards(responses: Responses, algorithm: Algorithm) -> list[Tensor]:
     return token_rewards(
         responses.rewards[responses.own], responses.masks, responses.kl, algorithm.kl.coef
     )
+
+
+def _less_kl(estimate: Estimate, responses: Responses, algorithm: Algorithm) -> Estimate:
+    pairs = zip(estimate.advantages, responses.kl, strict=True)
+    return Estimate([a - algorithm.kl.coef * kl for a, kl in pairs])
 
 
 def _everywhere(advantages: Tensor, responses: Responses) -> Estimate:
