@@ -14,6 +14,8 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 Messages = list[dict[str, Any]]
 """A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions."""
+PREDICTION = "pred"
+"""The part of a reward that stands for the answer (verl's name): a number, equal for equal ones."""
 BASELINE_REWARD = "baseline_reward"
 """Where a sample's metadata hold the reward of the greedy response to its prompt; only for the
 estimator remax."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.sample import Messages
+from sluice.sample import PREDICTION, Messages
 
 RewardValue = float | int | bool | dict[str, Any]
 """A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is
@@ -17,6 +18,7 @@ Judgement = tuple[float, dict[str, float]]
 """(the reward, all named parts of it)."""
 
 DEFAULT_KEY = "score"
+_HASH_BYTES = 6
 _MOST_PARTS = 64
 _LONGEST_NAME = 128
 _SHOWN = 200
@@ -66,6 +68,8 @@ def read_value(value: Any, key: str | None) -> Judgement:
             "with short names"
         )
     parts = {str(k): _number(v, f"reward part {k!r}") for k, v in value.items() if _is_number(v)}
+    if isinstance(said := value.get(PREDICTION), str):
+        parts[PREDICTION] = answer_number(said)
     wanted = key or DEFAULT_KEY
     if wanted in parts:
         return parts[wanted], parts
@@ -75,6 +79,12 @@ def read_value(value: Any, key: str | None) -> Judgement:
             f"the reward is a dictionary without {DEFAULT_KEY!r} ({names}): set reward.key"
         )
     raise RewardError(f"the reward has no number {key!r}; it has {names}")
+
+
+def answer_number(answer: str) -> float:
+    """48 bits of a hash: equal for equal answers, and exactly a float."""
+    digest = hashlib.blake2b(answer.encode(errors="replace"), digest_size=_HASH_BYTES).digest()
+    return float(int.from_bytes(digest))
 
 
 def _is_number(value: Any) -> bool:

@@ -70,8 +70,8 @@ class Group:
     worker: str = ""
     worker_attempt: int = 0
     note: str = ""
-    """Why it was filtered or failed; how often it had generated what,
-    for evaluation groups: see `evaluation`."""
+    """Why it was filtered or failed; tokens that it had generated when it came back; of a finished
+    evaluation group its votes (`rules/voting`)."""
     summary: bytes = b""
     """Packed `SampleFacts`, one for each sample."""
 

@@ -73,11 +73,16 @@ _UNWRAPPED = tuple(re.compile(rf"\\{name}\{{(.*?)\}}") for name in ("text", "tex
 
 def dapo(sample: RewardInput) -> dict[str, float]:
     label = _label(label_text(sample, "dapo"))
-    end = sample.response[-_END:]
+    right = said(sample.response) == label
+    return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def said(response: str) -> str | None:
+    """The answer of a response, in plain form; None: there is none."""
+    end = response[-_END:]
     answers = _ANSWER.findall(end)
     answer = answers[-1] if answers else boxed(end)
-    right = answer is not None and plain(answer) == label
-    return {"score": 1.0 if right else -1.0, "acc": float(right)}
+    return None if answer is None else plain(answer)
 
 
 def _label(text: str) -> str:

@@ -19,11 +19,17 @@ _NUMBER = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 def gsm8k(sample: RewardInput) -> dict[str, float]:
     label = _plain(label_text(sample, "gsm8k"))
     end = sample.response[-_END:]
-    strict, numbers = _STRICT.findall(end), _NUMBER.findall(end)
+    numbers = _NUMBER.findall(end)
     return {
-        "score": float(bool(strict) and _plain(strict[-1]) == label),
+        "score": float(said(sample.response) == label),
         "flexible": float(bool(numbers) and _plain(numbers[-1]) == label),
     }
+
+
+def said(response: str) -> str | None:
+    """The number behind the last `####`, in plain form; None: there is none."""
+    strict = _STRICT.findall(response[-_END:])
+    return _plain(strict[-1]) if strict else None
 
 
 def _plain(number: str) -> str:

@@ -20,6 +20,7 @@ from sluice.rewards.judging import metrics, remote
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.judging.pool import JudgeOutcome, Pool
 from sluice.rewards.judging.reward_model import RewardModel
+from sluice.rewards.said import with_answer
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
 
 log = logging.getLogger(__name__)
@@ -89,9 +90,13 @@ class Judge:
     async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
         name, sample = registry.choose(sample, self._reward.type)
         if name in registry.here:
-            return read_value(_run_here(name, sample), self._reward.key)
+            judgement = read_value(_run_here(name, sample), self._reward.key)
+            return with_answer(judgement, name, sample.response)
         if name in registry.in_pool:  # none of these looks at tokens
-            return (await self._builtin(name, replace(sample, tokens=[])))[0]
+            (outcome,) = await self._builtin(name, replace(sample, tokens=[]))
+            if isinstance(outcome, RewardError):
+                return outcome
+            return with_answer(outcome, name, sample.response)
         if name == registry.REMOTE and not self._remote:
             raise RewardError(f"metadata.rm_type: {registry.REMOTE} needs reward.url")
         if self._remote:

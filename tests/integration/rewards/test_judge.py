@@ -20,7 +20,9 @@ from prometheus_client import REGISTRY
 
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
+from sluice.rewards.builtin.math_prm800k import hendrycks
 from sluice.rewards.judging.judge import Judge
+from sluice.rewards.types import answer_number
 
 USER = """
 import asyncio, os, subprocess, sys, time
@@ -290,7 +292,7 @@ async def test_a_row_may_name_its_own_reward(user: Path) -> None:
     ]
     async with judging(function=f"{user}:good") as judge:
         contains, math, nope, own, unlabelled, remote = await judge(rows)
-    assert (contains, math, own) == ((1.0, {}), (1.0, {}), (4.0, {}))
+    assert (contains, math[0], own) == ((1.0, {}), 1.0, (4.0, {}))
     assert "no reward is called 'nope'" in str(nope)
     assert "label: exact_match needs a text" in str(unlabelled)
     assert "remote_rm needs reward.url" in str(remote)
@@ -304,15 +306,27 @@ async def test_mathematics_that_never_ends_fails_alone() -> None:
     ]
     async with judging(type="math", timeout_seconds=20) as judge:
         tower, *rest = await judge(rows)
-    assert rest == [(1.0, {})] * 2
-    assert isinstance(tower, RewardError) or tower == (0.0, {})
+    assert [reward for reward, _ in rest] == [1.0, 1.0]
+    assert isinstance(tower, RewardError) or tower[0] == 0.0
 
 
 async def test_the_default_key_and_dapos_parts() -> None:
     async with judging(type="dapo") as judge:
-        assert await judge([sample("Answer: 4", "4")]) == [(1.0, {"score": 1.0, "acc": 1.0})]
+        parts = {"score": 1.0, "acc": 1.0, "pred": answer_number("4")}
+        assert await judge([sample("Answer: 4", "4")]) == [(1.0, parts)]
+        assert await judge([sample("4", "4")]) == [(-1.0, {"score": -1.0, "acc": 0.0})]
     async with judging(type="dapo", key="acc") as judge:
-        assert await judge([sample("Answer: 5", "4")]) == [(0.0, {"score": -1.0, "acc": 0.0})]
+        ((reward, _),) = await judge([sample("Answer: 5", "4")])
+        assert reward == 0.0
+
+
+async def test_the_answer_to_mathematics_is_known_wherever_it_is_judged() -> None:
+    async with judging(type="math", workers=1) as judge:
+        right, other = await judge(
+            [sample(r"so \boxed{\frac12}", "0.5"), sample(r"\boxed{\frac{1}{2}}", "3")]
+        )
+    assert (right[0], other[0]) == (1.0, 0.0)
+    assert right[1] == other[1] == {"pred": answer_number(hendrycks(r"\frac12"))}
 
 
 async def test_a_function_that_writes_into_the_judges_channel_fails_its_sample(

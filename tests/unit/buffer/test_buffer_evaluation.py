@@ -9,7 +9,7 @@ from sluice_buffer.rules.admission import MAX_FAILURES
 from sluice_buffer.serving.sending import evaluations, example_sizes, failures
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.transitions.submits import SubmitOutcome
-from tests.unit.buffer.buffer_tools import House
+from tests.unit.buffer.buffer_tools import House, make_group
 
 Make = Callable[..., House]
 EVERY_2 = {"everySteps": 2, "samplesPerPrompt": 2, "passAtK": [1, 2]}
@@ -79,6 +79,21 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
     assert one.buffer.stats().evaluation == {"eval/held-out": 0.5}
     assert one.submit(leased[0]).outcome is SubmitOutcome.DUPLICATE
     assert evaluations(one.buffer, 0) == []
+
+
+def test_the_majority_votes_where_rewards_tell_of_answers(house: Make) -> None:
+    """Each group: two right answers and one wrong one, of which nothing is lost by a restart."""
+    one = house(evaluation={**EVERY_2, "samplesPerPrompt": 3, "passAtK": [1, 3]})
+    for leased in one.lease(count=3):
+        group = make_group(leased.prompt, samples=3)
+        for sample, answer, reward in zip(group.samples, (5.0, 9.0, 9.0), (0, 1, 1), strict=True):
+            sample.reward = reward
+            sample.reward_parts["pred"] = answer
+        assert one.submit_group(group).outcome is SubmitOutcome.STORED
+        one.restart()
+    (found,) = evaluations(one.buffer, -1)
+    assert found.metrics["maj@3"] == 1
+    assert found.metrics["pass^3"] == 0
 
 
 def test_a_group_that_cannot_be_finished_counts_as_failed(house: Make) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from sluice_buffer.group import Group, GroupKey, GroupState, pack_facts, unpack_facts
 from sluice_buffer.rules.evaluation import failed_facts, metrics
+from sluice_buffer.rules.voting import majority
 from sluice_buffer.state.memory import Memory, Result, Round
 from sluice_buffer.state.storage import number
 
@@ -131,7 +132,10 @@ class Rounds:
                 examples[position].append([group_id, round_.groups[group_id].size])
         results = []
         for position, one in enumerate(self.plan.sets):
-            values = metrics([unpack_facts(g.summary) for g in by_set[position]], self.plan.ks)
+            facts = [unpack_facts(g.summary) for g in by_set[position]]
+            ballots = [g.note if g.state is GroupState.FINISHED else "" for g in by_set[position]]
+            values = metrics(facts, self.plan.ks)
+            values |= majority(list(zip(facts, ballots, strict=True)), self.plan.ks)
             result = Result(
                 round_.version,
                 one.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from sluice.sample import PROMPT_TOO_LONG, SampleError
+from sluice.sample import PREDICTION, PROMPT_TOO_LONG, SampleError
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, parse_lease_id
@@ -21,6 +21,7 @@ from sluice_buffer.rules.checks import (
     progress,
 )
 from sluice_buffer.rules.filters import counter_name, dynamic_filter, worker_filter
+from sluice_buffer.rules.voting import votes
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError, footprint
 from sluice_buffer.transitions.failures import Failures
@@ -113,7 +114,7 @@ class Submits:
             )
         self.memory.discard("partials", name.key, group)
         if name.key.round != TRAINING:
-            return self._finish_evaluation(name.key, group, data, checked)
+            return self._finish_evaluation(name.key, group, data, message, checked)
         return self._finish_training(name.key, group, data, message, checked)
 
     def _early(self, name: LeaseName, group: Group | None) -> SubmitAnswer | None:
@@ -210,9 +211,9 @@ class Submits:
             self.rounds.fail(key, group)
 
     def _finish_evaluation(
-        self, key: GroupKey, group: Group, data: Bytes, checked: Checked
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
     ) -> SubmitAnswer:
-        group.summary, group.note = checked.summary, ""
+        group.summary, group.note = checked.summary, votes(_answers(message))
         if self.rounds.is_example(key):
             self.memory.store("examples", key, group, data)
         self.memory.move(key, group, GroupState.FINISHED)
@@ -283,6 +284,16 @@ class Submits:
         group.note = str(generated)
         self.leases.release(key, group, "returned", blame=False)
         return True, ""
+
+
+def _answers(message: AnyGroup) -> list[float | None]:
+    """The answer of each sample, as its reward gave it; None: it has none, or has failed."""
+    return [
+        None
+        if sample.status == pb.SAMPLE_STATUS_FAILED
+        else dict(sample.reward_parts).get(PREDICTION)
+        for sample in message.samples
+    ]
 
 
 def _parse(data: Bytes) -> tuple[AnyGroup | None, str]:

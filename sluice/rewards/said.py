@@ -1,0 +1,35 @@
+"""Answers of responses as numbers, by which evaluations let the majority vote (`maj@k`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice.rewards.builtin import dapo, gsm8k
+from sluice.rewards.builtin.extraction import after_thinking, boxed
+from sluice.rewards.builtin.math_prm800k import hendrycks
+from sluice.rewards.types import Judgement, answer_number
+from sluice.sample import PREDICTION
+
+
+def _boxed(response: str) -> str | None:
+    answer = boxed(response)
+    return None if answer is None else hendrycks(answer)
+
+
+READERS: dict[str, Callable[[str], str | None]] = {
+    "dapo": dapo.said,
+    "deepscaler": lambda response: _boxed(after_thinking(response)),
+    "gsm8k": gsm8k.said,
+    "math": _boxed,
+    "math_prm800k": _boxed,
+}
+"""Name of a built-in reward -> the answer that it reads in a response, in plain form."""
+
+
+def with_answer(judgement: Judgement, name: str, response: str) -> Judgement:
+    """The judgement of a built-in reward with the answer's number as its part `pred` (verl's
+    name), where there is an answer.
+    """
+    reward, parts = judgement
+    answer = READERS[name](response) if name in READERS else None
+    return judgement if answer is None else (reward, {**parts, PREDICTION: answer_number(answer)})
