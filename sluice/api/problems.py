@@ -26,6 +26,8 @@ PATTERNS = {
     r"^https?://": "an address that begins with http:// or https://",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits, '.', '_' and '-'; the first a letter or a "
     "digit",
+    r"^[A-Za-z][A-Za-z0-9_-]*$": "the name of a tag: letters, digits, '_' and '-'; the first a "
+    "letter",
     r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
         "the name of a label, such as topology.kubernetes.io/zone"
     ),
