@@ -24,6 +24,8 @@ from tests.helm import load
 
 CACHE = Path.home() / ".cache" / "sluice-prometheus"
 FETCH_SECONDS = 60
+ALERT_SECONDS = 120.0
+"""The longest that a fault may take to show, or its end."""
 Labels = dict[str, str]
 
 
@@ -158,9 +160,21 @@ class Prometheus:
             if each["state"] == "firing"
         }
 
+    def until_firing(self, alert: str) -> Labels:
+        """Labels of one of its series."""
+        labels: Labels = self.until(
+            lambda: self.firing().get(alert), f"firing {alert}", ALERT_SECONDS
+        )
+        return labels
+
+    def until_quiet(self, *alerts: str) -> None:
+        self.until(
+            lambda: self.firing().keys().isdisjoint(alerts), f"quiet {alerts}", ALERT_SECONDS
+        )
+
     def targets(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("targets", state="active")["activeTargets"]
-        return found
+        active: list[dict[str, Any]] = self.get("targets", state="active")["activeTargets"]
+        return active
 
 
 def rule_groups(text: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ class Operator:
     """One replica. Replicas with the same namespace share the lease."""
 
     def __init__(self, kubeconfig: str, namespace: str, log: Path, **variables: str) -> None:
-        self.port = free_port()
+        self.port = int(variables.get("SLUICE_HTTP_PORT") or free_port())
         self.identity = variables.get("SLUICE_IDENTITY", "one")
         settings = {
             "KUBECONFIG": kubeconfig,

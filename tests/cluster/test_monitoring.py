@@ -1,4 +1,6 @@
-"""A real operator, scraped by the real Prometheus: what only a cluster can answer."""
+"""A real operator, scraped by the real Prometheus: what only a cluster can answer, and the alerts
+that only an operator's faults make fire.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from sluice_operator.cluster.kube.paths import collection, path
 from tests.boards import RULES, of_operator, queries
+from tests.cluster.conftest import StartOperator
 from tests.cluster.operators import Operator
+from tests.cluster.queues import Volcano
+from tests.cluster.test_queues import policy, submit, whole_job_runs  # noqa: F401 - a fixture
 from tests.cluster.world import World
-from tests.prometheus import Prometheus, hastened
+from tests.prometheus import Labels, Prometheus, hastened
 
 EMPTY = {
     "fleet: Time to running: median": "no job of this test ever trains",
@@ -19,6 +25,7 @@ EMPTY = {
 }
 """Queries without an answer here, and why."""
 QUERIES = [query for query in queries() if of_operator(query) and query.name not in EMPTY]
+WINDOWS = {"1d": "10m", "1h": "20s", "10m": "10s"}
 SECONDS = 30.0
 
 
@@ -34,7 +41,7 @@ async def until_answers(prometheus: Prometheus, expr: str) -> bool:
 @pytest.fixture
 def prometheus(operator: Operator, tmp_path: Path) -> Iterator[Prometheus]:
     rules = tmp_path / "rules.yaml"
-    rules.write_text(hastened(RULES.read_text(), waits="0s", windows={"1d": "10m"}))
+    rules.write_text(hastened(RULES.read_text(), waits="0s", windows=WINDOWS))
     targets = {"targets": [f"127.0.0.1:{operator.port}"], "labels": {"namespace": "sluice-system"}}
     scrape = {"job_name": "sluice-metrics", "honor_labels": True, "static_configs": [targets]}
     configuration = {
@@ -72,18 +79,79 @@ async def test_a_jobs_series_have_the_jobs_own_namespace(
     assert prometheus.query('{__name__=~".+",exported_namespace!=""}') == []
 
 
-async def test_an_operator_that_is_killed_leaves_no_leader(
-    operator: Operator, prometheus: Prometheus
+async def firing(prometheus: Prometheus, alert: str) -> Labels:
+    return await asyncio.to_thread(prometheus.until_firing, alert)
+
+
+async def quiet(prometheus: Prometheus, alert: str) -> None:
+    await asyncio.to_thread(prometheus.until_quiet, alert)
+
+
+async def test_an_operator_that_is_killed_leaves_no_leader_until_another_one_leads(
+    start: StartOperator, operator: Operator, prometheus: Prometheus
 ) -> None:
-    await asyncio.to_thread(prometheus.until, lambda: healthy(prometheus), "leading")
+    leads = "leader_election_master_status == 1"
+    assert await until_answers(prometheus, leads)
+    await quiet(prometheus, "SluiceOperatorWithoutLeader")
     operator.kill()
+    await firing(prometheus, "SluiceOperatorWithoutLeader")
+    await start(SLUICE_HTTP_PORT=str(operator.port), SLUICE_IDENTITY="two")
+    assert await until_answers(prometheus, leads)
+    await quiet(prometheus, "SluiceOperatorWithoutLeader")
 
-    def labels() -> dict[str, str] | None:
-        return prometheus.firing().get("SluiceOperatorWithoutLeader")
 
-    assert await asyncio.to_thread(prometheus.until, labels, "firing", SECONDS)
+async def test_an_engine_that_crashes_again_and_again(
+    world: World, operator: Operator, prometheus: Prometheus
+) -> None:
+    await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 1}})
+    await quiet(prometheus, "SluiceRestarts")
+    attempt = 1
+    while "SluiceRestarts" not in prometheus.firing():
+        assert attempt < 20
+        await crash(world, attempt)
+        attempt += 1
+    labels = await firing(prometheus, "SluiceRestarts")
+    assert (labels["namespace"], labels["job"]) == (world.namespace, "demo")
+    assert labels["role"] == "rollout"
+    await quiet(prometheus, "SluiceRestarts")
 
 
-def healthy(prometheus: Prometheus) -> bool:
-    leading = prometheus.query("leader_election_master_status == 1")
-    return bool(leading) and "SluiceOperatorWithoutLeader" not in prometheus.firing()
+async def crash(world: World, attempt: int) -> None:
+    """The first engine fails; until its successor runs."""
+    await world.finish(f"demo-rollout-0-{attempt}-0", 1, "error: out of memory", "engine")
+
+    async def is_replaced() -> bool:
+        return f"demo-rollout-0-{attempt + 1}-0" in await world.names()
+
+    await world.until(is_replaced)
+    await world.run()
+
+
+@pytest.mark.parametrize("policy", ["volcano"], indirect=True)
+async def test_a_job_that_waits_in_its_queue(
+    world: World,
+    operator: Operator,
+    prometheus: Prometheus,
+    policy: str,  # noqa: F811
+) -> None:
+    queue = Volcano(world, quota=0)
+    async with queue.working():
+        await submit(world, policy, "demo")
+        labels = await firing(prometheus, "SluiceQueueTooLong")
+        assert (labels["namespace"], labels["job"]) == (world.namespace, "demo")
+        queue.quota = 2
+        await whole_job_runs(world, "demo")
+        await quiet(prometheus, "SluiceQueueTooLong")
+
+
+async def test_passes_that_fail(world: World, operator: Operator, prometheus: Prometheus) -> None:
+    """The name that a job's configuration needs is somebody else's."""
+    await quiet(prometheus, "SluiceReconcileErrors")
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo-config"}}
+    await world.api.create(collection("ConfigMap", world.namespace), theirs)
+    await world.create()
+    labels = await firing(prometheus, "SluiceReconcileErrors")
+    assert labels["namespace"] == "sluice-system"
+    await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
+    await world.until_pods(5)
+    await quiet(prometheus, "SluiceReconcileErrors")

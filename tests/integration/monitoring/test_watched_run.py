@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ pytestmark = pytest.mark.timeout(400)
 SETTINGS = (
     "trainer.steps=2000",
     "rollout.batchSize=16",
-    "checkpoint.everySteps=2",
-    "evaluation.everySteps=2",
+    "checkpoint.everySteps=5",
+    "evaluation.everySteps=5",
     "failurePolicy.rolloutBackoff.baseSeconds=1",
+    "weightSync.timeoutSeconds=5",
+    "reward.function=sick.py:reward",
+    "rollout.hooks.beforeReward=sick.py:hook",
+    "algorithm.lossFunction=sick.py:loss",
+    "algorithm.entropyCoef=0",
+    "trainer.optimizer.lr=6e-3",
 )
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
-PATIENCE = 120.0
 EMPTY = {
     "engines: Joined and left: {{member_role}} left": "no stream of a member has ended",
     "job: KL divergence: reference": "the quickstart has no reference model",
@@ -39,44 +45,41 @@ EMPTY = {
 }
 """Queries without an answer in this run, and why."""
 QUERIES = [query for query in queries() if not of_operator(query) and query.name not in EMPTY]
-SICK = """
-
-import os
-
-_healthy = positions
-
-
-def positions(sample: RewardInput) -> float:
-    return 0.0 if os.path.exists({flag!r}) else _healthy(sample)
-"""
 
 
 @dataclass
 class Watched:
-    """sick: while this file is there, all rewards are 0."""
+    """task: the directory of the run's manifest, data and code."""
 
     laptop: Laptop
     prometheus: Prometheus
-    sick: Path
-
-    def until_firing(self, alert: str) -> dict[str, str]:
-        def labels() -> dict[str, str] | None:
-            return self.prometheus.firing().get(alert)
-
-        found: dict[str, str] = self.prometheus.until(labels, f"firing {alert}", PATIENCE)
-        return found
+    task: Path
 
     def until_at_work(self, *alerts: str) -> None:
         """Before a fault, so that it is the fault that makes the alerts fire."""
         self.laptop.until_step(self.laptop.step() + 2)
-        self.until_quiet(*alerts)
+        self.prometheus.until_quiet(*alerts)
 
-    def until_quiet(self, *alerts: str) -> None:
+    def batch_is_whole(self) -> bool:
+        return bool(self.prometheus.query("max_over_time(sluice_buffer_leases_groups[4s]) == 0"))
 
-        def quiet() -> bool:
-            return not self.prometheus.firing().keys() & set(alerts)
+    @contextmanager
+    def frozen(self, role: str) -> Iterator[None]:
+        self.laptop.kill(role, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.laptop.kill(role, signal.SIGCONT)
 
-        self.prometheus.until(quiet, f"quiet {alerts}", PATIENCE)
+    @contextmanager
+    def sick(self, function: str) -> Iterator[None]:
+        """One of sick.py."""
+        file = self.task / function
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
 
 
 def configuration(run: Path, rules: Path) -> dict[str, Any]:
@@ -93,8 +96,7 @@ def configuration(run: Path, rules: Path) -> dict[str, Any]:
 def watched(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:  # noqa: F811
     directory = tmp_path_factory.mktemp("watched")
     task = shutil.copytree(example, directory / "task")
-    with (task / "reward.py").open("a") as reward:
-        reward.write(SICK.format(flag=str(directory / "sick")))
+    shutil.copy(Path(__file__).with_name("sick.py"), task)
     rules = directory / "rules.yaml"
     rules.write_text(hastened(RULES.read_text(), waits="0s", windows=WINDOWS))
     laptop = Laptop(task, directory / "run", *SETTINGS)
@@ -102,7 +104,7 @@ def watched(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         try:
             laptop.start()
             laptop.until_step(4)
-            yield Watched(laptop, prometheus, directory / "sick")
+            yield Watched(laptop, prometheus, task)
         finally:
             laptop.stop()
 
@@ -121,34 +123,49 @@ def test_every_pod_is_scraped_under_its_labels(watched: Watched) -> None:
 def test_a_worker_that_is_paused(watched: Watched) -> None:
     """Its engine counts as gone, since nobody can give it weights; it comes back."""
     watched.until_at_work("SluiceNoEngine")
-    watched.laptop.kill("worker", signal.SIGSTOP)
-    try:
-        labels = watched.until_firing("SluiceNoEngine")
-    finally:
-        watched.laptop.kill("worker", signal.SIGCONT)
+    with watched.frozen("worker"):
+        labels = watched.prometheus.until_firing("SluiceNoEngine")
     assert (labels["namespace"], labels["job"]) == ("default", "quickstart")
-    watched.until_quiet("SluiceNoEngine")
+    watched.prometheus.until_quiet("SluiceNoEngine")
 
 
 def test_a_trainer_that_is_frozen(watched: Watched) -> None:
     watched.until_at_work("SluiceNoProgress")
-    pid = watched.laptop.kill("trainer", signal.SIGSTOP)
-    try:
-        watched.until_firing("SluiceNoProgress")
-    finally:
-        watched.laptop.kill("trainer", signal.SIGCONT)
-    watched.until_quiet("SluiceNoProgress")
-    assert watched.laptop.find("trainer") == pid
+    trainer = watched.laptop.find("trainer")
+    with watched.frozen("trainer"):
+        watched.prometheus.until_firing("SluiceNoProgress")
+    watched.prometheus.until_quiet("SluiceNoProgress")
+    assert watched.laptop.find("trainer") == trainer
 
 
-def test_a_reward_that_is_sick(watched: Watched) -> None:
-    alerts = ("SluiceRewardsEqual", "SluiceRewardCollapsed")
+def test_an_engine_that_hangs_in_an_update(watched: Watched) -> None:
+    """The update leaves it behind, and it gets the weights once it answers again. It hangs while
+    it has nothing to generate: else the trainer would wait for its samples, and not for it.
+    """
+    watched.until_at_work("SluiceEngineBehind")
+    with ExitStack() as hanging:
+        with watched.frozen("trainer"):
+            watched.prometheus.until(watched.batch_is_whole, "aware of a whole batch")
+            hanging.enter_context(watched.frozen("engine"))
+        labels = watched.prometheus.until_firing("SluiceEngineBehind")
+    assert labels["replica"] == "0"
+    watched.prometheus.until_quiet("SluiceEngineBehind")
+
+
+@pytest.mark.parametrize(
+    ("function", "alerts"),
+    [
+        pytest.param("reward", ("SluiceRewardsEqual", "SluiceRewardCollapsed"), id="reward"),
+        pytest.param("hook", ("SluiceLogprobMismatch",), id="log-probs"),
+        pytest.param("loss", ("SluiceEntropyCollapsed",), id="loss"),
+    ],
+)
+def test_code_that_is_sick(watched: Watched, function: str, alerts: tuple[str, ...]) -> None:
     watched.until_at_work(*alerts)
-    watched.sick.touch()
-    for alert in alerts:
-        watched.until_firing(alert)
-    watched.sick.unlink()
-    watched.until_quiet(*alerts)
+    with watched.sick(function):
+        for alert in alerts:
+            watched.prometheus.until_firing(alert)
+    watched.prometheus.until_quiet(*alerts)
 
 
 def test_every_query_of_every_panel_answers(watched: Watched) -> None:

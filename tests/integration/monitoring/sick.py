@@ -1,0 +1,42 @@
+"""The quickstart's code as its user has broken it: a function is sick while a file of its name lies
+beside it.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from torch import Tensor
+
+from sluice.api import Algorithm
+from sluice.rewards import RewardInput
+from sluice.sample import Prompt, Sample
+from sluice_trainer.algorithms.objective import LossInputs
+
+HERE = Path(__file__).parent
+_positions = runpy.run_path(str(HERE / "reward.py"))["positions"]
+
+
+def _is_sick(name: str) -> bool:
+    return (HERE / name).exists()
+
+
+def reward(sample: RewardInput) -> float:
+    """Sick: nothing is right any more."""
+    return 0.0 if _is_sick("reward") else float(_positions(sample))
+
+
+def hook(prompt: Prompt, sample: Sample) -> None:
+    """Sick: log-probs are those of another policy than the one that is trained."""
+    if _is_sick("hook"):
+        sample.rollout_log_probs = sample.rollout_log_probs - 0.5
+
+
+def loss(
+    log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """REINFORCE with a bonus for entropy, [tokens]. Sick: the bonus has the wrong sign."""
+    bonus = entropy.clamp(min=1e-9).log() * (-1.0 if _is_sick("loss") else 1.0)
+    nothing_clipped = {"pg_clipfrac": entropy.detach() * 0}
+    return -log_probs * inputs.advantages - bonus, nothing_clipped
