@@ -182,10 +182,10 @@ def counted(title: str, values: list[str]) -> None:
 
 
 def detailed(outcomes: list[Outcome]) -> None:
-    for found in outcomes:
-        if found.words != "equal" or found.result != "a valid job":
-            print(f"\n{found.path}: {found.words}; {found.result}")
-            for word in [*found.fields, *found.differing[:_SHOWN]]:
+    for one in outcomes:
+        if one.words != "equal" or one.result != "a valid job":
+            print(f"\n{one.path}: {one.words}; {one.result}")
+            for word in [*one.fields, *one.differing[:_SHOWN]]:
                 print(f"    {word[:_WIDTH]}")
 
 
@@ -197,8 +197,8 @@ def main() -> None:
     options = parser.parse_args()
     root = options.checkout.resolve()
     with exact.confined_bash() as bash:
-        found = [outcome(bash, options.project, root, path) for path in scripts(root)]
-    outcomes = [one for one in found if one]
+        tried = [outcome(bash, options.project, root, path) for path in scripts(root)]
+    outcomes = [one for one in tried if one]
     today = datetime.date.today().isoformat()
     print(f"{options.project} {commit_of(root)}, {today}: {len(outcomes)} launch scripts")
     started = [one for one in outcomes if one.words != NOTHING]

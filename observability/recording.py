@@ -105,8 +105,8 @@ def _devices() -> Iterator[Recording]:
 
 
 def _by_category() -> dict[str, str]:
-    """Where trainer and engines share GPUs the engines name no devices, and the trainer's waiting
-    is their generating.
+    """PromQL of each category. Engines that share the trainer's GPUs name no devices, and the
+    trainer's waiting is their generating.
     """
     trained = _busy('member_role="trainer",state="training"')
     awaited = _busy('member_role="trainer",state=~"waiting|evaluating"')

@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 PREDICTION = "pred"
 """The part of a reward that stands for the answer (verl's name): a number, equal for equal ones."""
 BASELINE_REWARD = "baseline_reward"
-"""Where a sample's metadata hold the reward of the greedy response to its prompt; only for the
+"""Key of a sample's metadata for the reward of the greedy response to its prompt; only for the
 estimator remax."""
 
 PROMPT_TOO_LONG = "prompt_too_long"

@@ -19,7 +19,7 @@ from sluice_operator.cluster.view import Reader, ReadError
 from sluice_operator.plan import KubeObject
 
 LIST_SECONDS = 10.0
-"""How long a cluster may take to answer that nobody asked for."""
+"""Deadline for the answer of a cluster that nobody asked for."""
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from sluice_cli.continued import accepted
 from sluice_operator.cluster.local import run_state
 
 LOCK_SECONDS = 5.0
-"""How long to wait for a run that is just ending."""
+"""Longest wait for a run that is just ending."""
 
 
 def prepare(directory: Path, job: RLJob, *, fresh: bool) -> list[Change]:

@@ -45,7 +45,7 @@ CURABLE = (
 STARTING_SECONDS = 15.0
 """While pods start: why one does not, events say, and those are not watched."""
 CURE_SECONDS = 30.0
-"""What people can cure, they want to see cured soon."""
+"""Longest pause after an error that people can cure: they want to see it cured soon."""
 FOREIGN_SECONDS = 15.0
 """Between two looks whether another operator still works in a job's namespace."""
 IsOurs = Callable[[str], Awaitable[bool]]

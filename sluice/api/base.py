@@ -29,8 +29,8 @@ API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
 
 
 ErrorReason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
-"""What an API server calls the error: a value that does not fit, one that lacks, one that must not
-be there."""
+"""Name that an API server gives an error: a value that does not fit, one that lacks, one that must
+not be there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from sluice.api.paths import DataPath, GenerateFunction, ModelPath, TokenizerPat
 from sluice.api.reward_terms import RewardTerm
 
 MADE_ROWS = "rows"
-"""Where the buffer's storage has the files that RowSources made."""
+"""Directory in the buffer's storage with the files that RowSources made."""
 _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$")
 
 

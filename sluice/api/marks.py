@@ -18,7 +18,7 @@ from sluice.api.base import Model
 
 M = TypeVar("M")
 Location = tuple[str | int, ...]
-"""Where something stands: ("spec", "data", "prompts", 0, "path")."""
+"""Keys and indices that lead to a place: ("spec", "data", "prompts", 0, "path")."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from sluice.api.base import Model
 from sluice.api.marks import MarkedField, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
-"""What a path leads to: a checkpoint, a tokenizer, prompt files,
+"""Kind of a path's target: a checkpoint, a tokenizer, prompt files,
 dumped rollouts, a Python function."""
 VolumeName = Literal["model", "data"]
 VOLUMES: Mapping[PathKind, VolumeName] = {
@@ -23,7 +23,7 @@ VOLUMES: Mapping[PathKind, VolumeName] = {
     "data": "data",
     "rollouts": "data",
 }
-"""Where a path is relative to the root of a volume if the spec has one: spec.<name>.volume.
+"""Volume of the spec, spec.<name>.volume, to whose root a path is relative if it is there.
 Functions never are."""
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
 

@@ -59,7 +59,7 @@ _EXPECTED = {
 }
 """pydantic's type of error -> what was expected; the rest keeps pydantic's words."""
 _UNION = ("str", "int", "float", "bool")
-"""What pydantic adds to the place of an error for each member of a union."""
+"""Words that pydantic adds to the place of an error, for each member of a union."""
 
 
 def describe(error: ValidationError, document: Any, source: str) -> str:

@@ -62,7 +62,7 @@ def parse_row(row: Row, source: PromptSource) -> PromptRow:
 
 
 Read = Callable[[Row, PromptSource], PromptRow]
-"""How the rows of a job are read: `parse_row`,
+"""The way to read the rows of a job: `parse_row`,
 or with given answers `answers.parse_answer`. Raises RowError."""
 
 

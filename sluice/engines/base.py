@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RESTING, WAKING = "resting", "waking"
-"""What an engine that shares its GPUs calls its weights when it has given its memory to the
-trainer, and when it has taken back the part that its weights need. It keeps the name, so that
+"""Names that an engine that shares its GPUs gives its weights when its memory is the
+trainer's, and when it has taken back the part that its weights need. It keeps the name, so that
 whoever comes next knows: a new trainer, the worker beside it.
 """
 UNKNOWN_VERSION = -1

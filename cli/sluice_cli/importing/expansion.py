@@ -16,7 +16,7 @@ from sluice_cli.importing.shell import Part, PartKind, Word, words_of
 
 _DEEPEST = 20
 _PIECES = re.compile(r"(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}]*\}|\S)+")
-"""What stands between blanks; those in `$(a command)` that is not known do not count."""
+"""A word between blanks; those in `$(a command)` that is not known do not count."""
 _ALL = ("@", "*")
 
 

@@ -37,7 +37,7 @@ class Memory(abc.ABC):
     remarks: list[Remark] = field(default_factory=list)
     unset: dict[str, int] = field(default_factory=dict)
     doubts: int = 0
-    """How many conditions that are not known lie around the command that is read."""
+    """Number of conditions that are not known around the command that is read."""
     hidden: list[dict[str, Argument | None]] = field(default_factory=list)
     """Values that the `local` of each function in work hides."""
 

@@ -22,7 +22,7 @@ _BEFORE = ("exec", "nohup", "command", "builtin", "sudo")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _DEEPEST = 30
 _UNKNOWN = ("",)
-"""What is missing of the output of a program that is not known here."""
+"""Stands for the missing output of a program that is not known here."""
 
 __all__ = ["Argument", "Remark", "Script", "ScriptCommand", "read_script"]
 

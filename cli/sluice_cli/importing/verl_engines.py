@@ -22,7 +22,7 @@ from sluice_cli.importing.draft import (
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ARGS = "rollout.engineArgs"
 _UNKNOWN = "???"
-"""What verl's configurations have where a command has to say it."""
+"""The value in verl's configurations where a command has to give one."""
 
 
 def _several(value: Any) -> bool:

@@ -47,10 +47,10 @@ buffer ends its calls and closes its database; the rendezvous has nothing to sav
 """
 
 QUEUE_LOOK_SECONDS = 30
-"""How often a queue is asked why a job waits: its objects are not watched."""
+"""Pause between two questions to a queue why a job waits: its objects are not watched."""
 
 GIVE_BACK_SECONDS = 60
-"""How long a queue may hold a job until the engines that it does not need give their places back.
+"""Time that a queue may hold a job until the engines that it does not need give their places back.
 """
 
 BROKEN_GRACE = 30

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 CALL_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
-"""How long a worker waits for a buffer that is away before it gives up and is restarted."""
+"""Longest wait of a worker for a buffer that is away; then it gives up and is restarted."""
 
 _REOPEN_SECONDS = (0.2, 10.0)
 _NEVER = (

@@ -31,7 +31,7 @@ from sluice_rollout.clock import Clock
 from sluice_rollout.generate import Generator
 
 TURNS = "turns"
-"""Where a sample's metadata hold its turns: [{"by": "model" | "environment", "length": tokens,
+"""Key of a sample's metadata for its turns: [{"by": "model" | "environment", "length": tokens,
 "finish": ...}, ...]."""
 MODEL, ENVIRONMENT = "model", "environment"
 _KEPT = (
@@ -45,7 +45,7 @@ _KEPT = (
     "weight_versions",
     "metadata",
 )
-"""What `adopt` takes of a sample."""
+"""Fields that `adopt` takes of a sample."""
 ASIDE = -1
 """Index of what is none of the group's samples."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])

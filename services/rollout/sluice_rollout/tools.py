@@ -29,8 +29,8 @@ from sluice_rollout.threads import LateError, NoThreadError, Threads
 from sluice_rollout.together import all_of
 
 CALLS, ANSWER = "tool_calls", "answer"
-"""What a sample's metadata tell the reward: how often the model called a tool, and the text of its
-last turn."""
+"""Keys of a sample's metadata for the reward: number of the model's calls of tools, and the text of
+its last turn."""
 _MARK = "%sluice-turn%"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)

@@ -21,7 +21,7 @@ from sluice.engines.http_control import HttpControl
 
 _FLUSH_POLL_SECONDS = 0.02
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
-"""What SGLang's loader of single experts says to a tensor of all of them."""
+"""Error of SGLang's loader of single experts that gets a tensor of all of them."""
 
 
 @dataclass(slots=True)

@@ -30,13 +30,13 @@ from sluice.engines.http_client import PROBE_SECONDS, REQUEST_SECONDS, HttpClien
 from sluice.sample import WeightSpan
 
 _VERSIONS = "sluice_versions"
-"""What our plugin tells in an answer of SGLang before 0.5.21: a version for each token, None before
-any update."""
+"""Key of our plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
+update."""
 _IMPOSSIBLE = {"input_ids": [0], "sampling_params": {"temperature": -1.0, "max_new_tokens": 1}}
 """Every server refuses this at once, except in a pause, when it looks at no request."""
 _ABORTED = re.compile(r"Request \S+ was aborted")
-"""What SGLang 0.5.17 refuses a request with that it has not begun, where it says "abort" of one
-that it has."""
+"""Refusal by SGLang 0.5.17 of a request that it has not begun; of one that it has it says "abort".
+"""
 
 
 class Client(HttpClient):

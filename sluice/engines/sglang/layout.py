@@ -11,7 +11,7 @@ from sluice.api import RLJobSpec
 
 T = TypeVar("T", bound=Any)
 STACKS = (".experts.w13_weight", ".experts.w2_weight")
-"""How SGLang's names of them end, in every family that we train: gate above up, and down."""
+"""Ends of SGLang's names of them, in every family that we train: gate above up, and down."""
 _MOST_PARTS = 32
 """torch's kernels know 64 dimensions."""
 

@@ -22,7 +22,7 @@ from sluice.engines.http_client import PROBE_SECONDS, HttpClient, version_number
 from sluice.sample import WeightSpan
 
 _REQUEST = "generate-tokens-"
-"""What vLLM puts before the name of a request."""
+"""Prefix of vLLM before the name of a request."""
 _PROBE = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "ignore_eos": True}}
 _NAMES = {
     "max_new_tokens": "max_tokens",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-JOB = 'namespace="team",job="demo"'
-OPERATOR = 'namespace="sluice-system",instance="operator:8080"'
 OF_JOB = {"namespace": "team", "job": "demo"}
 OF_OPERATOR = {"namespace": "sluice-system"}
+_TARGET = OF_OPERATOR | {"instance": "operator:8080"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,149 +17,96 @@ class Case:
     """
 
     alert: str
-    series: Mapping[str, str]
     quiet: int
     firing: int
     resolved: int
+    series: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=lambda: OF_JOB)
 
 
+def one(metric: str, values: str, **labels: str) -> dict[str, str]:
+    pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return {f"{metric}{{{pairs}}}": values}
+
+
+def of_job(metric: str, values: str, **labels: str) -> dict[str, str]:
+    return one(f"sluice_{metric}", values, **OF_JOB, **labels)
+
+
+def of_operator(*, workers: str, leads: str) -> dict[str, str]:
+    """Of one replica: its workers, and whether it leads."""
+    controller = "controller_runtime_max_concurrent_reconciles"
+    leader = "leader_election_master_status"
+    return one(controller, workers, **_TARGET, controller="rljob") | one(
+        leader, leads, **_TARGET, name="sluice"
+    )
+
+
+RESTARTS = one("rljob_restarts_total", "0x10 0+1x5 5x120", namespace="team", name="demo", role="r")
+WAITING = {"namespace": "team", "name": "demo", "condition": "Admitted", "status": "True"}
+FOREIGN = one("leader_election_master_status", "0x60", namespace="other", instance="a:1", name="b")
+ERRORS = "controller_runtime_reconcile_errors_total"
 CASES = [
     Case(
-        "SluiceNoProgress",
-        {
-            f"sluice_buffer_step{{{JOB}}}": "0+1x10 10x60 11+1x60",
-            f"sluice_buffer_total_steps{{{JOB}}}": "100x140",
-        },
-        quiet=44,
-        firing=50,
-        resolved=80,
+        *("SluiceNoProgress", 44, 50, 80),
+        of_job("buffer_step", "0+1x10 10x60 11+1x60") | of_job("buffer_total_steps", "100x140"),
     ),
     Case(
-        "SluiceEngineBehind",
-        {
-            f"sluice_rendezvous_version{{{JOB}}}": "0+1x60",
-            f'sluice_rollout_version{{{JOB},replica="0"}}': "0+1x60",
-            f'sluice_rollout_version{{{JOB},replica="1"}}': "0+1x10 10x20 32+1x30",
-        },
-        quiet=20,
-        firing=28,
-        resolved=35,
-        labels=OF_JOB | {"replica": "1"},
+        *("SluiceEngineBehind", 20, 28, 35),
+        of_job("rendezvous_version", "0+1x60")
+        | of_job("rollout_version", "0+1x60", replica="0")
+        | of_job("rollout_version", "0+1x10 10x20 32+1x30", replica="1"),
+        OF_JOB | {"replica": "1"},
     ),
     Case(
-        "SluiceNoEngine",
-        {
-            f"sluice_rendezvous_engines{{{JOB}}}": "0x10 2x10 0x10 2x10",
-            f'sluice_rendezvous_joins_total{{{JOB},member_role="rollout"}}': "_x10 2x40",
-        },
-        quiet=9,
-        firing=30,
-        resolved=35,
+        *("SluiceNoEngine", 9, 30, 35),
+        of_job("rendezvous_engines", "0x10 2x10 0x10 2x10")
+        | of_job("rendezvous_joins_total", "_x10 2x40", member_role="rollout"),
+    ),
+    Case(*("SluiceRestarts", 11, 20, 100), RESTARTS, OF_JOB | {"role": "r"}),
+    Case(
+        *("SluiceStorageNearlyFull", 15, 25, 35),
+        of_job("buffer_stored_bytes", "50x10 95x20 50x20")
+        | of_job("buffer_capacity_bytes", "100x60"),
     ),
     Case(
-        "SluiceRestarts",
-        {'rljob_restarts_total{namespace="team",name="demo",role="trainer"}': "0x10 0+1x5 5x120"},
-        quiet=11,
-        firing=20,
-        resolved=100,
-        labels=OF_JOB | {"role": "trainer"},
+        *("SluiceCheckpointTooOld", 150, 200, 220),
+        of_job("buffer_step", "0+1x300")
+        | of_job("buffer_checkpoint_step", "0+1x60 60x150 210+1x80"),
     ),
     Case(
-        "SluiceStorageNearlyFull",
-        {
-            f"sluice_buffer_stored_bytes{{{JOB}}}": "50x10 95x20 50x20",
-            f"sluice_buffer_capacity_bytes{{{JOB}}}": "100x60",
-        },
-        quiet=15,
-        firing=25,
-        resolved=35,
+        *("SluiceQueueTooLong", 100, 140, 155),
+        one("rljob_status_condition", "0x150 1x30", **WAITING),
     ),
     Case(
-        "SluiceCheckpointTooOld",
-        {
-            f"sluice_buffer_step{{{JOB}}}": "0+1x300",
-            f"sluice_buffer_checkpoint_step{{{JOB}}}": "0+1x60 60x150 210+1x80",
-        },
-        quiet=150,
-        firing=200,
-        resolved=220,
+        *("SluiceLogprobMismatch", 20, 45, 90),
+        of_job("trainer_logprob_difference", "0.01x20 0.5x40 0.01x40"),
     ),
     Case(
-        "SluiceQueueTooLong",
-        {
-            'rljob_status_condition{namespace="team",name="demo",condition="Admitted",'
-            'status="True"}': "0x150 1x30"
-        },
-        quiet=100,
-        firing=140,
-        resolved=155,
+        *("SluiceRewardCollapsed", 60, 110, 160),
+        of_job("trainer_reward", "0.8x60 0.1x60 0.8x60"),
     ),
     Case(
-        "SluiceLogprobMismatch",
-        {f"sluice_trainer_logprob_difference{{{JOB}}}": "0.01x20 0.5x40 0.01x40"},
-        quiet=20,
-        firing=45,
-        resolved=90,
+        *("SluiceRewardsEqual", 30, 55, 65),
+        of_job("trainer_equal_rewards_ratio", "0.2x20 1x40 0.2x20"),
     ),
     Case(
-        "SluiceRewardCollapsed",
-        {f"sluice_trainer_reward{{{JOB}}}": "0.8x60 0.1x60 0.8x60"},
-        quiet=60,
-        firing=110,
-        resolved=160,
+        *("SluiceEntropyCollapsed", 30, 58, 65),
+        of_job("trainer_entropy", "0.5x20 0.0001x40 0.5x20"),
     ),
     Case(
-        "SluiceRewardsEqual",
-        {f"sluice_trainer_equal_rewards_ratio{{{JOB}}}": "0.2x20 1x40 0.2x20"},
-        quiet=30,
-        firing=55,
-        resolved=65,
+        *("SluiceOperatorWithoutLeader", 14, 25, 35),
+        of_operator(workers="8x60", leads="1x10 0x20 1x20") | FOREIGN,
+        OF_OPERATOR,
     ),
     Case(
-        "SluiceEntropyCollapsed",
-        {f"sluice_trainer_entropy{{{JOB}}}": "0.5x20 0.0001x40 0.5x20"},
-        quiet=30,
-        firing=58,
-        resolved=65,
+        *("SluiceOperatorWithoutLeader", 14, 30, 45),
+        of_operator(workers="8x10 stale _x30 8x20", leads="1x10 stale _x30 1x20"),
+        {"controller": "rljob"},
     ),
     Case(
-        "SluiceOperatorWithoutLeader",
-        {
-            f'controller_runtime_max_concurrent_reconciles{{{OPERATOR},controller="rljob"}}': (
-                "8x60"
-            ),
-            f'leader_election_master_status{{{OPERATOR},name="sluice"}}': "1x10 0x20 1x20",
-            'leader_election_master_status{namespace="other",instance="a:1",name="b"}': "0x60",
-        },
-        quiet=14,
-        firing=25,
-        resolved=35,
-        labels=OF_OPERATOR,
-    ),
-    Case(
-        "SluiceOperatorWithoutLeader",
-        {
-            f'controller_runtime_max_concurrent_reconciles{{{OPERATOR},controller="rljob"}}': (
-                "8x10 stale _x30 8x20"
-            ),
-            f'leader_election_master_status{{{OPERATOR},name="sluice"}}': "1x10 stale _x30 1x20",
-        },
-        quiet=14,
-        firing=30,
-        resolved=45,
-        labels={"controller": "rljob"},
-    ),
-    Case(
-        "SluiceReconcileErrors",
-        {
-            f'controller_runtime_reconcile_errors_total{{{OPERATOR},controller="rljob"}}': (
-                "0x10 0+2x40 80x40"
-            )
-        },
-        quiet=12,
-        firing=40,
-        resolved=70,
-        labels=OF_OPERATOR,
+        *("SluiceReconcileErrors", 12, 40, 70),
+        one(ERRORS, "0x10 0+2x40 80x40", **_TARGET, controller="rljob"),
+        OF_OPERATOR,
     ),
 ]

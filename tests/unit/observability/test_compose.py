@@ -1,4 +1,4 @@
-"""What `make dashboards-up` starts: its files are there, and Prometheus takes them."""
+"""Services of `make dashboards-up`: their files are there, and Prometheus takes them."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def test_the_rules_agree_with_the_code(
         }
         for expr, value in expected.items()
     ]
-    given = [{"series": name, "values": values} for name, values in series(device_seconds).items()]
-    one = {"interval": "1m", "input_series": given, "promql_expr_test": tests}
+    values = [{"series": name, "values": text} for name, text in series(device_seconds).items()]
+    one = {"interval": "1m", "input_series": values, "promql_expr_test": tests}
     document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [one]}
     (tmp_path / "test.yaml").write_text(json.dumps(document))
     tested = promtool("test", "rules", tmp_path / "test.yaml")

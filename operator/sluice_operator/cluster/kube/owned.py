@@ -25,7 +25,7 @@ from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.model import Deletion, KubeObject, uid
 
 REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
-"""How old the knowledge of a job's objects may be; and while pods do not start, which may be for
+"""Greatest age of the knowledge of a job's objects; and while pods do not start, which may be for
 want of one."""
 
 

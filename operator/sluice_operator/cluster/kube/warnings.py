@@ -21,7 +21,7 @@ from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.model import JobKey, KubeObject, Warned, uid
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 15.0
-"""How long a pod may start before its events are read, and how old they may be."""
+"""Time for a pod to start before its events are read, and their greatest age."""
 _TOLD_OTHERWISE = ("BackOff", "Failed", "FailedScheduling", "Unhealthy")
 """Of containers and of schedulers: the pod's status has the same, and in more words."""
 

@@ -11,7 +11,7 @@ from sluice.api.paths import VOLUMES, MarkedPath, rewritten, volume_of
 from sluice_operator.plan import names
 
 DIRECTORIES: Mapping[str, str] = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
-"""Where pods find the volumes that hold a spec's paths."""
+"""Directories in pods of the volumes that hold a spec's paths."""
 
 
 def mounted(spec: Mapping[str, Any]) -> dict[str, Any]:

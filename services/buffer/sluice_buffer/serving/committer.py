@@ -55,7 +55,7 @@ class Committer:
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Future[None]] = set()
         self.changes = 0
-        """How many writes have landed."""
+        """Number of writes that have landed."""
         self.landed_hooks: list[Callable[[], None]] = []
         """Called after each write that has landed."""
 

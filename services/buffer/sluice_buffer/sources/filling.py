@@ -26,7 +26,7 @@ class Filler(Protocol):
     """Makes the samples of batches."""
 
     evaluates: bool
-    """Whether there may be engines for evaluations."""
+    """True where there may be engines for evaluations."""
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         """The job's policy, where its samples are made here."""

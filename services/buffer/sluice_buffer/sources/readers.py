@@ -23,7 +23,7 @@ from sluice.data.files import Located, Row, files_of, read_file
 from sluice.environment import ConfigurationError
 
 RowCheck = Callable[[Row], str | None]
-"""What is wrong with a row, or None."""
+"""Words about what is wrong with a row; None: nothing is."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class StoredProgress:
     failures: int = 0
     """Serial number of the last group that failed for good."""
     failed: Counter[str] = field(default_factory=Counter)
-    """How many groups failed, by reason."""
+    """Number of groups that failed, by reason."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class Net(nn.Module):
         self.model = model
         self.final = final(model.config.get_text_config())
         self.packs = packs(model)
-        """Whether several sequences may lie in one row."""
+        """True where several sequences may lie in one row."""
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
         return numbers(self, batch)

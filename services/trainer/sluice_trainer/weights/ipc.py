@@ -26,8 +26,8 @@ from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer
 
 _DEVICE = 6
-"""Where the arguments of torch's `rebuild_cuda_tensor` have the device's number, in whose place
-SGLang takes a uuid."""
+"""Index of the device's number in the arguments of torch's `rebuild_cuda_tensor`; SGLang takes a
+uuid in its place."""
 
 
 class Ipc:

@@ -29,7 +29,7 @@ from sluice_trainer.weights.transport import Peer, TransferError, Transport
 
 CALL_SECONDS = 30.0
 _FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
-"""What one engine may do to us. torch.distributed raises RuntimeError for a broken connection."""
+"""Errors by one engine. torch.distributed raises RuntimeError for a broken connection."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 LOOK_SECONDS = 1.0
-"""How often a receiver looks whether its sender lives. Most transfers have ended before."""
+"""Time after which a receiver looks whether its sender lives. Most transfers have ended before."""
 GROUP_PREFIX = "sluice-"
 """Of the names that our trainers give their communicators."""
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

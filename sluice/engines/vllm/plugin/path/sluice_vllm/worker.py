@@ -28,7 +28,7 @@ from torch.multiprocessing import reductions
 from .transfer import receive, release, unpack, without_watchdog
 
 _DEVICE = 6
-"""Where the arguments of torch's `rebuild_cuda_tensor` have the device: from our trainer a uuid."""
+"""Index of the device among the arguments of `rebuild_cuda_tensor`: from our trainer a uuid."""
 _groups: dict[str, Any] = {}
 """By their names: at most one, as an engine has one sender at a time."""
 
