@@ -14,6 +14,11 @@ from sluice_cli.exits import MEANING
 _HEAD = """\
 # The command line
 
+<!-- not run (sluice run, sluice init digits --yes && cd): minutes of training -->
+<!-- not run (sluice logs): it follows a log that goes on -->
+<!-- not run (sluice status gsm8k, sluice list -A, sluice crd |, sluice render): a cluster -->
+<!-- run by (sluice validate jobs/): tests/unit/cli/test_cli_validate.py -->
+
 Generated from `sluice_cli` by `make reference`; `sluice COMMAND --help` says the same.
 `sluice --install-completion` teaches a shell the commands, the names of runs and the fields of an
 RLJob.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -102,22 +101,6 @@ def exported_model_answers(directory: Path) -> None:
     ids = AutoTokenizer.from_pretrained(directory)("max 3 7 2 =", return_tensors="pt").input_ids
     with torch.no_grad():
         assert model(ids).logits.shape == (1, 5, 16)
-
-
-def test_interrupted_runs_of_a_new_task_continue(laptop: Make, task: Path) -> None:
-    run = laptop("trainer.steps=13", example=task)
-    run.start()
-    run.until_step(3)
-    run.kill("run", signal.SIGINT)
-    assert run.wait(60) == 130
-    assert "the same command goes on from here" in run.text()
-    assert processes_of(run.directory) == []
-    stopped_at = run.step()
-    run = laptop("trainer.steps=14", "checkpoint.keep=3", example=task)
-    assert run.run() == 0, run.text()[-3000:]
-    check_sound(run, 14)
-    assert not run.replayed() or min(run.replayed()) > stopped_at - 5
-    assert all(len({r["train/loss"] for r in records}) == 1 for records in run.replayed().values())
 
 
 def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:

@@ -21,14 +21,9 @@ from sluice.api import load_job
 from sluice.api.explain import explained
 from sluice.api.load import parse_documents, parse_job
 from sluice_cli.main import app
+from tests.pages import PAGES, name_of, shell_lines
+from tests.tools import ROOT
 
-ROOT = Path(__file__).parents[3]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "charts/sluice/README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 SHELL = {"|", "||", "&&", ">", ";", "&"}
 """Where a command of a shell ends."""
@@ -42,10 +37,6 @@ spec:
   reward: {type: math}
   trainer: {steps: 10}
 """
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
@@ -121,12 +112,6 @@ def test_every_manifest_of_a_page_is_valid(page: Path, line: int, text: str) -> 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_every_example_is_valid(path: Path) -> None:
     load_job(path)
-
-
-def shell_lines(text: str) -> Iterator[str]:
-    """Commands of a shell block, `$ ` and comments taken off, continued lines joined."""
-    for line in text.replace("\\\n", " ").splitlines():
-        yield re.sub(r"\s#\s.*$", "", line.removeprefix("$ ")).strip()
 
 
 def block_commands() -> Iterator[tuple[str, str]]:

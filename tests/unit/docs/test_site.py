@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools import missing
-from tests.unit.docs.test_docs import ROOT, name_of
+from tests.pages import name_of
+from tests.tools import ROOT, missing
 
 BROKEN = {
     "[other](other.md)": "'other.md'",

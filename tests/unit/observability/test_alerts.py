@@ -10,7 +10,8 @@ import pytest
 
 from tests.boards import RULES, metrics
 from tests.prometheus import promtool, rule_groups
-from tests.unit.docs.test_docs import ROOT, anchors
+from tests.tools import ROOT
+from tests.unit.docs.test_docs import anchors
 from tests.unit.observability.alert_cases import CASES, Case
 
 RECORDED, ALERTS = (group["rules"] for group in rule_groups(RULES.read_text()))

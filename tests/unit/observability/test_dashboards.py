@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from observability.__main__ import files
 from tests.boards import DASHBOARDS, panels
 from tests.helm import CHART
-from tests.unit.docs.test_docs import ROOT
+from tests.tools import ROOT
 
 BOARDS = {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in panels(board)]

@@ -20,8 +20,8 @@ from sluice_rollout import metrics as rollout
 from sluice_trainer import metrics as trainer
 from tests.boards import RULES, metrics, queries
 from tests.prometheus import rule_groups
+from tests.tools import ROOT
 from tests.unit.buffer.buffer_tools import House, make_job
-from tests.unit.docs.test_docs import ROOT
 
 ENGINES = ("sglang:", "vllm:")
 """Prefixes of what engines export; tests/integration/monitoring asks real ones."""
