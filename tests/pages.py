@@ -94,11 +94,17 @@ def _marks(text: str) -> tuple[Mark, ...]:
 
 
 def _commands(match: re.Match[str]) -> Iterator[str]:
+    """Those of a block without a language are known by their programs."""
     text = re.sub(r"\s*\\\n\s*", " ", textwrap.dedent(match["text"]))
     if match["language"] == "console":
         text = "\n".join(line for line in text.splitlines() if line.startswith("$ "))
     for line in shell_lines(text):
         words = re.sub(r"^(\w+=\S* )+", "", line).split()
-        synopsis = "[OPTIONS]" in words
-        if words and not synopsis and re.sub(r"3\.\d+$", "3", words[0]) in PROGRAMS:
+        is_synopsis = "[OPTIONS]" in words
+        if words and not is_synopsis and (match["language"] or _program(words[0]) in PROGRAMS):
             yield line
+
+
+def _program(word: str) -> str:
+    """python3.12 is python3."""
+    return re.sub(r"3\.\d+$", "3", word)
