@@ -29,11 +29,8 @@ from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
 from sluice_rollout.clock import Clock
 from sluice_rollout.generate import Generator
+from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
 
-TURNS = "turns"
-"""Key of a sample's metadata for its turns: [{"by": "model" | "environment", "length": tokens,
-"finish": ...}, ...]."""
-MODEL, ENVIRONMENT = "model", "environment"
 _KEPT = (
     "tokens",
     "response_length",

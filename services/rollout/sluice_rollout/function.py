@@ -20,8 +20,6 @@ from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
 from sluice_rollout.episode import (
-    MODEL,
-    TURNS,
     Episode,
     EpisodeEndError,
     InterruptedEpisodeError,
@@ -29,6 +27,7 @@ from sluice_rollout.episode import (
 )
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
+from sluice_rollout.turns import MODEL, TURNS
 
 Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
 NONE = "none"

@@ -13,10 +13,11 @@ import pytest
 from sluice.engines.base import EngineError, Generation, PromptRefusedError
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
-from sluice_rollout.episode import TURNS, Episode, EpisodeEndError
+from sluice_rollout.episode import Episode, EpisodeEndError
 from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
+from sluice_rollout.turns import TURNS
 
 PROMPT = [1, 2, 3]
 PARAMS = {"max_new_tokens": 10, "temperature": 1.0}

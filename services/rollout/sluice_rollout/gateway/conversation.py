@@ -1,0 +1,191 @@
+"""An episode's turns as a tree of tokens, and the branches of it that are trained.
+
+A turn continues another one where its context begins with all tokens of that one, context and
+answer: then the sampled tokens are kept, and `added` is what came between. Any other turn starts
+anew with its whole context. So a history that a client changes, drops or re-orders makes a branch.
+
+A branch is the way from a first turn to one that nobody continues. Branches are in the order of
+their sampled tokens, most first; a turn is trained in the first branch that has it, and is context
+in the others. So every sampled token is trained once.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sluice.sample import Float32, Int32, Sample, WeightSpan
+from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
+
+
+def _int32(ids: Iterable[int] = ()) -> Int32:
+    return np.fromiter(ids, dtype=np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """An answer of the model.
+
+    parent: the turn that it continues. added: [n] tokens of its context behind the parent's, or all
+    of them. tokens, log_probs: [m] as sampled. spans: weight versions, counted from the first of
+    `tokens`. finish: stop or length; empty: unfinished. stop: the stop string that ended it.
+    answered: its client has it, or is about to.
+    """
+
+    parent: Turn | None
+    added: Int32
+    tokens: Int32 = field(default_factory=_int32)
+    log_probs: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    spans: list[WeightSpan] = field(default_factory=list)
+    finish: str = ""
+    stop: str | None = None
+    answered: bool = False
+
+    @property
+    def path(self) -> list[Turn]:
+        """The turns from the first one to this one."""
+        path, turn = [self], self.parent
+        while turn is not None:
+            path.append(turn)
+            turn = turn.parent
+        return path[::-1]
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens that the engine sees before it answers."""
+        before = self.parent.whole if self.parent else []
+        return before + self.added.tolist()
+
+    @property
+    def whole(self) -> list[int]:
+        """Context and answer."""
+        parts = [part for turn in self.path for part in (turn.added, turn.tokens)]
+        return [int(token) for token in np.concatenate(parts)]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first answer of its branch."""
+        return len(self.path[0].added)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A sequence to train on. turns: from the first to the last. trained: those that no earlier
+    branch has.
+    """
+
+    turns: Sequence[Turn]
+    trained: frozenset[Turn]
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the model wrote."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    def write(self, sample: Sample) -> None:
+        """Put the branch into a sample: tokens, masks, log-probs, versions, turns."""
+        first = self.turns[0]
+        sample.cut(0)
+        sample.tokens = first.added
+        records: list[dict[str, object]] = []
+        for turn in self.turns:
+            if turn is not first:
+                version = sample.weight_versions[-1].version if sample.weight_versions else 0
+                n = len(turn.added)
+                spans = [WeightSpan(version, 0, n)] if n else []
+                sample.append(turn.added.tolist(), [], spans, trainable=False)
+                records.append({"by": ENVIRONMENT, "length": n, "finish": "stop"})
+            sample.append(
+                turn.tokens.tolist(),
+                turn.log_probs.tolist(),
+                turn.spans,
+                trainable=turn in self.trained,
+            )
+            record = {"by": MODEL, "length": len(turn.tokens), "finish": turn.finish}
+            records.append(record | ({"stop": turn.stop} if turn.stop else {}))
+        sample.metadata[TURNS] = records
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The turns of an episode, in the order in which they began."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Conversation:
+        """The turns that an interrupted play has left in its sample, for the same requests to find
+        again.
+        """
+        conversation, parent, at = cls(), None, 0
+        added = sample.tokens[: sample.prompt_length]
+        response = sample.tokens[sample.prompt_length :]
+        for record in sample.metadata.get(TURNS, []):
+            end = at + record["length"]
+            if record["by"] == ENVIRONMENT:
+                added = response[at:end]
+            else:
+                parent = Turn(
+                    parent,
+                    added,
+                    response[at:end],
+                    sample.rollout_log_probs[at:end],
+                    _between(sample.weight_versions, at, end),
+                    record["finish"],
+                    record.get("stop"),
+                )
+                conversation.turns.append(parent)
+                added = _int32()
+            at = end
+        return conversation
+
+    def continued(self, ids: Sequence[int]) -> Turn | None:
+        """The turn with the most tokens with all of which `ids` begin."""
+        best, length = None, 0
+        for turn in self.turns:
+            whole = turn.whole if turn.finish else []
+            if length < len(whole) <= len(ids) and whole == list(ids[: len(whole)]):
+                best, length = turn, len(whole)
+        return best
+
+    def turn(self, parent: Turn | None, added: Sequence[int]) -> Turn:
+        """The turn at this context: one that waits for its client (an earlier play has left it, or
+        its answer was lost on the way), else a new one.
+        """
+        tokens = _int32(added)
+        for turn in self.turns:
+            waits = not turn.answered and turn.parent is parent
+            if waits and np.array_equal(turn.added, tokens):
+                turn.answered = True
+                return turn
+        turn = Turn(parent, tokens, answered=True)
+        self.turns.append(turn)
+        return turn
+
+    def branches(self, *, waiting: bool = False) -> list[Branch]:
+        """The branches, those with the most sampled tokens first.
+
+        waiting: with turns that no client has asked for, as an interrupted play leaves them.
+        """
+        kept = [turn for turn in self.turns if (turn.answered or waiting) and len(turn.tokens)]
+        parents = {turn.parent for turn in kept}
+        paths = [turn.path for turn in kept if turn not in parents]
+        paths.sort(key=lambda path: -sum(len(turn.tokens) for turn in path))
+        branches, trained = [], frozenset[Turn]()
+        for path in paths:
+            branches.append(Branch(path, frozenset(path) - trained))
+            trained |= frozenset(path)
+        return branches
+
+
+def _between(spans: Iterable[WeightSpan], start: int, end: int) -> list[WeightSpan]:
+    """The spans of tokens [start, end), counted from start."""
+    return [
+        WeightSpan(span.version, max(span.start, start) - start, min(span.end, end) - start)
+        for span in spans
+        if span.start < end and span.end > start
+    ]
