@@ -179,6 +179,11 @@ class Scorer(Protocol):
         """
 
 
+class CallParser(Protocol):
+    def __call__(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+        """The text of a turn without its tool calls, and (name, arguments as JSON) of each."""
+
+
 class Control(Protocol):
     """One server, as a weight update treats it. Methods raise EngineRefusedError."""
 
@@ -282,6 +287,12 @@ class Engine(Protocol):
 
     def scorer(self, url: str, seconds: float) -> Scorer:
         """seconds: of one request."""
+
+    def call_parser(self, name: str) -> CallParser:
+        """The engine's own parser of tool calls.
+
+        Raises ImportError: not to be had in this process; ValueError: there is none of this name.
+        """
 
     def control(
         self, address: str, session: aiohttp.ClientSession, timeout: float, source: str

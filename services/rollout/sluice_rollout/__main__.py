@@ -21,6 +21,7 @@ from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
+from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -140,15 +141,16 @@ async def _work(
     membership = Membership(env.rendezvous, hello, heartbeat)
     slots = asyncio.Semaphore(spec.rollout.concurrency)
     health = EngineHealth(engine, spec.weight_sync.pause_seconds)
+    desk = Desk.of(spec, encoder)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
-    make = group_maker(spec, encoder, generator, membership, code, teacher)
+    make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
     readiness.worker = worker = Worker(
         spec, engine, make, code.keep, buffer, membership, submits, returns
     )
     try:
-        async with membership:
+        async with desk, membership:
             await worker.run(stop)
     finally:
         await buffer.close()

@@ -78,6 +78,21 @@ class Turn:
     stop: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """An OpenAI-compatible endpoint for one episode: a program that is given these two plays it.
+
+        client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key=gateway.api_key)
+
+    close: ends the key, and puts the program's turns into the sample; with True, all that another
+    play can go on from.
+    """
+
+    base_url: str
+    api_key: str
+    close: Callable[[bool], None]
+
+
 @dataclass(slots=True)
 class Episode:
     """One sample in play.
@@ -95,10 +110,13 @@ class Episode:
     generator: Generator
     clock: Clock
     reward_key: str | None = None
+    admit: Callable[[Episode], Gateway] | None = None
     ended: BaseException | None = None
     _trunk: Episode | None = None
     _next: int = 0
     _at: int = 0
+    _gateway: Gateway | None = None
+    _left: bool = False
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -113,6 +131,28 @@ class Episode:
     def room(self) -> int:
         """Tokens that the response may still have."""
         return int(self.sampling["max_new_tokens"]) - self._at
+
+    @property
+    def gateway(self) -> Gateway:
+        """Where a program that speaks the OpenAI API plays this episode, in place of `generate`.
+
+        Its key opens this episode alone, until the function returns. Raises RuntimeError where the
+        episode has turns of `generate` already, or has ended.
+        """
+        if self._gateway is None:
+            if self.admit is None or self._left or self._next:
+                raise RuntimeError(
+                    "episode.gateway: expected an episode that goes on and has no turn of "
+                    "episode.generate or episode.observe"
+                )
+            self._gateway = self.admit(self)
+        return self._gateway
+
+    def leave(self, *, interrupted: bool) -> None:
+        """Close the gateway. What its program asked for is then in the sample."""
+        gateway, self._gateway, self._left = self._gateway, None, True
+        if gateway:
+            gateway.close(interrupted)
 
     def reward(self, value: RewardValue) -> None:
         """Give the reward here, where the environment knows it; nobody else is asked then."""
@@ -131,7 +171,7 @@ class Episode:
                 self._end(
                     TruncatedError(f"the response has its {self.sampling['max_new_tokens']} tokens")
                 )
-            await self._speak(record, self.sampling | sampling, room - record["length"])
+            await self.speak(record, self.sampling | sampling, room - record["length"])
         start, self._at = self._at, self._at + record["length"]
         if record["finish"] == "length" and self.room <= 0:
             self._end(
@@ -185,7 +225,7 @@ class Episode:
         aside = Sample(index=ASIDE)
         aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
         record: dict[str, Any] = {"length": 0}
-        await self._speak(record, self.sampling | sampling, max_tokens, aside)
+        await self.speak(record, self.sampling | sampling, max_tokens, aside)
         tokens, stop = aside.tokens[aside.prompt_length :].tolist(), record.get("stop")
         return Turn(
             self.generator.text(tokens, stop),
@@ -195,7 +235,7 @@ class Episode:
             stop,
         )
 
-    async def _speak(
+    async def speak(
         self,
         record: dict[str, Any],
         sampling: dict[str, Any],
@@ -249,6 +289,7 @@ class Episode:
         """A copy of the sample as far as it has been played;
         an earlier play may have gone further.
         """
+        self._must_be_played_here()
         copy_ = replace(
             self.sample,
             reward_parts=dict(self.sample.reward_parts),
@@ -265,6 +306,7 @@ class Episode:
 
     def _recorded(self, by: str) -> dict[str, Any]:
         """The next turn: as an earlier play left it, or a new one."""
+        self._must_be_played_here()
         if self.ended:
             raise self.ended
         if self._next < len(self._turns) and self._turns[self._next]["by"] != by:
@@ -273,6 +315,13 @@ class Episode:
             self._turns.append({"by": by, "length": 0, "finish": ""})
         self._next += 1
         return self._turns[self._next - 1]
+
+    def _must_be_played_here(self) -> None:
+        if self._gateway:
+            raise RuntimeError(
+                "a program at episode.gateway plays this episode: generate, observe, branch and "
+                "adopt are not for it"
+            )
 
     def _diverge(self) -> None:
         """Drop what an earlier play had from here on: it belongs to another course of events."""

@@ -22,9 +22,11 @@ from sluice_rollout.clock import Clock
 from sluice_rollout.episode import (
     Episode,
     EpisodeEndError,
+    Gateway,
     InterruptedEpisodeError,
     TruncatedError,
 )
+from sluice_rollout.gateway import errors
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
 from sluice_rollout.turns import MODEL, TURNS
@@ -94,6 +96,8 @@ class Player:
     tokenizer: Any
     seconds: float
     reward_key: str | None = None
+    admit: Callable[[Episode], Gateway] | None = None
+    """Opens the gateway to an episode."""
 
     @property
     def whole_group(self) -> bool:
@@ -128,11 +132,16 @@ class Player:
                 self.generator,
                 clock,
                 self.reward_key,
+                self.admit,
             )
             for sample in samples
         ]
-        raised = await self._outcome(episodes, clock)
-        self._conclude_all(episodes, raised, clock)
+        try:
+            raised = await self._outcome(episodes, clock)
+            self._conclude_all(episodes, raised, clock)
+        finally:
+            for episode in episodes:
+                episode.leave(interrupted=True)
 
     async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
         """The exception of the function. A drain ends it: at once while it is outside of the
@@ -171,16 +180,19 @@ class Player:
                 raise error
         drained = self.generator.draining.is_set()
         interrupted = any(isinstance(end, InterruptedEpisodeError) for end in ends)
+        truncated = errors.truncated(raised)
         for episode, end in zip(episodes, ends, strict=True):
             broken = raised or _not_json(episode.sample.metadata)
+            episode.leave(interrupted=interrupted or (drained and broken is not None))
             if isinstance(end, PromptRefusedError):
                 self._fail(episode.sample, "refused", str(end))
             elif interrupted or (drained and broken is not None):
                 _abort(episode.sample)
-            elif broken is not None and not isinstance(broken, EpisodeEndError):
+            elif broken is not None and not (isinstance(broken, EpisodeEndError) or truncated):
                 self._blame(episode.sample, broken, clock)
             else:
-                self._finish(episode, truncated=isinstance(episode.ended, TruncatedError))
+                truncated = truncated or isinstance(episode.ended, TruncatedError)
+                self._finish(episode, truncated=truncated)
 
     def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
         """The sample failed by what the function raised."""

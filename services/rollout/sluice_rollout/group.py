@@ -5,7 +5,7 @@ and scored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
 from sluice_rollout import failures
 from sluice_rollout.code import Code
+from sluice_rollout.episode import Episode, Gateway
 from sluice_rollout.function import Play, Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
@@ -255,15 +256,20 @@ def group_maker(
     membership: Membership,
     code: Code,
     teacher: Teachers | None = None,
+    admit: Callable[[Episode], Gateway] | None = None,
 ) -> GroupMaker:
-    """The maker of a job's groups, with the user's code in its places."""
+    """The maker of a job's groups, with the user's code in its places. admit: opens the gateway to
+    an episode.
+    """
 
     def player(named: tuple[str, Play] | None) -> Player | None:
         if named is None:
             return None
         name, play = named
         key = spec.reward.key if spec.reward else None
-        return Player(play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key)
+        return Player(
+            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key, admit
+        )
 
     return GroupMaker(
         spec,

@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics: requests, groups, failures, user code, a teacher."""
+"""A worker's Prometheus metrics: requests, groups, failures, user code, a teacher, the gateway."""
 
 from __future__ import annotations
 
@@ -85,6 +85,45 @@ TEACHER_SECONDS = Histogram(
     "sluice_rollout_teacher_seconds",
     "Time from a finished response to its teacher's log-probs, waiting included.",
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+
+
+GATEWAY_REQUESTS = Counter(
+    "sluice_rollout_gateway_requests",
+    "Requests at the gateway. endpoint: as chat/completions. outcome: ok, refused (the client's "
+    "mistake), key, unavailable (the engine, or the end of the pod), gone (the client).",
+    ["endpoint", "outcome"],
+)
+GATEWAY_OVERHEAD = Histogram(
+    "sluice_rollout_gateway_overhead_seconds",
+    "Time of an answered request that was not spent on the engine or on waiting for it.",
+    buckets=(0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1, 0.3, 1),
+)
+GATEWAY_TURNS = Counter(
+    "sluice_rollout_gateway_turns",
+    "Turns that the gateway has asked the engine for. history: new; continued (from the sampled "
+    "tokens); rerendered (in part, from text).",
+    ["history"],
+)
+GATEWAY_RERENDERED = Counter(
+    "sluice_rollout_gateway_rerendered_tokens",
+    "Tokens of histories that were encoded again from text, because a client or the chat template "
+    "had changed them.",
+)
+GATEWAY_BRANCHES = Counter(
+    "sluice_rollout_gateway_branches",
+    "Branches of episodes. outcome: trained; left_out (shorter than another one of its episode).",
+    ["outcome"],
+)
+GATEWAY_REFUSED_KEYS = Counter(
+    "sluice_rollout_gateway_refused_keys",
+    "Requests with a wrong key. reason: missing, unknown, expired.",
+    ["reason"],
+)
+GATEWAY_OVERRIDDEN = Counter(
+    "sluice_rollout_gateway_overridden_settings",
+    "Requests whose sampling settings differ from the job's, which hold, by setting.",
+    ["setting"],
 )
 
 

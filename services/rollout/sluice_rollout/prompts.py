@@ -54,7 +54,7 @@ class PromptEncoder:
                 prompt.prompt,
                 chat=source.apply_chat_template if source else False,
                 tools=prompt.tools,
-                arguments=source.chat_template_args if source else None,
+                arguments=self.template_arguments(prompt.dataset),
             )
         except PromptError as error:
             raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
@@ -65,6 +65,11 @@ class PromptEncoder:
                 "(data.maxPromptTokens, or the model's context less maxResponseTokens)"
             )
         return ids
+
+    def template_arguments(self, dataset: str) -> dict[str, Any] | None:
+        """Further variables of the chat template, as the source of a prompt gives them."""
+        source = self._sources.get(dataset)
+        return source.chat_template_args if source else None
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)

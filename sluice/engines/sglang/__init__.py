@@ -12,7 +12,7 @@ from sluice.engines.sglang.layout import Layout
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.engines.base import Client, Control, Scorer
+    from sluice.engines.base import CallParser, Client, Control, Scorer
 
 
 class Sglang:
@@ -32,6 +32,11 @@ class Sglang:
         from sluice.engines.sglang.score import Scorer
 
         return Scorer(url, seconds)
+
+    def call_parser(self, name: str) -> CallParser:
+        from sluice.engines.sglang import calls
+
+        return calls.parser(name)
 
     def control(
         self, address: str, session: aiohttp.ClientSession, timeout: float, source: str

@@ -10,7 +10,7 @@ from sluice.engines.vllm.layout import Layout
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.engines.base import Client, Control, Scorer
+    from sluice.engines.base import CallParser, Client, Control, Scorer
 
 
 class Vllm:
@@ -28,6 +28,10 @@ class Vllm:
         from sluice.engines.vllm.score import Scorer
 
         return Scorer(url, seconds)
+
+    def call_parser(self, name: str) -> CallParser:
+        """None: its parsers want the server's own request and tokenizer. Raises ImportError."""
+        raise ImportError("vLLM's parsers of tool calls run inside its server only")
 
     def control(
         self, address: str, session: aiohttp.ClientSession, timeout: float, source: str

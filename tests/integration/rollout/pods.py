@@ -22,6 +22,7 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
+from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -70,13 +71,14 @@ class House:
         generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
         code = Code.of(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
-        make = group_maker(spec, encoder, generator, membership, code, teacher)
+        desk = Desk.of(spec, encoder)
+        make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
         fields = {
             "spec": spec, "engine": engine, "make": make, "keep": code.keep,
             "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
             "returns": Outbox(buffer.return_stream),
         }  # fmt: skip
-        async with membership:
+        async with desk, membership:
             yield Worker(**{**fields, **changes}), membership
         await buffer.close()
         await code.close()

@@ -58,7 +58,7 @@ class Turn:
     def context(self) -> list[int]:
         """The tokens that the engine sees before it answers."""
         before = self.parent.whole if self.parent else []
-        return before + self.added.tolist()
+        return [*before, *self.added.tolist()]
 
     @property
     def whole(self) -> list[int]:

@@ -62,8 +62,10 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes on. added: tokens behind the parent's. rerendered: how many of them are
-    of messages that have been tokens before.
+    """The place where a request goes on.
+
+    added: tokens behind the parent's. rerendered: how many of them are of messages that have been
+    tokens before.
     """
 
     parent: Turn | None
@@ -73,7 +75,7 @@ class Place:
 
 @dataclass(slots=True)
 class History:
-    """What the gateway has answered to which messages, in one episode."""
+    """The answers that the gateway has given in one episode, by the messages before them."""
 
     conversation: Conversation
     template: Template
@@ -85,7 +87,7 @@ class History:
         self.answers[digests(messages, tools)[-1]] = turn, text
 
     def place(self, messages: Messages, tools: Tools) -> Place:
-        """Where these messages go on. Raises PromptError."""
+        """The place where these messages go on. Raises PromptError."""
         full = self.template.text(messages, tools, opened=True)
         for count, digest in reversed(list(enumerate(digests(messages, tools), 1))):
             if digest in self.answers:
@@ -97,8 +99,9 @@ class History:
         return self.fresh(self.template.encode(full), _answers(messages))
 
     def fresh(self, ids: list[int], answers: int = 0) -> Place:
-        """Where these tokens go on, which are not known to continue any turn. answers: how many
-        they hold that an assistant has given.
+        """The place where these tokens go on, which are not known to continue any turn.
+
+        answers: how many they hold that an assistant has given.
         """
         parent = self.conversation.continued(ids)
         added = ids[len(parent.whole) :] if parent else ids

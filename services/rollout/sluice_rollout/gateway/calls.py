@@ -1,0 +1,60 @@
+"""Tool calls in a turn: by the engine's own parser, or as Hermes and Qwen write them."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+from sluice.api import RLJobSpec
+from sluice.engines import engine_of
+from sluice.engines.base import CallParser
+from sluice.environment import ConfigurationError
+from sluice_rollout.gateway.exchange import ToolCall
+from sluice_rollout.tools import hermes_calls
+
+_FIELD = "spec.rollout.engineArgs"
+_HERMES = re.compile(r"\s*<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_LIKE_HERMES = {"hermes", "qwen", "qwen25"}
+
+
+def hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """A `CallParser`. A turn with a call that cannot be understood is a text, and has none."""
+    calls = hermes_calls(text)
+    if not calls or any(call.error for call in calls):
+        return text, []
+    return _HERMES.sub("", text), [(call.name, json.dumps(call.arguments)) for call in calls]
+
+
+def parser_of(spec: RLJobSpec) -> CallParser:
+    """The parser that the job names for its engine (`engineArgs.toolCallParser`); else Hermes'.
+
+    Raises ConfigurationError.
+    """
+    for key, name in spec.rollout.engine_args.items():
+        if re.sub("[^a-z]", "", key.lower()) == "toolcallparser":
+            return _named(spec, key, str(name))
+    return hermes
+
+
+def _named(spec: RLJobSpec, key: str, name: str) -> CallParser:
+    if name in _LIKE_HERMES:
+        return hermes
+    try:
+        return engine_of(spec).call_parser(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{_FIELD}.{key}: {name!r} is not to be had in the worker ({error}); expected one of "
+            f"{', '.join(sorted(_LIKE_HERMES))}, or a worker image with the engine in it"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{_FIELD}.{key}: {error}") from error
+
+
+def parse(text: str, tools: list[dict[str, Any]], parser: CallParser) -> tuple[str, list[ToolCall]]:
+    """The text of a turn without its calls, and these, named for their answers."""
+    rest, calls = parser(text, tools)
+    if not calls:
+        return text, []
+    return rest, [ToolCall(f"call_{uuid.uuid4().hex}", *call) for call in calls]

@@ -1,0 +1,86 @@
+"""/v1/chat/completions: its requests, its answers, and an answer as a stream of chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from sluice_rollout.gateway import exchange
+from sluice_rollout.gateway.errors import invalid
+from sluice_rollout.gateway.exchange import Answer, Request
+
+
+def read(body: dict[str, Any]) -> Request:
+    """The turn that is asked for. Raises GatewayError."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages: expected a list of at least one message", "messages")
+    exchange.one_answer(body)
+    return Request(
+        messages=[exchange.canonical(message) for message in messages],
+        tools=tools(body.get("tools")),
+        max_tokens=exchange.limit(body, "max_completion_tokens", "max_tokens"),
+        stop=exchange.stops(body.get("stop")),
+        settings=exchange.settings(body),
+        calls=body.get("tool_choice") != "none",
+    )
+
+
+def tools(value: Any) -> list[dict[str, Any]] | None:
+    """Tools as chat templates want them. Raises GatewayError."""
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in value
+    ):
+        raise invalid('tools: expected [{"type": "function", "function": {...}}, ...]', "tools")
+    return [{"type": "function", "function": tool["function"]} for tool in value]
+
+
+def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer."""
+    message = answer.message | {"refusal": None}
+    if answer.calls and not answer.text:
+        message["content"] = None
+    choice = {
+        "index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None,
+    }  # fmt: skip
+    return _frame("chat.completion", body) | {"choices": [choice], "usage": usage(answer)}
+
+
+def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answer in chunks: the role, the text, each tool call, the end, what it took."""
+    frame = _frame("chat.completion.chunk", body)
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return frame | {"choices": [choice]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    if answer.text:
+        yield chunk({"content": answer.text})
+    for position, call in enumerate(answer.message.get("tool_calls", [])):
+        yield chunk({"tool_calls": [{"index": position, **call}]})
+    yield chunk({}, answer.finish)
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield frame | {"choices": [], "usage": usage(answer)}
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Tokens of the context and of the answer."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
+
+
+def _frame(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.get("model", ""),
+    }

@@ -1,0 +1,55 @@
+"""/v1/completions: a text, or token ids, and what the model writes behind them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from sluice_rollout.gateway import exchange
+from sluice_rollout.gateway.chat import usage
+from sluice_rollout.gateway.errors import invalid
+from sluice_rollout.gateway.exchange import Answer, Request
+
+
+def read(body: dict[str, Any]) -> Request:
+    """The turn that is asked for. Raises GatewayError."""
+    exchange.one_answer(body)
+    if body.get("echo") or body.get("suffix"):
+        raise invalid("echo, suffix: not offered")
+    return Request(
+        prompt=_prompt(body.get("prompt")),
+        max_tokens=exchange.limit(body, "max_tokens"),
+        stop=exchange.stops(body.get("stop")),
+        settings=exchange.settings(body),
+        calls=False,
+    )
+
+
+def _prompt(value: Any) -> str | list[int]:
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
+        (value,) = value
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(i) is int and i >= 0 for i in value):
+        return value
+    raise invalid("prompt: expected one text, or one list of token ids", "prompt")
+
+
+def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer."""
+    choice = {"index": 0, "text": answer.text, "finish_reason": answer.finish, "logprobs": None}
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": body.get("model", ""),
+        "choices": [choice],
+        "usage": usage(answer),
+    }
+
+
+def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answer as one chunk."""
+    yield write(answer, body)

@@ -1,0 +1,57 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+TOO_LONG = "context_length_exceeded"
+"""The code of a request that does not fit: the episode is then truncated, not failed."""
+
+
+@dataclass
+class GatewayError(Exception):
+    """A refusal. kind: OpenAI's type of error. retry: the same request may be answered later."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry: bool = False
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
+    """A request that will never be answered as it is."""
+    return GatewayError(400, message, param=param, code=code)
+
+
+def too_long(message: str) -> GatewayError:
+    return invalid(message, "messages", TOO_LONG)
+
+
+def refused_key(message: str) -> GatewayError:
+    return GatewayError(401, message, code="invalid_api_key")
+
+
+def unavailable(message: str) -> GatewayError:
+    return GatewayError(503, message, "server_error", "unavailable")
+
+
+def truncated(error: BaseException | None) -> bool:
+    """True where a client has raised our refusal of a request that did not fit, or something that
+    it caused.
+    """
+    while error is not None:
+        if getattr(error, "code", None) == TOO_LONG:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,159 @@
+"""Requests and answers at the gateway, whichever of OpenAI's interfaces a client speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.sample import Messages
+from sluice_rollout.gateway.errors import invalid
+
+_TEXTS = {"text", "input_text", "output_text", "refusal"}
+_DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "seed": None,
+    "response_format": {"type": "text"},
+    "text": {"format": {"type": "text"}},
+}
+"""Settings that change the distribution that tokens are drawn from; their values that do not."""
+_FREE_CHOICES = (None, "auto", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of the model. arguments: JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn that a client asks for.
+
+    messages: as `canonical` has them; else prompt: a text or token ids, for /v1/completions.
+    settings: what it asks of sampling. calls: the answer may be tool calls.
+    """
+
+    messages: Messages = field(default_factory=list)
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    calls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's turn. finish: stop, length or tool_calls."""
+
+    text: str
+    calls: list[ToolCall]
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As `canonical` has it when a client sends it back."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.calls:
+            message["tool_calls"] = [call_message(c.id, c.name, c.arguments) for c in self.calls]
+        return message
+
+
+def call_message(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call in a message."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def canonical(message: Any) -> dict[str, Any]:
+    """A message with what counts of it, so that equal ones are equal. Raises GatewayError."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise invalid("messages: expected objects with a `role` and a `content`", "messages")
+    kept: dict[str, Any] = {
+        "role": "system" if message["role"] == "developer" else message["role"],
+        "content": text_of(message.get("content")),
+    }
+    kept |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    if message.get("tool_calls"):
+        try:
+            kept["tool_calls"] = [
+                call_message(
+                    str(call.get("id")), call["function"]["name"], call["function"]["arguments"]
+                )
+                for call in message["tool_calls"]
+            ]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise invalid(
+                "messages: a tool call is {id, type, function: {name, arguments}}", "messages"
+            ) from error
+    return kept
+
+
+def text_of(content: Any) -> str:
+    """The text of a message. Raises GatewayError where it has anything else, as an image."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") in _TEXTS for part in content
+    ):
+        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    raise invalid("messages: a content is text, or a list of parts of text", "messages")
+
+
+def settings(body: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a request that would change the distribution that tokens are drawn from."""
+    asked = {
+        name: body[name]
+        for name, default in _DEFAULTS.items()
+        if body.get(name) is not None and body[name] != default
+    }
+    # A temperature that is OpenAI's default may still differ from the job's.
+    asked |= {n: body[n] for n in ("temperature", "top_p") if body.get(n) is not None}
+    if body.get("tool_choice") not in _FREE_CHOICES:
+        asked["tool_choice"] = body["tool_choice"]
+    return asked
+
+
+def overridden(asked: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]:
+    """Names of the settings that differ from the job's, which hold."""
+    return [n for n, value in asked.items() if n not in sampling or value != sampling[n]]
+
+
+def stops(value: Any) -> list[str]:
+    """OpenAI's `stop`: a text or several. Raises GatewayError."""
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise invalid("stop: expected a text or a list of texts", "stop")
+    return texts
+
+
+def limit(body: dict[str, Any], *names: str) -> int | None:
+    """The first of these limits of tokens that a client gives. Raises GatewayError."""
+    for name in names:
+        if (value := body.get(name)) is not None:
+            if not isinstance(value, int) or value < 1:
+                raise invalid(f"{name}: expected a number of tokens above 0", name)
+            return value
+    return None
+
+
+def one_answer(body: dict[str, Any]) -> None:
+    """Raise GatewayError where a client wants several answers at once."""
+    for name in ("n", "best_of"):
+        if body.get(name) not in (None, 1):
+            raise invalid(
+                f"{name}: one answer a request; ask several times, each is a branch", name
+            )

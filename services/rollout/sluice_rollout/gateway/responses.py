@@ -1,0 +1,178 @@
+"""/v1/responses, as far as the clients `openai` and `openai-agents` use it: messages, function
+calls and their outputs, whole or as a stream of events.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sluice.sample import Messages
+from sluice_rollout.gateway import exchange
+from sluice_rollout.gateway.errors import invalid
+from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
+
+
+def read(body: dict[str, Any], earlier: Messages) -> Request:
+    """The turn that is asked for. earlier: the history of `previous_response_id`. Raises
+    GatewayError.
+    """
+    if body.get("background") or body.get("conversation"):
+        raise invalid("background, conversation: not offered; send the input, or name the response")
+    history = earlier + messages(body.get("input"))
+    if body.get("instructions"):
+        start = history[1:] if history[0]["role"] == "system" and earlier else history
+        history = [{"role": "system", "content": str(body["instructions"])}, *start]
+    return Request(
+        messages=history,
+        tools=_tools(body.get("tools")),
+        max_tokens=exchange.limit(body, "max_output_tokens"),
+        settings=exchange.settings(body),
+        calls=body.get("tool_choice") != "none",
+    )
+
+
+def messages(value: Any) -> Messages:
+    """Items of an input as messages. Raises GatewayError."""
+    if isinstance(value, str) and value:
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise invalid("input: expected a text, or a list of at least one item", "input")
+    history: Messages = []
+    for item in value:
+        _add(history, item if isinstance(item, dict) else {})
+    if not history:
+        raise invalid("input: no message in it", "input")
+    return history
+
+
+def _add(history: Messages, item: dict[str, Any]) -> None:
+    """An item behind a history. Text and calls of one answer are one message."""
+    kind = item.get("type", "message")
+    last = history[-1] if history and history[-1]["role"] == "assistant" else None
+    if kind == "function_call":
+        call = exchange.call_message(
+            str(item.get("call_id")), str(item.get("name")), str(item.get("arguments"))
+        )
+        if last is None:
+            history.append(last := {"role": "assistant", "content": ""})
+        last["tool_calls"] = [*last.get("tool_calls", []), call]
+    elif kind == "function_call_output":
+        output = exchange.text_of(item.get("output"))
+        call_id = str(item.get("call_id"))
+        history.append({"role": "tool", "content": output, "tool_call_id": call_id})
+    elif kind == "message":
+        history.append(exchange.canonical(item))
+    elif kind != "reasoning":
+        raise invalid(f"input: an item of type {kind!r} is not offered", "input")
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(tool, dict) and tool.get("type") == "function" for tool in value
+    ):
+        raise invalid("tools: only functions; a hosted tool is not offered", "tools")
+    names = ("name", "description", "parameters", "strict")
+    return [
+        {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
+        for tool in value
+    ]
+
+
+def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer."""
+    cut = answer.finish == "length"
+    return _frame(body) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": list(_items(answer)),
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": answer.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        },
+    }
+
+
+def stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A whole answer as events, each with its number."""
+    begun = whole | {"status": "in_progress", "output": [], "usage": None}
+    events = [
+        {"type": "response.created", "response": begun},
+        *(e for i, item in enumerate(whole["output"]) for e in _events(i, item)),
+        {"type": f"response.{whole['status']}", "response": whole},
+    ]
+    for number, event in enumerate(events):
+        yield event | {"sequence_number": number}
+
+
+def _events(index: int, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """An item of the output, from its beginning to its end."""
+    at = {"output_index": index, "item_id": item["id"]}
+    if item["type"] == "function_call":
+        yield _event("output_item.added", output_index=index, item=item | {"arguments": ""})
+        yield _event("function_call_arguments.delta", **at, delta=item["arguments"])
+        yield _event(
+            "function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"]
+        )
+    else:
+        (part,) = item["content"]
+        at |= {"content_index": 0}
+        yield _event("output_item.added", output_index=index, item=item | {"content": []})
+        yield _event("content_part.added", **at, part=part | {"text": ""})
+        yield _event("output_text.delta", **at, delta=part["text"], logprobs=[])
+        yield _event("output_text.done", **at, text=part["text"], logprobs=[])
+        yield _event("content_part.done", **at, part=part)
+    yield _event("output_item.done", output_index=index, item=item)
+
+
+def _event(kind: str, /, **fields: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}"} | fields
+
+
+def _items(answer: Answer) -> Iterator[dict[str, Any]]:
+    if answer.text or not answer.calls:
+        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+        yield {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [part],
+        }
+    yield from map(_call, answer.calls)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": f"fc_{uuid.uuid4().hex}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
+
+
+def _frame(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": body.get("model", ""),
+        "error": None,
+        "instructions": body.get("instructions"),
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": body.get("previous_response_id"),
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": body.get("tools") or [],
+        "top_p": None,
+    }

@@ -1,0 +1,199 @@
+"""The gateway's HTTP: keys, bodies, errors in OpenAI's shape, whole answers and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from sluice_rollout import metrics
+from sluice_rollout.gateway import chat, completions, responses
+from sluice_rollout.gateway.errors import GatewayError, invalid, unavailable
+from sluice_rollout.gateway.exchange import Answer, Request
+from sluice_rollout.gateway.keys import Keys
+from sluice_rollout.gateway.seat import Reply, Seat
+
+MOST_BYTES = 64 * 2**20
+"""Of a request's body."""
+_OUTCOMES = {401: "key", 499: "gone", 503: "unavailable"}
+Events = Iterator[dict[str, Any]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """An episode's stay. context: of its group's task, for which the engine is asked."""
+
+    seat: Seat
+    context: contextvars.Context
+    tasks: set[asyncio.Task[Reply]] = field(default_factory=set)
+
+    async def reply(self, request: Request) -> Reply:
+        """The model's turn. Raises GatewayError, also where the episode ends meanwhile."""
+        task = asyncio.create_task(self.seat.reply(request), context=self.context)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # the client has gone
+            raise unavailable("the episode has ended") from None
+
+    def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+@dataclass(slots=True)
+class Server:
+    """The endpoint of all episodes of a worker. model: the name that it lists."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    keys: Keys[Visit] = field(default_factory=Keys)
+    _runner: web.AppRunner | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.host}:{self.port}/v1"
+
+    async def start(self) -> None:
+        """Listen; on any free port where none is set."""
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[_in_openai_shape])
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/responses", self._responses)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.host, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._visit(request)
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "sluice"}
+        if "name" in request.match_info:
+            return web.json_response(model | {"id": request.match_info["name"]})
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        visit, body = await self._opened(request)
+        return await _answered(request, visit, body, chat.read(body), chat.write, chat.stream)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        visit, body = await self._opened(request)
+        asked = completions.read(body)
+        return await _answered(request, visit, body, asked, completions.write, completions.stream)
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        visit, body = await self._opened(request)
+        histories, earlier = visit.seat.responses, body.get("previous_response_id")
+        if earlier is not None and earlier not in histories:
+            raise invalid("no response of this episode has this name", "previous_response_id")
+        asked = responses.read(body, histories[earlier] if earlier else [])
+
+        def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+            whole = responses.write(answer, body)
+            histories[whole["id"]] = [*asked.messages, answer.message]
+            return whole
+
+        def stream(answer: Answer, body: dict[str, Any]) -> Events:
+            return responses.stream(write(answer, body))
+
+        return await _answered(request, visit, body, asked, write, stream)
+
+    def _visit(self, request: web.Request) -> Visit:
+        return self.keys.check(request.headers.get("Authorization"))
+
+    async def _opened(self, request: web.Request) -> tuple[Visit, dict[str, Any]]:
+        """The visit of a request, and its body; without a key nothing of that is read."""
+        visit = self._visit(request)
+        try:
+            body = json.loads(await request.text())
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise invalid("the body: expected a JSON object")
+        return visit, body
+
+
+async def _answered(
+    request: web.Request,
+    visit: Visit,
+    body: dict[str, Any],
+    asked: Request,
+    write: Callable[[Answer, dict[str, Any]], dict[str, Any]],
+    stream: Callable[[Answer, dict[str, Any]], Events],
+) -> web.StreamResponse:
+    """Ask the model, and send what it says. A turn is its client's once it has been sent."""
+    start = time.monotonic()
+    reply = await visit.reply(asked)
+    try:
+        if body.get("stream"):
+            response = await _streamed(request, stream(reply.answer, body))
+        else:
+            response = web.json_response(write(reply.answer, body))
+            await response.prepare(request)
+        await response.write_eof()
+    except (ConnectionError, asyncio.CancelledError):
+        reply.turn.answered = False
+        raise
+    metrics.GATEWAY_OVERHEAD.observe(time.monotonic() - start - reply.engine_seconds)
+    return response
+
+
+async def _streamed(request: web.Request, events: Events) -> web.StreamResponse:
+    """Server-sent events: those of the responses interface have names, the others an end."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    named = False
+    for event in events:
+        named = "type" in event
+        name = f"event: {event['type']}\n" if named else ""
+        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
+    if not named:
+        await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@web.middleware
+async def _in_openai_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as OpenAI's clients read them; all requests counted."""
+    resource = request.match_info.route.resource
+    endpoint = resource.canonical.removeprefix("/v1/") if resource else "unknown"
+    status = 499  # the client has gone
+    try:
+        response = await handler(request)
+        status = response.status
+    except GatewayError as error:
+        status, response = error.status, _refusal(error)
+    except web.HTTPException as error:
+        status = error.status
+        response = _refusal(GatewayError(status, f"{request.path}: {error.reason}"))
+    finally:
+        outcome = "ok" if status < 400 else _OUTCOMES.get(status, "refused")
+        metrics.GATEWAY_REQUESTS.labels(endpoint=endpoint, outcome=outcome).inc()
+    return response
+
+
+def _refusal(error: GatewayError) -> web.Response:
+    """Clients try again by themselves, unless they are told that it is of no use."""
+    retry = {"x-should-retry": "true" if error.retry else "false"}
+    return web.json_response(error.body, status=error.status, headers=retry)

@@ -1,0 +1,231 @@
+"""Programs of the OpenAI API at a real engine's gateway: what it sampled is what is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.engines.base import Generation
+from sluice.engines.sglang.generate import Client
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.wire import codec
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.episode import Episode
+from sluice_rollout.function import Play, Player
+from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.turns import TURNS
+from sluice_rollout.worker import WorkerError
+from tests.integration.engines import Sglang, distance, log_probs, tolerance
+from tests.integration.house import DEADLINE
+from tests.integration.rollout import agents
+from tests.integration.rollout.agents import client_of, play, play_streaming, save_talkative
+from tests.integration.rollout.pods import House, Pod, job, leases
+from tests.integration.rollout.test_generation import generator
+from tests.integration.weights.conftest import source as source
+from tests.integration.weights.tools import publish
+
+PARAMS = {"max_new_tokens": 900, "temperature": 1.0, "ignore_eos": True}
+READY = pb.TakeBatchResponse.STATE_READY
+AGENT = {
+    "rollout__function": "tests.integration.rollout.agents.play",
+    "rollout__sampling__maxResponseTokens": 2500,
+    "rollout__partial__enabled": True,
+    "rollout__mode": "async",
+    "rollout__maxStaleness": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def talkative(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_talkative(model, tmp_path_factory.mktemp("talkative") / "model")
+
+
+class Seen:
+    """What the engine was asked and what it answered, by the tokens of the request."""
+
+    def __init__(self, engine: Client) -> None:
+        self.answers: list[tuple[list[int], Generation]] = []
+        self._ask = engine.generate
+        engine.generate = self.generate  # type: ignore[method-assign]
+
+    async def generate(
+        self, rid: str, input_ids: list[int], *arguments: Any, **options: Any
+    ) -> Generation:
+        answer = await self._ask(rid, input_ids, *arguments, **options)
+        self.answers.append((input_ids, answer))
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def player(
+    function: Play, engine: Client, talkative: Path, directory: Path
+) -> AsyncIterator[Player]:
+    """A player at a gateway of its own."""
+    spec = job(directory, talkative, rollout__sampling__maxResponseTokens=900).spec
+    encoder = PromptEncoder(spec, talkative)
+    async with Desk.of(spec, encoder) as desk:
+        yield Player(
+            function,
+            "agent",
+            generator(engine, talkative),
+            encoder.tokenizer,
+            60.0,
+            None,
+            desk.admit,
+        )
+
+
+def check(sample: Sample, weights: dict[int, Path]) -> None:
+    """Each trained token has the log-prob of the weights that its span names."""
+    sample.check()
+    mask = sample.loss_mask.astype(bool)
+    for version, model in weights.items():
+        at = mask & sample.sampled_by(version).astype(bool)
+        expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
+        told = sample.rollout_log_probs[at].tolist()
+        assert distance(told, [e for e, there in zip(expected, at, strict=True) if there]) < (
+            tolerance()
+        )
+
+
+@pytest.mark.parametrize("function", [play, play_streaming], ids=["whole", "streaming"])
+async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled(
+    function: Play, engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    seen = Seen(engine)
+    async with player(function, engine, talkative, tmp_path) as one:
+        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
+    assert len(seen.answers) == 3
+    tokens = sample.tokens.tolist()
+    at, learned = sample.prompt_length, []
+    for turn in sample.metadata[TURNS]:
+        if turn["by"] == "model":
+            learned.append((tokens[:at], tokens[at : at + turn["length"]]))
+        at += turn["length"]
+    assert learned == [(asked, answer.tokens) for asked, answer in seen.answers]
+    assert sample.trainable_tokens == 3 * agents.TURN
+    assert sample.metadata["messages"] > 6
+    check(sample, {0: model})
+
+
+async def test_a_weight_update_in_the_middle_of_a_turn(
+    house: Callable[..., House],
+    engine: Client,
+    sglang: Sglang,
+    model: Path,
+    other_model: Path,
+    talkative: Path,
+    source: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the gateway's client who waits; its turn goes on from its tokens."""
+    monkeypatch.setattr(agents, "TURN", 250)
+    one = house(**AGENT, model__path=str(talkative))
+    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+        await leases(worker, 4)
+        await sglang.generated(8 * 60)
+        await publish(source(timeoutSeconds=30), 1, other_model)
+        assert (await client.take(1, wait=60)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+        await end()
+    samples = [sample for group in groups for sample in group.samples]
+    assert {span.version for s in samples for span in s.weight_versions} == {0, 1}
+    for sample in samples:
+        assert sample.trainable_tokens == 3 * 250
+        check(sample, {0: model, 1: other_model})
+
+
+async def test_a_drain_leaves_turns_that_the_same_program_finds_again(
+    engine: Client, sglang: Sglang, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    seen = Seen(engine)
+
+    async def long_turns(episode: Episode) -> None:
+        async with client_of(episode) as client:
+            messages: list[Any] = [{"role": "user", "content": "w0002"}]
+            for tokens in (20, 600):
+                message = await agents.said(client, messages, stream=False, max_tokens=tokens)
+                messages += [message.model_dump(), {"role": "user", "content": "w0005"}]
+
+    async with player(long_turns, engine, talkative, tmp_path) as one:
+        running = asyncio.create_task(one(Prompt(0, "?"), [5], Sample(0), PARAMS))
+        await sglang.generated(60)
+        one.generator.draining.set()
+        await engine.abort()
+        sample = codec.sample_from_message(codec.sample_to_message(await running))
+    assert sample.status is SampleStatus.ABORTED
+    before = sample.tokens.tolist()
+    assert 20 < sample.response_length < 620
+    async with player(long_turns, engine, talkative, tmp_path) as another:
+        await another(Prompt(0, "?"), [5], sample, PARAMS)
+    assert sample.tokens.tolist()[: len(before)] == before
+    assert (len(seen.answers), sample.trainable_tokens) == (3, 620)
+    sample.reward = 0.0
+    check(sample, {0: model})
+
+
+async def test_the_groups_of_an_engine_that_was_killed_are_leased_again(
+    house: Callable[..., House], sglang: Sglang, model: Path, talkative: Path, tmp_path: Path,
+    engine: Client, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(agents, "TURN", 250)
+    mortal = Sglang(model, tmp_path / "log")
+    try:
+        await asyncio.to_thread(mortal.wait_ready)
+        mortal.reset()
+        one = house(**AGENT, model__path=str(talkative))
+        async with await one.start_buffer() as client:
+            async with Client(mortal.url) as doomed:
+                await doomed.wait_ready(30.0)
+                async with one.worker(doomed) as (worker, membership):
+                    work = asyncio.create_task(worker.run(asyncio.Event()))
+                    await asyncio.wait_for(membership.connected.wait(), 10)
+                    await one.rendezvous.serve(0)
+                    await leases(worker, 4)
+                    await mortal.generated(8 * 40)
+                    mortal.kill()
+                    with pytest.raises(WorkerError, match=f"engine {mortal.url}"):
+                        await asyncio.wait_for(work, 60)
+            assert (await client.stats()).leases == 0
+            async with one.working(engine) as (_, end):
+                assert (await client.take(1, wait=60)).state == READY
+                groups = [codec.group_from_message(g) for g in await client.shard(1)]
+                await end()
+    finally:
+        if mortal.process.poll() is None:
+            mortal.kill()
+    assert sorted(group.group_id for group in groups) == [0, 1, 2, 3]
+    for sample in (sample for group in groups for sample in group.samples):
+        assert sample.trainable_tokens == 3 * 250
+        check(sample, {0: model})
+
+
+async def test_the_groups_of_a_worker_that_was_killed_are_leased_again(
+    house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang, engine: Client,
+    talkative: Path, model: Path,
+) -> None:  # fmt: skip
+    one = house(**AGENT, model__path=str(talkative), buffer__leaseSeconds=10)
+    async with await one.start_buffer() as client:
+        worker = pod(one, sglang.url)
+        async with asyncio.timeout(60):
+            while "rollout-0" not in await one.rendezvous.ledger():
+                await asyncio.sleep(0.1)
+        await one.rendezvous.serve(0)
+        async with asyncio.timeout(DEADLINE):
+            while (await client.stats()).leases < 1:
+                await asyncio.sleep(0.01)
+        worker.kill()
+        async with one.working(engine) as (_, end):
+            assert (await client.take(1, wait=60)).state == READY
+            groups = [codec.group_from_message(g) for g in await client.shard(1)]
+            await end()
+    assert sorted(group.group_id for group in groups) == [0, 1, 2, 3]
+    for sample in (sample for group in groups for sample in group.samples):
+        check(sample, {0: model})

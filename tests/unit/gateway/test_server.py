@@ -1,0 +1,324 @@
+"""The gateway's HTTP, asked by OpenAI's own client: keys, attacks, mistakes, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from openai import AsyncOpenAI
+from prometheus_client import REGISTRY
+
+from sluice.engines.base import EngineError
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.function import Play, Player
+from sluice_rollout.gateway import server
+from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.turns import TURNS
+from tests import chat
+from tests.unit.buffer.buffer_tools import make_job
+from tests.unit.rollout.test_episode import PARAMS, Script, player
+
+ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+PATHS = ["chat/completions", "completions", "responses"]
+
+
+def ids(text: str) -> list[int]:
+    return [int(i) for i in chat.tokenizer().encode(text, add_special_tokens=False)]
+
+
+@contextlib.asynccontextmanager
+async def desk(directory: Path, **changes: Any) -> AsyncIterator[Desk]:
+    chat.save(directory / "model")
+    spec = make_job(directory, model__path=str(directory / "model"), **changes).spec
+    async with Desk.of(spec, PromptEncoder(spec, directory / "model")) as one:
+        yield one
+
+
+def seated(one: Desk, play: Play, engine: Script) -> Player:
+    made = player(play, engine)
+    made.admit, made.tokenizer = one.admit, one.encoder.tokenizer
+    made.generator.decode = one.encoder.decode
+    return made
+
+
+async def run(one: Desk, play: Play, engine: Script, tokens: int = 100) -> Sample:
+    params = PARAMS | {"max_new_tokens": tokens}
+    return await seated(one, play, engine)(Prompt(3, "?"), [1], Sample(0), params)
+
+
+def client(gateway: Gateway, **options: Any) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=gateway.base_url, api_key=gateway.api_key, **options)
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(f"sluice_rollout_gateway_{name}_total", labels) or 0.0
+
+
+async def test_the_three_interfaces_give_the_same_answer(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            answer = await ai.chat.completions.create(**ASK)
+            texts.append(answer.choices[0].message.content or "")
+            texts.append((await ai.completions.create(model="x", prompt="hi")).choices[0].text)
+            response = await ai.responses.create(model="x", input="hi")
+            texts.append(response.output_text)
+            again = await ai.responses.create(
+                model="x", input="and", previous_response_id=response.id
+            )
+            texts.append(again.output_text)
+            texts.extend([model.id async for model in ai.models.list()])
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script(*[ids(text) for text in ("one", "two", "3", "four")]))
+    assert texts == ["one", "two", "3", "four", "model"]
+    assert (sample.status, sample.metadata["answer"]) == (SampleStatus.COMPLETED, "four")
+    assert [turn["length"] for turn in sample.metadata[TURNS] if turn["by"] == "model"] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions", "responses"])
+async def test_a_stream_is_the_answer_in_the_clients_own_events(kind: str, tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            if kind == "chat":
+                options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+                chunks = [c async for c in await ai.chat.completions.create(**ASK, **options)]
+                texts.extend(c.choices[0].delta.content or "" for c in chunks if c.choices)
+                assert chunks[-1].usage.completion_tokens == 5
+            elif kind == "completions":
+                stream = await ai.completions.create(model="x", prompt="hi", stream=True)
+                texts.extend([c.choices[0].text async for c in stream])
+            else:
+                async with ai.responses.stream(model="x", input="hi") as events:
+                    texts.extend([getattr(e, "delta", "") async for e in events])
+                    assert (await events.get_final_response()).output_text == "hello"
+
+    async with desk(tmp_path) as one:
+        await run(one, play, Script(ids("hello")))
+    assert "".join(texts) == "hello"
+
+
+async def status(url: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    async with aiohttp.ClientSession() as session, session.post(url, **options) as answer:
+        body = await answer.json()
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        return answer.status, body["error"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_only_the_episodes_key_opens_it_and_only_while_it_plays(
+    path: str, tmp_path: Path
+) -> None:
+    opened: list[Gateway] = []
+
+    async def play(episode: Episode) -> None:
+        opened.append(gateway := episode.gateway)
+        url, key = f"{gateway.base_url}/{path}", gateway.api_key
+        name = key.split("-")[1]
+        assert name == "3.0.0", "group, sample and attempt"
+        for headers, query in [
+            ({}, ""),
+            ({}, f"?api_key={key}&key={key}"),
+            ({"Authorization": key}, ""),
+            ({"Authorization": "Bearer "}, ""),
+            ({"Authorization": f"Bearer sk-{name}"}, ""),
+            ({"Authorization": f"Bearer {key}x"}, ""),
+            ({"Authorization": f"Bearer {key[:-1]}"}, ""),
+        ]:
+            code, error = await status(url + query, json=ASK, headers=headers)
+            assert (code, error["code"]) == (401, "invalid_api_key")
+
+    async with desk(tmp_path) as one:
+        await run(one, play, Script())
+        (gateway,) = opened
+        with pytest.raises(openai.AuthenticationError, match="expired"):
+            await client(gateway).chat.completions.create(**ASK)
+
+
+async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
+    both: dict[int, Gateway] = {}
+    ready, asked = asyncio.Event(), asyncio.Event()
+
+    async def play(episode: Episode) -> None:
+        both[episode.sample.index] = episode.gateway
+        if len(both) == 2:
+            ready.set()
+        await ready.wait()
+        if episode.sample.index == 0:
+            await client(both[1]).chat.completions.create(**ASK)
+            asked.set()
+        await asked.wait()
+
+    async with desk(tmp_path) as one:
+        made, params = seated(one, play, Script(ids("hello"))), PARAMS | {"max_new_tokens": 100}
+        first, second = Sample(0), Sample(1)
+        playing = [made(Prompt(0, "?"), [1], sample, params) for sample in (first, second)]
+        await asyncio.gather(*playing)
+    assert (first.trainable_tokens, second.response_length) == (0, 5)
+
+
+BEARER = "Bearer {key}"
+WRONG = [
+    pytest.param("chat/completions", {"data": b"{"}, 400, "no JSON", id="broken JSON"),
+    pytest.param("chat/completions", {"data": b"\xff"}, 400, "no JSON", id="no text"),
+    pytest.param("chat/completions", {"data": b"[" * 99999}, 400, "no JSON", id="deep JSON"),
+    pytest.param("chat/completions", {"json": [1]}, 400, "JSON object", id="a list"),
+    pytest.param("chat/completions", {"json": {}}, 400, "messages", id="no messages"),
+    pytest.param("chat/completions", {"json": ASK | {"messages": [1]}}, 400, "role", id="no role"),
+    pytest.param("chat/completions", {"json": ASK | {"n": 2}}, 400, "branch", id="two answers"),
+    pytest.param("chat/completions", {"json": ASK | {"stop": 1}}, 400, "stop", id="stop"),
+    pytest.param("chat/completions", {"json": ASK | {"tools": [1]}}, 400, "tools", id="tools"),
+    pytest.param(
+        "chat/completions",
+        {"json": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}},
+        400,
+        "parts of text",
+        id="an image",
+    ),
+    pytest.param("completions", {"json": {"prompt": [-1]}}, 400, "prompt", id="negative id"),
+    pytest.param("completions", {"json": {"prompt": [99999]}}, 400, "vocabulary", id="no such id"),
+    pytest.param("responses", {"json": {"input": []}}, 400, "input", id="no input"),
+    pytest.param(
+        "responses",
+        {"json": {"input": "x", "tools": [{"type": "web_search"}]}},
+        400,
+        "hosted",
+        id="hosted tool",
+    ),
+    pytest.param(
+        "responses",
+        {"json": {"input": "x", "previous_response_id": "resp_1"}},
+        400,
+        "this name",
+        id="unknown response",
+    ),
+    pytest.param("embeddings", {"json": {}}, 404, "Not Found", id="no such path"),
+]
+
+
+@pytest.mark.parametrize(("path", "options", "code", "message"), WRONG)
+async def test_a_wrong_request_is_refused_in_openais_shape_and_harms_nothing(
+    path: str, options: dict[str, Any], code: int, message: str, tmp_path: Path
+) -> None:
+    async def play(episode: Episode) -> None:
+        gateway = episode.gateway
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        got, error = await status(f"{gateway.base_url}/{path}", headers=headers, **options)
+        assert got == code
+        assert message in error["message"]
+        await client(gateway).chat.completions.create(**ASK)
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script(ids("hello")))
+    assert (sample.error, sample.response) == ("", "hello")
+
+
+async def test_a_huge_body_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_BYTES", 1000)
+
+    async def play(episode: Episode) -> None:
+        gateway = episode.gateway
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        code, _ = await status(
+            f"{gateway.base_url}/completions", headers=headers, data=b" " * 10_000
+        )
+        assert code == 413
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script())
+    assert "before the model generated" in sample.error
+
+
+async def test_the_jobs_sampling_holds_and_a_clients_is_counted(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    engine = Script(ids("hello"))
+    generate = engine.generate
+
+    async def note(rid: str, input_ids: list[int], sampling: dict[str, Any], **rest: Any) -> Any:
+        asked.append(sampling)
+        return await generate(rid, input_ids, sampling, **rest)
+
+    engine.generate = note  # type: ignore[method-assign]
+
+    async def play(episode: Episode) -> None:
+        await client(episode.gateway).chat.completions.create(
+            **ASK, temperature=0.2, max_tokens=3, stop=["x"], seed=1
+        )
+
+    before = counted("overridden_settings", setting="temperature")
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, engine)
+    (sampling,) = asked
+    assert (sampling["temperature"], sampling["max_new_tokens"], sampling["stop"]) == (
+        1.0,
+        3,
+        ["x"],
+    )
+    assert (sample.response, sample.status) == ("hel", SampleStatus.TRUNCATED)
+    assert counted("overridden_settings", setting="temperature") == before + 1
+
+
+async def test_a_history_that_does_not_fit_ends_the_episode_as_truncated(tmp_path: Path) -> None:
+    async def play(episode: Episode) -> None:
+        messages: list[Any] = list(ASK["messages"])
+        while True:
+            answer = await client(episode.gateway).chat.completions.create(
+                model="x", messages=messages
+            )
+            messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script(*[ids("hello")] * 9), tokens=120)
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert sample.trainable_tokens >= 10
+
+
+async def test_a_client_that_hangs_up_gets_its_turn_when_it_asks_again(tmp_path: Path) -> None:
+    class Slow(Script):
+        async def generate(self, *arguments: Any, **options: Any) -> Any:
+            if not self.asked:
+                self.asked.append([])
+                await asyncio.sleep(60)
+            return await super().generate(*arguments, **options)
+
+    engine = Slow(ids("hello"))
+
+    async def play(episode: Episode) -> None:
+        ai = client(episode.gateway, timeout=0.3, max_retries=1)
+        answer = await ai.chat.completions.create(**ASK)
+        assert answer.choices[0].message.content == "hello"
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, engine)
+    assert (sample.error, sample.response, len(engine.asked)) == ("", "hello", 2)
+
+
+async def test_an_engine_that_is_gone_is_no_fault_of_the_program(tmp_path: Path) -> None:
+    async def play(episode: Episode) -> None:
+        with pytest.raises(openai.InternalServerError, match="gone"):
+            await client(episode.gateway).chat.completions.create(**ASK)
+
+    async with desk(tmp_path) as one:
+        with pytest.raises(EngineError, match="gone"):
+            await run(one, play, Script(EngineError("gone")))
+
+
+async def test_an_episode_is_played_by_a_program_or_by_its_function(tmp_path: Path) -> None:
+    async def play(episode: Episode) -> None:
+        await client(episode.gateway).chat.completions.create(**ASK)
+        await episode.generate()
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script(ids("hello")))
+    assert "a program at episode.gateway plays this episode" in sample.error
