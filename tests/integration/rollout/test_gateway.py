@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,17 +26,23 @@ from sluice_rollout.turns import TURNS
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
-from tests.integration.rollout import agents
-from tests.integration.rollout.agents import client_of, play, play_streaming, save_talkative
+from tests.integration.rollout import talkative as words
 from tests.integration.rollout.pods import House, Pod, job, leases
+from tests.integration.rollout.talkative import client_of, play, play_streaming, save_talkative
 from tests.integration.rollout.test_generation import generator
 from tests.integration.weights.conftest import source as source
 from tests.integration.weights.tools import publish
+from tests.tools import missing
 
+AGENTS_PYTHON = Path(
+    os.environ.get("SLUICE_AGENTS_PYTHON") or Path(sys.prefix).parent / ".venv-agents/bin/python"
+)
 PARAMS = {"max_new_tokens": 900, "temperature": 1.0, "ignore_eos": True}
+CALLING = PARAMS | {"ignore_eos": False, "stop_token_ids": words.CALLS}
+"""A call ends its turn."""
 READY = pb.TakeBatchResponse.STATE_READY
 AGENT = {
-    "rollout__function": "tests.integration.rollout.agents.play",
+    "rollout__function": "tests.integration.rollout.talkative.play",
     "rollout__sampling__maxResponseTokens": 2500,
     "rollout__partial__enabled": True,
     "rollout__mode": "async",
@@ -94,6 +103,19 @@ def check(sample: Sample, weights: dict[int, Path]) -> None:
         )
 
 
+def check_tokens(sample: Sample, seen: Seen) -> None:
+    """Three turns, each in the context that the engine saw, with the tokens that it sampled."""
+    tokens = sample.tokens.tolist()
+    at, learned = sample.prompt_length, []
+    for turn in sample.metadata[TURNS]:
+        if turn["by"] == "model":
+            learned.append((tokens[:at], tokens[at : at + turn["length"]]))
+        at += turn["length"]
+    assert learned == [(asked, answer.tokens) for asked, answer in seen.answers]
+    assert len(learned) == 3
+    assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in seen.answers)
+
+
 @pytest.mark.parametrize("function", [play, play_streaming], ids=["whole", "streaming"])
 async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled(
     function: Play, engine: Client, model: Path, talkative: Path, tmp_path: Path
@@ -102,16 +124,37 @@ async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled
     async with player(function, engine, talkative, tmp_path) as one:
         sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
-    assert len(seen.answers) == 3
-    tokens = sample.tokens.tolist()
-    at, learned = sample.prompt_length, []
-    for turn in sample.metadata[TURNS]:
-        if turn["by"] == "model":
-            learned.append((tokens[:at], tokens[at : at + turn["length"]]))
-        at += turn["length"]
-    assert learned == [(asked, answer.tokens) for asked, answer in seen.answers]
-    assert sample.trainable_tokens == 3 * agents.TURN
+    check_tokens(sample, seen)
     assert sample.metadata["messages"] > 6
+    check(sample, {0: model})
+
+
+@pytest.mark.parametrize("arguments", ["chat", "chat stream", "responses", "responses stream"])
+async def test_a_program_of_openai_agents_as_it_is(
+    arguments: str, engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    """In an environment of its own: it wants another `openai` than SGLang."""
+    if not AGENTS_PYTHON.exists():
+        missing("needs openai-agents: make agents")
+
+    async def play(episode: Episode) -> None:
+        gateway = episode.gateway
+        address = {"OPENAI_BASE_URL": gateway.base_url, "OPENAI_API_KEY": gateway.api_key}
+        program = await asyncio.create_subprocess_exec(
+            AGENTS_PYTHON,
+            Path(words.__file__).with_name("agents_sdk.py"),
+            *arguments.split(),
+            env=os.environ | address,
+            stdout=subprocess.PIPE,
+        )
+        output, _ = await program.communicate()
+        assert output == b"three turns\n"
+
+    seen = Seen(engine)
+    async with player(play, engine, talkative, tmp_path) as one:
+        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), CALLING)
+    assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
+    check_tokens(sample, seen)
     check(sample, {0: model})
 
 
@@ -126,7 +169,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the gateway's client who waits; its turn goes on from its tokens."""
-    monkeypatch.setattr(agents, "TURN", 250)
+    monkeypatch.setattr(words, "TURN", 250)
     one = house(**AGENT, model__path=str(talkative))
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
@@ -151,7 +194,7 @@ async def test_a_drain_leaves_turns_that_the_same_program_finds_again(
         async with client_of(episode) as client:
             messages: list[Any] = [{"role": "user", "content": "w0002"}]
             for tokens in (20, 600):
-                message = await agents.said(client, messages, stream=False, max_tokens=tokens)
+                message = await words.said(client, messages, stream=False, max_tokens=tokens)
                 messages += [message.model_dump(), {"role": "user", "content": "w0005"}]
 
     async with player(long_turns, engine, talkative, tmp_path) as one:
@@ -175,7 +218,7 @@ async def test_the_groups_of_an_engine_that_was_killed_are_leased_again(
     house: Callable[..., House], sglang: Sglang, model: Path, talkative: Path, tmp_path: Path,
     engine: Client, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(agents, "TURN", 250)
+    monkeypatch.setattr(words, "TURN", 250)
     mortal = Sglang(model, tmp_path / "log")
     try:
         await asyncio.to_thread(mortal.wait_ready)

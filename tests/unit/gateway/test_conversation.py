@@ -49,7 +49,7 @@ class Client:
         if not turn.finish:
             ending = END if finish == "stop" else ""
             say(turn, self.template.encode(answer + ending), len(self.seen), finish)
-            self.seen.append((turn.context, turn.tokens.tolist()))
+            self.seen.append((turn.context.tolist(), turn.tokens.tolist()))
         messages = [*messages, {"role": "assistant", "content": answer}]
         self.history.note(messages, None, turn, answer)
         return messages
@@ -158,8 +158,8 @@ def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
     (sample,) = client.samples()
     sample = codec.sample_from_message(codec.sample_to_message(sample))
     conversation = Conversation.of(sample)
-    assert [turn.whole for turn in conversation.turns] == [
-        turn.whole for turn in client.conversation.turns
+    assert [turn.whole.tolist() for turn in conversation.turns] == [
+        turn.whole.tolist() for turn in client.conversation.turns
     ]
     again = Client(TEMPLATES["PLAIN"], conversation)
     messages = again.ask(user("2+2"), "four")

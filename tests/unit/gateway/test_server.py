@@ -168,7 +168,6 @@ async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
     assert (first.trainable_tokens, second.response_length) == (0, 5)
 
 
-BEARER = "Bearer {key}"
 WRONG = [
     pytest.param("chat/completions", {"data": b"{"}, 400, "no JSON", id="broken JSON"),
     pytest.param("chat/completions", {"data": b"\xff"}, 400, "no JSON", id="no text"),
@@ -185,6 +184,34 @@ WRONG = [
         400,
         "parts of text",
         id="an image",
+    ),
+    pytest.param(
+        "chat/completions",
+        {"json": {"messages": [{"role": "user", "content": "\ud800"}]}},
+        400,
+        "cannot be encoded",
+        id="no Unicode",
+    ),
+    pytest.param(
+        "chat/completions",
+        {"data": b"{}", "headers": {"Content-Type": "application/json; charset=none"}},
+        400,
+        "no JSON",
+        id="no such charset",
+    ),
+    pytest.param(
+        "chat/completions",
+        {"data": b"{}", "headers": {"Content-Encoding": "gzip"}},
+        400,
+        "no JSON",
+        id="not compressed",
+    ),
+    pytest.param(
+        "chat/completions",
+        {"json": ASK | {"tools": [{"type": "function", "function": {"name": 1}}]}},
+        400,
+        "tools",
+        id="a tool without a name",
     ),
     pytest.param("completions", {"json": {"prompt": [-1]}}, 400, "prompt", id="negative id"),
     pytest.param("completions", {"json": {"prompt": [99999]}}, 400, "vocabulary", id="no such id"),
@@ -211,9 +238,11 @@ WRONG = [
 async def test_a_wrong_request_is_refused_in_openais_shape_and_harms_nothing(
     path: str, options: dict[str, Any], code: int, message: str, tmp_path: Path
 ) -> None:
+    options = dict(options)
+
     async def play(episode: Episode) -> None:
         gateway = episode.gateway
-        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        headers = options.pop("headers", {}) | {"Authorization": f"Bearer {gateway.api_key}"}
         got, error = await status(f"{gateway.base_url}/{path}", headers=headers, **options)
         assert got == code
         assert message in error["message"]

@@ -33,10 +33,22 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     if not value:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in value
+        isinstance(tool, dict) and _is_function(tool.get("function")) for tool in value
     ):
-        raise invalid('tools: expected [{"type": "function", "function": {...}}, ...]', "tools")
+        raise invalid(
+            'tools: expected [{"type": "function", "function": {"name": ..., "parameters": {...}}},'
+            " ...]",
+            "tools",
+        )
     return [{"type": "function", "function": tool["function"]} for tool in value]
+
+
+def _is_function(function: Any) -> bool:
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("parameters") or {}, dict)
+    )
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:

@@ -55,16 +55,14 @@ class Turn:
         return path[::-1]
 
     @property
-    def context(self) -> list[int]:
+    def context(self) -> Int32:
         """The tokens that the engine sees before it answers."""
-        before = self.parent.whole if self.parent else []
-        return [*before, *self.added.tolist()]
+        return np.concatenate([self.parent.whole, self.added]) if self.parent else self.added
 
     @property
-    def whole(self) -> list[int]:
+    def whole(self) -> Int32:
         """Context and answer."""
-        parts = [part for turn in self.path for part in (turn.added, turn.tokens)]
-        return [int(token) for token in np.concatenate(parts)]
+        return np.concatenate([part for turn in self.path for part in (turn.added, turn.tokens)])
 
     @property
     def prompt_length(self) -> int:
@@ -145,10 +143,10 @@ class Conversation:
 
     def continued(self, ids: Sequence[int]) -> Turn | None:
         """The turn with the most tokens with all of which `ids` begin."""
-        best, length = None, 0
+        best, length, tokens = None, 0, _int32(ids)
         for turn in self.turns:
-            whole = turn.whole if turn.finish else []
-            if length < len(whole) <= len(ids) and whole == list(ids[: len(whole)]):
+            whole = turn.whole if turn.finish else _int32()
+            if length < len(whole) <= len(ids) and np.array_equal(whole, tokens[: len(whole)]):
                 best, length = turn, len(whole)
         return best
 

@@ -9,7 +9,6 @@ from typing import Self
 
 from sluice.api import RLJobSpec
 from sluice.engines.base import CallParser
-from sluice_rollout import context
 from sluice_rollout.episode import Episode, Gateway
 from sluice_rollout.gateway.calls import parser_of
 from sluice_rollout.gateway.history import Template
@@ -47,7 +46,7 @@ class Desk:
             episode,
             self._template(prompt.dataset),
             self.parser,
-            context.longest_prompt(self.spec, self.encoder.context, prompt),
+            self.encoder.context.tokens - int(episode.sampling["max_new_tokens"]),
         )
         visit = Visit(seat, contextvars.copy_context())
         key = self.server.keys.issue(

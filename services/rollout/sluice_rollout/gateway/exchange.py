@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,9 +91,7 @@ def canonical(message: Any) -> dict[str, Any]:
     if message.get("tool_calls"):
         try:
             kept["tool_calls"] = [
-                call_message(
-                    str(call.get("id")), call["function"]["name"], call["function"]["arguments"]
-                )
+                call_message(str(call.get("id")), call["function"]["name"], _json(call["function"]))
                 for call in message["tool_calls"]
             ]
         except (TypeError, KeyError, AttributeError) as error:
@@ -100,6 +99,11 @@ def canonical(message: Any) -> dict[str, Any]:
                 "messages: a tool call is {id, type, function: {name, arguments}}", "messages"
             ) from error
     return kept
+
+
+def _json(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def text_of(content: Any) -> str:

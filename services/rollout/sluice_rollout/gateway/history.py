@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from sluice.data import chat
+from sluice.data.chat import PromptError
 from sluice.sample import Messages
 from sluice_rollout.gateway.conversation import Conversation, Turn
 
@@ -45,8 +46,15 @@ class Template:
             opened=opened,
         )
 
-    def encode(self, text: str) -> list[int]:
-        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
+    def encode(self, text: str, *, opening: bool = False) -> list[int]:
+        """Token ids; with the tokenizer's own special ones where a text opens without a template.
+
+        Raises PromptError.
+        """
+        try:
+            return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=opening)]
+        except (TypeError, ValueError) as error:  # a text that is no Unicode
+            raise PromptError(f"the text cannot be encoded: {error}") from error
 
     @cached_property
     def tail(self) -> str:

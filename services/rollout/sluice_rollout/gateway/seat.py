@@ -32,7 +32,7 @@ class Reply:
 class Seat:
     """An episode's conversation, and what it may ask for.
 
-    longest: tokens of a first context. parser: of tool calls.
+    longest: tokens before the first answer of a branch. parser: of tool calls.
     """
 
     episode: Episode
@@ -58,8 +58,8 @@ class Seat:
         seconds = 0.0
         try:
             if not turn.finish:
-                self._note_place(place)
                 seconds = await self._speak(turn, request)
+                self._note_place(place)
         except BaseException:  # a client that has gone cancels its request
             turn.answered = False
             raise
@@ -77,20 +77,24 @@ class Seat:
         metrics.GATEWAY_BRANCHES.labels(outcome="left_out").inc(len(branches) - 1)
 
     def _place(self, request: Request) -> Place:
+        """The place where the request goes on. Raises GatewayError."""
         try:
-            if request.prompt is None:
-                return self.history.place(request.messages, request.tools)
+            return self._found(request)
         except PromptError as error:
-            raise invalid(str(error), "messages") from error
+            raise invalid(str(error)) from error
+
+    def _found(self, request: Request) -> Place:
+        if request.prompt is None:
+            return self.history.place(request.messages, request.tools)
         if isinstance(request.prompt, list):
             if max(request.prompt) >= len(self.template.tokenizer):
                 raise invalid("prompt: a token id is not in the model's vocabulary", "prompt")
             return self.history.fresh(request.prompt)
-        for text, turn in self._texts.items():
-            if request.prompt.startswith(text):
-                return Place(turn, self.template.encode(request.prompt[len(text) :]))
-        tokens = self.template.tokenizer.encode(request.prompt)
-        return self.history.fresh([int(token) for token in tokens])
+        begins = [text for text in self._texts if request.prompt.startswith(text)]
+        if begins:
+            text = max(begins, key=len)
+            return Place(self._texts[text], self.template.encode(request.prompt[len(text) :]))
+        return self.history.fresh(self.template.encode(request.prompt, opening=True))
 
     def _note_place(self, place: Place) -> None:
         kind = "rerendered" if place.rerendered else "continued" if place.parent else "new"
@@ -105,7 +109,8 @@ class Seat:
         """Tokens that the turn may have. Raises GatewayError."""
         if turn.prompt_length > self.longest:
             raise too_long(
-                f"{turn.prompt_length} tokens; a first context has at most {self.longest}"
+                f"{turn.prompt_length} tokens; at most {self.longest} fit before a response (the "
+                "model's context less sampling.maxResponseTokens)"
             )
         most = int(self.episode.sampling["max_new_tokens"])
         room = most - (len(turn.context) - turn.prompt_length)
@@ -118,7 +123,7 @@ class Seat:
         room = self._room(turn)
         left = min(room, request.max_tokens or room) - len(turn.tokens)
         sample = Sample(index=self.episode.sample.index)
-        sample.append_prompt(turn.context)
+        sample.append_prompt(turn.context.tolist())
         sample.append(turn.tokens.tolist(), turn.log_probs.tolist(), turn.spans)
         record: dict[str, Any] = {"length": len(turn.tokens)}
         start = time.monotonic()

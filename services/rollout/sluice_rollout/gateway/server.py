@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from sluice_rollout import metrics
+from sluice import causes
+from sluice_rollout import failures, metrics
 from sluice_rollout.gateway import chat, completions, responses
 from sluice_rollout.gateway.errors import GatewayError, invalid, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
@@ -21,7 +22,7 @@ from sluice_rollout.gateway.seat import Reply, Seat
 
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
-_OUTCOMES = {401: "key", 499: "gone", 503: "unavailable"}
+_OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -105,9 +106,9 @@ class Server:
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
         histories, earlier = visit.seat.responses, body.get("previous_response_id")
-        if earlier is not None and earlier not in histories:
+        if earlier is not None and str(earlier) not in histories:
             raise invalid("no response of this episode has this name", "previous_response_id")
-        asked = responses.read(body, histories[earlier] if earlier else [])
+        asked = responses.read(body, histories[str(earlier)] if earlier else [])
 
         def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
             whole = responses.write(answer, body)
@@ -127,7 +128,7 @@ class Server:
         visit = self._visit(request)
         try:
             body = json.loads(await request.text())
-        except (ValueError, RecursionError) as error:
+        except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
             raise invalid(f"the body is no JSON: {error}") from error
         if not isinstance(body, dict):
             raise invalid("the body: expected a JSON object")
@@ -187,6 +188,9 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as error:
         status = error.status
         response = _refusal(GatewayError(status, f"{request.path}: {error.reason}"))
+    except Exception as error:  # one request's mishap is told to its client, and harms no other
+        failures.LOG.note("a request at the gateway failed", error)
+        status, response = 500, _refusal(GatewayError(500, causes.cause(error), "server_error"))
     finally:
         outcome = "ok" if status < 400 else _OUTCOMES.get(status, "refused")
         metrics.GATEWAY_REQUESTS.labels(endpoint=endpoint, outcome=outcome).inc()

@@ -37,6 +37,8 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("add", "lookup")
 ]
+SPECIAL = 8
+"""Words of the vocabulary that are none of the model's own."""
 TURN = 12
 """Tokens of a turn: one without any call is seen once in half a million."""
 
@@ -46,6 +48,10 @@ def word(i: int) -> str:
         return f"w{i:04d}"
     call = {"name": ("add", "lookup")[i % 3], "arguments": {"n": i}}
     return f"<tool_call>{json.dumps(call, separators=(',', ':'))}</tool_call>"
+
+
+CALLS = [SPECIAL + i for i in range(WORDS) if i % 3 != 2]
+"""Ids of the words that are calls."""
 
 
 def save_talkative(model: Path, directory: Path) -> Path:
