@@ -343,6 +343,25 @@ async def test_an_engine_that_is_gone_is_no_fault_of_the_program(tmp_path: Path)
             await run(one, play, Script(EngineError("gone")))
 
 
+async def test_a_parser_that_the_worker_lacks_fails_only_those_who_ask_for_the_gateway(
+    tmp_path: Path,
+) -> None:
+    async def play(episode: Episode) -> None:
+        await client(episode.gateway).chat.completions.create(**ASK)
+
+    async def alone(episode: Episode) -> None:
+        await episode.generate()
+
+    changes: dict[str, Any] = {
+        "rollout__engine": "vllm",
+        "rollout__engineArgs": {"toolCallParser": "glm45"},
+        "rollout__function": "mine.py:play",
+    }
+    async with desk(tmp_path, **changes) as one:
+        assert "'glm45' is not to be had in the worker" in (await run(one, play, Script())).error
+        assert (await run(one, alone, Script([10]))).error == ""
+
+
 async def test_an_episode_is_played_by_a_program_or_by_its_function(tmp_path: Path) -> None:
     async def play(episode: Episode) -> None:
         await client(episode.gateway).chat.completions.create(**ASK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Self
 
 from sluice.api import RLJobSpec
 from sluice.engines.base import CallParser
+from sluice.environment import ConfigurationError
 from sluice_rollout.episode import Episode, Gateway
-from sluice_rollout.gateway.calls import parser_of
+from sluice_rollout.gateway.calls import hermes, parser_of
 from sluice_rollout.gateway.history import Template
 from sluice_rollout.gateway.seat import Seat
 from sluice_rollout.gateway.server import Server, Visit
@@ -24,15 +26,17 @@ class Desk:
     spec: RLJobSpec
     encoder: PromptEncoder
     server: Server
-    parser: CallParser
+    parser: CallParser | ConfigurationError = hermes
+    """Of tool calls; or why there is none, for the programs that would need it."""
     templates: dict[str, Template] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: RLJobSpec, encoder: PromptEncoder) -> Desk:
-        """Raises ConfigurationError."""
-        return cls(spec, encoder, Server(Path(spec.model.path).name), parser_of(spec))
+        return cls(spec, encoder, Server(Path(spec.model.path).name))
 
     async def __aenter__(self) -> Self:
+        if _has_functions(self.spec):
+            self.parser = await asyncio.to_thread(_parser, self.spec)  # may import an engine
         await self.server.start()
         return self
 
@@ -40,7 +44,12 @@ class Desk:
         await self.server.close()
 
     def admit(self, episode: Episode) -> Gateway:
-        """Open the gateway to an episode, for the task that calls this."""
+        """Open the gateway to an episode, for the task that calls this.
+
+        Raises ConfigurationError where the parser that the job names is not to be had.
+        """
+        if isinstance(self.parser, ConfigurationError):
+            raise self.parser
         prompt = episode.prompt
         seat = Seat(
             episode,
@@ -65,3 +74,16 @@ class Desk:
             arguments = self.encoder.template_arguments(dataset)
             self.templates[dataset] = Template(self.encoder.tokenizer, arguments)
         return self.templates[dataset]
+
+
+def _has_functions(spec: RLJobSpec) -> bool:
+    held_out = spec.evaluation.datasets if spec.evaluation else []
+    sources = [*spec.data.prompts, *held_out]
+    return any([spec.rollout.function, *(source.function for source in sources)])
+
+
+def _parser(spec: RLJobSpec) -> CallParser | ConfigurationError:
+    try:
+        return parser_of(spec)
+    except ConfigurationError as error:
+        return error

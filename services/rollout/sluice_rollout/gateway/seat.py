@@ -45,6 +45,7 @@ class Seat:
     """Histories, by the names of the responses that end them."""
     _texts: dict[str, Turn] = field(default_factory=dict)
     """Turns of /v1/completions that began with a text, by all of it."""
+    _calls: dict[Turn, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.conversation = Conversation.of(self.episode.sample)
@@ -162,12 +163,13 @@ class Seat:
 
     def _without_end(self, turn: Turn, tokens: list[int]) -> list[int]:
         """Without the token that ends a turn; those that mark tool calls may be special too."""
-        ended = turn.finish == "stop" and not turn.stop
+        ended = turn.finish == "stop" and not turn.stop and tokens
         return tokens[:-1] if ended and tokens[-1] in self.template.special else tokens
 
     def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
         metadata = self.episode.metadata
-        metadata[CALLS] = metadata.get(CALLS, 0) + len(answer.calls)
+        self._calls[turn] = len(answer.calls)
+        metadata[CALLS] = sum(self._calls.values())
         metadata[ANSWER] = answer.text
         if request.prompt is None:
             raw = self.episode.generator.decode(turn.tokens.tolist())
