@@ -49,3 +49,25 @@ def test_the_game_with_tools_pays_for_the_call_then_the_digit_then_the_end(
 ) -> None:
     right = runpy.run_path(str(EXAMPLES / "tools/tools.py"))["right"]
     assert right(RewardInput("7 * 8 + 5 =", "", "1", metadata=game)) == paid
+
+
+@pytest.mark.parametrize(
+    ("tool", "calls", "said", "truncated", "paid"),
+    [
+        pytest.param("calculate", 1, "1", False, 1, id="called, read and ended"),
+        pytest.param("calculate", 1, "1", True, 2 / 3, id="never ended"),
+        pytest.param("calculate", 1, "1 1", False, 2 / 3, id="said twice"),
+        pytest.param("calculate", 1, "2", False, 1 / 3, id="misread"),
+        pytest.param("lookup", 1, "1", False, 0, id="the wrong tool"),
+        pytest.param("calculate", 2, "1", False, 0, id="called twice"),
+        pytest.param("", 0, "1", False, 0, id="a guess"),
+    ],
+)
+def test_the_agent_is_paid_for_the_right_call_then_the_digit_then_the_end(
+    tool: str, calls: int, said: str, truncated: bool, paid: float
+) -> None:
+    right = runpy.run_path(str(EXAMPLES / "agents/openai/play.py"))["right"]
+    response = f'<tool_call>{{"name":"{tool}","arguments":{{}}}}</tool_call> {said}'
+    metadata = {"tool_calls": calls, "said": said}
+    sample = RewardInput("7 * 8 + 5 =", response, "1", metadata=metadata, truncated=truncated)
+    assert right(sample) == paid
