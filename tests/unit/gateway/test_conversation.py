@@ -133,6 +133,17 @@ def test_a_template_that_drops_earlier_thoughts_is_followed_and_counted() -> Non
     assert "well" not in client.template.tokenizer.decode(place.added)
 
 
+def test_a_thought_is_kept_while_the_turns_tools_are_called() -> None:
+    client = Client(TEMPLATES["REWRITING"])
+    messages = client.ask(user("2+2"), "<think>\nwell\n</think>\n\ncall")
+    place = client.place([*messages, {"role": "tool", "content": "4"}])
+    assert place.parent is client.conversation.turns[0]
+    assert place.rerendered == 0
+    assert client.template.tokenizer.decode(place.added) == (
+        "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 def test_a_turn_whose_answer_never_arrived_is_given_to_who_asks_again() -> None:
     client = Client(TEMPLATES["PLAIN"])
     client.ask(user("2+2"), "four")
