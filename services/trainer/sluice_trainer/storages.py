@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sluice_trainer.device import DEVICE
+from sluice_trainer.staging import finish_copies, host_memory
 
 Tensors = Callable[[], Iterable[Tensor]]
 
@@ -40,10 +41,10 @@ class Storages:
             for key, storage in here.items():
                 known = key in self._host
                 if not known:
-                    self._host[key] = _host_memory(storage.nbytes())
+                    self._host[key] = host_memory(storage.nbytes())
                 if not (known and self._constant):
                     self._host[key].copy_(_bytes(storage), non_blocking=True)
-            _finish_copies()
+            finish_copies()
         self._away = [(storage, storage.nbytes()) for storage in here.values()]
         for storage in here.values():
             storage.resize_(0)
@@ -53,7 +54,7 @@ class Storages:
             storage.resize_(size)
             if self._of_use:
                 _bytes(storage).copy_(self._host[storage._cdata], non_blocking=True)
-        _finish_copies()
+        finish_copies()
         self._away = []
 
 
@@ -115,22 +116,3 @@ def _is_here(storage: torch.UntypedStorage) -> bool:
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _host_memory(size: int) -> Tensor:
-    """Page-locked, for the speed of copies. torch's own would be rounded up to a power of two."""
-    memory = torch.empty(size, dtype=torch.uint8)
-    if DEVICE.type == "cuda":
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
-        if error != 0:
-            raise MemoryError(
-                f"{size >> 20} MiB of host memory for trainer.offload cannot be locked: "
-                f"CUDA error {error}"
-            )
-    return memory
-
-
-def _finish_copies() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()

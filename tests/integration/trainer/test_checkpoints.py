@@ -294,6 +294,12 @@ def test_two_ranks_write_beside_training(qwen3: Path, tmp_path: Path) -> None:
     assert (resumed["resumed"], resumed["weights"]) == (3, through["weights"])
 
 
+def test_both_ranks_write_states_of_parameters(saved_by_two: Path) -> None:
+    """Each writes those that its share of the optimizer begins: none gathers all."""
+    sizes = [sum(f.stat().st_size for f in saved_by_two.glob(f"*/__{rank}_*")) for rank in (0, 1)]
+    assert min(sizes) > sum(sizes) / 10, sizes
+
+
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("where", ["weights", "metadata"])
 def test_a_full_disk_is_said_clearly_and_harms_nothing(

@@ -24,6 +24,7 @@ from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.sharding import named_tensors
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -32,8 +33,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class ShardedPart:
     """One part of a checkpoint, on this rank: what it writes, and how all complete it."""
 
-    def __init__(self, state: dict[str, Any], directory: Path, ranks: Ranks, *, copy: bool) -> None:
-        """copy: the content now, so that training may change the original."""
+    def __init__(
+        self, state: dict[str, Any], directory: Path, ranks: Ranks, staging: Staging | None
+    ) -> None:
+        """staging: where the content is copied to now, so that training may change the original."""
         self._ranks, self._directory = ranks, directory
         first = ranks.rank == 0
         planner = _Planner()
@@ -46,8 +49,8 @@ class ShardedPart:
         plans = self._writer.prepare_global_plan(plans)
         self._plan: SavePlan = planner.finish_plan(plans[ranks.rank])
         self._planner = planner
-        if copy:
-            planner.copy(self._plan)
+        if staging is not None:
+            planner.copy(self._plan, staging)
         self._outcome: list[WriteResult] | str = "nothing was written"
         self._device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
 
@@ -85,18 +88,18 @@ class _Planner(DefaultSavePlanner):
         super().__init__()
         self._copies: dict[Any, Any] = {}
 
-    def copy(self, plan: SavePlan) -> None:
-        self._copies = {item.index: _copied(self.resolve_data(item)) for item in plan.items}
+    def copy(self, plan: SavePlan, staging: Staging) -> None:
+        for item in plan.items:
+            data = self.resolve_data(item)
+            is_tensor = isinstance(data, Tensor)
+            self._copies[item.index] = staging.copy(item.index, data) if is_tensor else data
+        finish_copies()
         self.state_dict = {}
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         if write_item.index in self._copies:
             return self._copies[write_item.index]
         return super().resolve_data(write_item)
-
-
-def _copied(data: Any) -> Any:
-    return data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data
 
 
 def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, Any]:

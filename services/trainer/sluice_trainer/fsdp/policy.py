@@ -32,6 +32,7 @@ from sluice_trainer.fsdp.sharding import build
 from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.process_group import join
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.staging import Staging
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
@@ -80,6 +81,7 @@ class ShardedPolicy(LearningPolicy):
         asked = [each.net for each in (self._reference, self._teacher) if each]
         learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]
         self._offload = offload(spec.trainer.offloaded, learners, asked)
+        self._staging = {name: Staging() for name in self._parts}
 
     def _critic(
         self, settings: CriticSettings, policy: Recipe, total_steps: int | None
@@ -108,11 +110,12 @@ class ShardedPolicy(LearningPolicy):
         }
 
     def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
-        def collect(learner: ShardedLearner, directory: Path, copy: bool) -> checkpoint.ShardedPart:
-            content = checkpoint.state_of(learner, state)
-            return checkpoint.ShardedPart(content, directory, self.ranks, copy=copy)
+        def collect(name: str, directory: Path, copy: bool) -> checkpoint.ShardedPart:
+            content = checkpoint.state_of(self._parts[name], state)
+            staging = self._staging[name] if copy else None
+            return checkpoint.ShardedPart(content, directory, self.ranks, staging)
 
-        parts = {name: partial(collect, learner) for name, learner in self._parts.items()}
+        parts = {name: partial(collect, name) for name in self._parts}
         ranks, author = self.ranks, self._author
         return Writing(directory, step, parts, ranks=ranks, author=author, beside=beside)
 

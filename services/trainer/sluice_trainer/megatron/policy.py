@@ -31,6 +31,7 @@ from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
 from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
 from sluice_trainer.policy import LearningPolicy
+from sluice_trainer.staging import Staging
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
@@ -81,6 +82,7 @@ class Policy(LearningPolicy):
         self._offload = offload(
             spec.trainer.offloaded, learners, [chunk for chunks in asked for chunk in chunks]
         )
+        self._staging = {name: Staging() for name in self._learners}
         # Megatron collects garbage at every save. All that imports have left would be looked
         # through: 0.25 s.
         gc.freeze()
@@ -110,7 +112,7 @@ class Policy(LearningPolicy):
         return Writing(
             directory,
             step,
-            checkpoint.collectors(self._parts, state),
+            checkpoint.collectors(self._parts, state, self._staging),
             ranks=self.ranks,
             author=self._author,
             beside=beside,

@@ -14,6 +14,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
+from torch import Tensor
 from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
@@ -22,7 +23,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.checkpoints.optimizer_state import optimizer_state
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]
@@ -38,10 +41,10 @@ METADATA = {
 class MegatronPart:
     """One part of a checkpoint on this rank: a request of Megatron's to write."""
 
-    def __init__(self, request: Any, *, copy: bool) -> None:
+    def __init__(self, request: Any, staging: Staging, *, copy: bool) -> None:
         """copy: the content now, so that training may change the original."""
         self._request = request
-        self._write = _write(request, copy=copy)
+        self._write = _write(request, staging, copy=copy)
 
     def write(self) -> None:
         self._write()
@@ -57,40 +60,45 @@ class MegatronPart:
             completion()
 
 
-def collectors(parts: Parts, user_state: dict[str, Any]) -> dict[str, Collect]:
+def collectors(
+    parts: Parts, user_state: dict[str, Any], staging: Mapping[str, Staging]
+) -> dict[str, Collect]:
     """How weights, optimizer state, RNG states and `user_state` are collected.
 
-    user_state: picklable, equal on all ranks.
+    user_state: picklable, equal on all ranks. staging: of each part.
     """
 
     @megatron_device()
-    def collect(part: tuple[list[Any], Any], directory: Path, copy: bool) -> MegatronPart:
+    def collect(name: str, directory: Path, copy: bool) -> MegatronPart:
         request = dist_checkpointing.save(
-            _state(*part, user_state),
+            _state(*parts[name], user_state),
             directory,
             content_metadata=dict(METADATA),
             async_sharded_save=True,
             async_strategy="mcore",
         )
-        return MegatronPart(request, copy=copy)
+        return MegatronPart(request, staging[name], copy=copy)
 
-    return {name: partial(collect, part) for name, part in parts.items()}
+    return {name: partial(collect, name) for name in parts}
 
 
-def _write(request: Any, *, copy: bool) -> Callable[[], None]:
+def _write(request: Any, staging: Staging, *, copy: bool) -> Callable[[], None]:
     """A function that writes this rank's files. copy: of their content, made now."""
     if request.async_fn is None:  # this rank has nothing to write
         return lambda: None
     rank, buckets, results = request.async_fn_args
-    staged = [
-        (
-            path,
-            key,
-            (objects, [(item, tensor.detach().to("cpu", copy=copy)) for item, tensor in tensors]),
-        )
+
+    def staged(item: Any, tensor: Tensor) -> Tensor:
+        if not copy and tensor.device.type == "cpu":
+            return tensor.detach()
+        return staging.copy(item.index, tensor)
+
+    files = [
+        (path, key, (objects, [(item, staged(item, tensor)) for item, tensor in tensors]))
         for path, key, (objects, tensors) in buckets
     ]
-    return partial(request.async_fn, rank, staged, results)
+    finish_copies()
+    return partial(request.async_fn, rank, files, results)
 
 
 @megatron_device()
@@ -145,7 +153,9 @@ def _state(
     weights = weights_state([chunk.module for chunk in chunks])
     return {
         **weights,
-        "optimizer": _optimizer_state(optimizer, weights, loading=loading),
+        "optimizer": _loaded_state(optimizer, weights)
+        if loading
+        else _state_of(optimizer, weights),
         "adam_step": _adam_step(optimizer),
         "rng": _rng(),
         "user": user_state,
@@ -194,10 +204,16 @@ def _parts(optimizer: Any) -> list[Any]:
     return [part for part in chained if not part.is_stub_optimizer and part.buffers]
 
 
-def _optimizer_state(optimizer: Any, weights: dict[str, Any], *, loading: bool) -> dict[str, Any]:
+def _state_of(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    parts = enumerate(_parts(optimizer))
+    return {f"part{number}": optimizer_state(part, weights) for number, part in parts}
+
+
+def _loaded_state(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Host memory for what is to be loaded: all of it, on every rank."""
     metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
     return {
-        f"part{number}": part.sharded_state_dict(weights, is_loading=loading, metadata=metadata)[
+        f"part{number}": part.sharded_state_dict(weights, is_loading=True, metadata=metadata)[
             "param_state"
         ]
         for number, part in enumerate(_parts(optimizer))
