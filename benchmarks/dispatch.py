@@ -95,7 +95,7 @@ def rank(options: argparse.Namespace) -> None:
                     partial(there_and_back, dispatcher, tokens, chosen, probs)
                 )
                 milliseconds[name].append(took)
-        medians = {name: statistics.median(found[WARM_UP:]) for name, found in milliseconds.items()}
+        medians = {name: statistics.median(times[WARM_UP:]) for name, times in milliseconds.items()}
         apart = [distance(a, b) for a, b in zip(*outcomes.values(), strict=True)]
         copy = copied(tokens, options)
     if dist.get_rank() == 0:

@@ -42,14 +42,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     subprocess.run([sys.executable, str(QUICKSTART / "make_data.py"), str(QUICKSTART)], check=True)
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
+    by_way: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
     for _ in range(options.rounds):
         for name, way in WAYS.items():
-            found[name].append(asyncio.run(life(way)))
+            by_way[name].append(asyncio.run(life(way)))
     gpu = f" and a {torch.cuda.get_device_name()}" if GPUS else ""
     print(f"medians of {options.rounds} on {os.cpu_count()} cores{gpu}\n")
     print("| | start | seconds of a core | end |\n|---|---|---|---|")
-    for name, lives in found.items():
+    for name, lives in by_way.items():
         start, work, end = (statistics.median(numbers) for numbers in zip(*lives, strict=True))
         print(f"| {name} | {start:.1f} s | {work:.1f} | {end:.1f} s |")
 

@@ -87,7 +87,7 @@ def main() -> None:
         }
         write_config(directory, "tiny-moe", "bfloat16" if GPU else "float32", **changes, **shape)
         with server(directory) as address:
-            found = asyncio.run(measure(address, options, directory / "seconds"))
+            costs = asyncio.run(measure(address, options, directory / "seconds"))
     where = (
         torch.cuda.get_device_name() if GPU else f"{platform.machine()} CPU, {os.cpu_count()} cores"
     )
@@ -96,9 +96,9 @@ def main() -> None:
         f"{options.updates}"
     )
     print(f"{'':>16} {'tensors':>8} {'load s':>8} {'cpu s':>8} {'update s':>9}")
-    for kind, (count, load, cpu, update) in found.items():
+    for kind, (count, load, cpu, update) in costs.items():
         print(f"{kind:>16} {count:>8} {load:>8.3f} {cpu:>8.3f} {update:>9.3f}")
-    counts, loads, cpus, updates = ((a / b) for a, b in zip(*found.values(), strict=True))
+    counts, loads, cpus, updates = ((a / b) for a, b in zip(*costs.values(), strict=True))
     print(f"{'ratio':>16} {counts:>8.0f} {loads:>8.0f} {cpus:>8.0f} {updates:>9.1f}")
 
 
@@ -153,7 +153,7 @@ async def measure(
 ) -> dict[str, tuple[float, ...]]:
     """By kind of tensors: how many there are; seconds of load_weights, of its thread on a core, of
     the update."""
-    found = {}
+    costs = {}
     async with aiohttp.ClientSession() as session:
         control = Control(address, session, 300.0, "benchmark/1")
         await control.learn()
@@ -162,11 +162,11 @@ async def measure(
             updates = [await update(control, tensors, clock) for _ in range(1 + options.updates)][
                 1:
             ]
-            found[kind] = (
+            costs[kind] = (
                 len(tensors),
                 *(statistics.median(seconds) for seconds in zip(*updates, strict=True)),
             )
-    return found
+    return costs
 
 
 async def update(control: Control, tensors: Tensors, clock: Path) -> list[float]:

@@ -75,9 +75,9 @@ async def measure(options: argparse.Namespace) -> None:
         server.wait(60)
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
     medians = {
-        way: statistics.median(found[1:]) for way, found in seconds.items()
+        way: statistics.median(rounds[1:]) for way, rounds in seconds.items()
     }  # the first round warms up
-    made = options.requests * options.tokens
+    tokens = options.requests * options.tokens
     print(
         f"{options.requests} responses of {options.tokens} tokens, {machine}; medians of "
         f"{options.rounds}"
@@ -85,7 +85,7 @@ async def measure(options: argparse.Namespace) -> None:
     print("| | seconds | tokens/s | of the limit |\n|---|---|---|---|")
     for way, median in medians.items():
         share = medians["all in one request"] / median
-        print(f"| {way} | {median:.2f} | {made / median:,.0f} | {share:.0%} |")
+        print(f"| {way} | {median:.2f} | {tokens / median:,.0f} | {share:.0%} |")
     print(f"the worker's own work: {statistics.median(work[1:]):.2f} s of a core")
 
 
@@ -95,8 +95,8 @@ async def singly(engine: Client, options: argparse.Namespace) -> float:
         engine.generate(f"one-{next(_names)}", prompt, sampling(options))
         for prompt in prompts(options.requests)
     )
-    made = await asyncio.gather(*asked)
-    assert all(len(one.tokens) == options.tokens for one in made)
+    generations = await asyncio.gather(*asked)
+    assert all(len(one.tokens) == options.tokens for one in generations)
     return time.perf_counter() - started
 
 
@@ -109,9 +109,9 @@ async def whole(engine: Client, options: argparse.Namespace) -> float:
     started = time.perf_counter()
     timeout = aiohttp.ClientTimeout(total=600)
     async with engine.session.post(f"{engine.url}/generate", json=body, timeout=timeout) as answer:
-        made = await answer.json()
+        generations = await answer.json()
         answer.raise_for_status()
-    assert all(len(one["output_ids"]) == options.tokens for one in made)
+    assert all(len(one["output_ids"]) == options.tokens for one in generations)
     return time.perf_counter() - started
 
 

@@ -183,19 +183,19 @@ async def sample(api: Api, operator: Operator) -> Sample:
 
 def written(before: Sample, after: Sample) -> Counter[tuple[str, str, str]]:
     """By whom else than this process: there is nobody but the operator."""
-    found = after.writes - before.writes
-    return Counter({what: count for what, count in found.items() if what not in OURS})
+    writes = after.writes - before.writes
+    return Counter({what: count for what, count in writes.items() if what not in OURS})
 
 
 def quantile(q: float, before: Sample, after: Sample, name: str) -> float:
     """Seconds, interpolated in the histogram's bucket, as Prometheus' histogram_quantile does."""
-    found: dict[float, float] = {}
+    buckets: dict[float, float] = {}
     for text, sign in ((before.operator, -1), (after.operator, 1)):
         for labels, value in re.findall(rf"{name}_bucket{{([^}}]*)}} (\S+)", text):
             limit = float(re.findall(r'le="([^"]+)"', labels)[0])
-            found[limit] = found.get(limit, 0.0) + sign * float(value)
-    rank, lower, below = q * max(found.values()), 0.0, 0.0
-    for limit, count in sorted(found.items()):
+            buckets[limit] = buckets.get(limit, 0.0) + sign * float(value)
+    rank, lower, below = q * max(buckets.values()), 0.0, 0.0
+    for limit, count in sorted(buckets.items()):
         if count >= rank:
             return (
                 lower
@@ -235,14 +235,14 @@ async def create_jobs(api: Api, count: int) -> None:
 
 async def all_running(api: Api, count: int, at: str) -> list[float]:
     """Moments at which jobs became Running, in order."""
-    found: dict[str, float] = {}
+    moments: dict[str, float] = {}
     async for line in events(api, "RLJob", at):
         if '"state":"Running"' in line:
             name = json.loads(line)["object"]["metadata"]["name"]
-            found.setdefault(name, time.monotonic())
-            if len(found) == count:
+            moments.setdefault(name, time.monotonic())
+            if len(moments) == count:
                 break
-    return sorted(found.values())
+    return sorted(moments.values())
 
 
 async def measure(
@@ -333,42 +333,42 @@ async def restart(kubeconfig: str, directory: Path, count: int) -> tuple[Operato
     return operator, ready + time.monotonic() - begin
 
 
-def table(found: dict[str, Any], rest: float) -> str:
-    pods = found["jobs"] * PODS
-    per_pod = found["writes"].total() / pods
-    sizes = ", ".join(f"{size:.0f}" for size in found["rss"])
+def table(figures: dict[str, Any], rest: float) -> str:
+    pods = figures["jobs"] * PODS
+    per_pod = figures["writes"].total() / pods
+    sizes = ", ".join(f"{size:.0f}" for size in figures["rss"])
     by_kind = ", ".join(
-        f"{resource}{'/' + sub if sub else ''} {verb} {count / found['jobs']:.2f}"
-        for (resource, sub, verb), count in found["writes"].most_common()
+        f"{resource}{'/' + sub if sub else ''} {verb} {count / figures['jobs']:.2f}"
+        for (resource, sub, verb), count in figures["writes"].most_common()
     )
     rows = [
-        ("until all jobs run", f"{found['seconds']:.0f} s", "< 200 s for 1,000; KubeRay 258 s"),
+        ("until all jobs run", f"{figures['seconds']:.0f} s", "< 200 s for 1,000; KubeRay 258 s"),
         (
             "until half of them run; all created",
-            f"{found['half']:.0f} s; {found['created']:.0f} s",
+            f"{figures['half']:.0f} s; {figures['created']:.0f} s",
             "",
         ),
-        ("passes", f"{found['passes']:.0f} ({found['errors']:.0f} errors)", ""),
-        ("a pass, p50 / p99", f"{found['p50'] * 1000:.0f} / {found['p99'] * 1000:.0f} ms", ""),
-        ("in the queue, p99 (the histogram ends at 60 s)", f"{found['wait99']:.1f} s", ""),
+        ("passes", f"{figures['passes']:.0f} ({figures['errors']:.0f} errors)", ""),
+        ("a pass, p50 / p99", f"{figures['p50'] * 1000:.0f} / {figures['p99'] * 1000:.0f} ms", ""),
+        ("in the queue, p99 (the histogram ends at 60 s)", f"{figures['wait99']:.1f} s", ""),
         ("writes for each pod", f"{per_pod:.2f}", "<= 4"),
-        ("reads for each pod", f"{found['reads'] / pods:.2f}", ""),
+        ("reads for each pod", f"{figures['reads'] / pods:.2f}", ""),
         ("RSS: empty, all running, peak, settled", f"{sizes} MB", "< 250 MB"),
         (
             "CPU of the operator",
-            f"{found['cpu']:.0f} s ({found['cpu'] / pods * 1000:.1f} ms a pod)",
+            f"{figures['cpu']:.0f} s ({figures['cpu'] / pods * 1000:.1f} ms a pod)",
             "",
         ),
-        ("at rest: CPU", f"{found['rest_cpu'] * 100:.0f} % of a core", ""),
-        (f"at rest: writes in {rest:.0f} s", f"{found['rest_writes']}", "the lease's only"),
-        ("a new process, until it has looked at all jobs", f"{found['restart']:.0f} s", ""),
+        ("at rest: CPU", f"{figures['rest_cpu'] * 100:.0f} % of a core", ""),
+        (f"at rest: writes in {rest:.0f} s", f"{figures['rest_writes']}", "the lease's only"),
+        ("a new process, until it has looked at all jobs", f"{figures['restart']:.0f} s", ""),
     ]
     lines = [
-        f"## {found['jobs']:,} jobs of {PODS} pods",
+        f"## {figures['jobs']:,} jobs of {PODS} pods",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, shared with other work; load "
-        f"average {found['load'][0]:.1f} at the start, {found['load'][1]:.1f} at the end; Python "
-        f"{platform.python_version()}.",
+        f"average {figures['load'][0]:.1f} at the start, {figures['load'][1]:.1f} at the end; "
+        f"Python {platform.python_version()}.",
         "",
         "| | measured | goal, peer |",
         "|---|---:|---|",
@@ -390,8 +390,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with control_plane(controllers=False) as plane, tempfile.TemporaryDirectory() as directory:
-        found = asyncio.run(measure(plane.kubeconfig, options.jobs, options.rest, Path(directory)))
-    text = table(found, options.rest)
+        figures = asyncio.run(
+            measure(plane.kubeconfig, options.jobs, options.rest, Path(directory))
+        )
+    text = table(figures, options.rest)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

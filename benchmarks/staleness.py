@@ -87,8 +87,8 @@ def steps(options: argparse.Namespace, seed: int, overrides: Sequence[str]) -> l
 def mean(records: Sequence[dict[str, Any]], name: str) -> float:
     """Of the steps that have this number: the difference has none where no token was sampled by the
     same weights."""
-    found = [record[name] for record in records if name in record]
-    return statistics.fmean(found) if found else float("nan")
+    values = [record[name] for record in records if name in record]
+    return statistics.fmean(values) if values else float("nan")
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, make in STORES.items():
                 results[name].append(measure(make, case, options.directory))
-        for name, found in results.items():
-            grow, reuse, forget = (statistics.median(column) for column in zip(*found, strict=True))
+        for name, runs in results.items():
+            grow, reuse, forget = (statistics.median(column) for column in zip(*runs, strict=True))
             size = case.groups_per_commit * case.group_bytes / 1e6
             print(
                 f"| {case.name} | {name} | {grow * 1e3:.2f} | {size / grow:,.0f} "

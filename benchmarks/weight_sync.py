@@ -346,18 +346,19 @@ def source(options: argparse.Namespace) -> None:
     first, _ = update(1, sizes[0])
     version, rows = 1, []
     for size in sizes:
-        made = []
+        timings = []
         for _ in range(options.updates):
             version += 1
             seconds, phases = update(version, size)
-            made.append(phases | {"update": seconds})
+            timings.append(phases | {"update": seconds})
         rows.append(
-            {"bucket": size} | {key: statistics.median(m[key] for m in made) for key in made[0]}
+            {"bucket": size}
+            | {key: statistics.median(timing[key] for timing in timings) for key in timings[0]}
         )
     if ranks.rank == 0:
         convert, total = conversion(weights, sizes[-1])
-        found = {"first": first, "rows": rows, "convert": convert, "bytes": total}
-        (options.directory / "updates.json").write_text(json.dumps(found))
+        report = {"first": first, "rows": rows, "convert": convert, "bytes": total}
+        (options.directory / "updates.json").write_text(json.dumps(report))
     else:
         conversion(weights, sizes[-1])
     stack.close()
@@ -374,7 +375,7 @@ def conversion(
     for _ in range(5):
         synchronise()
         started = time.perf_counter()
-        total = sum(made.data.nbytes for made in buckets(weights(), bucket << 20, Layout()))
+        total = sum(one.data.nbytes for one in buckets(weights(), bucket << 20, Layout()))
         synchronise()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds), total

@@ -62,9 +62,9 @@ def shape(fast: PreTrainedTokenizerFast, hidden: int) -> Qwen3Config:
 
 def triples(seed: int = 1234) -> tuple[list[Triple], list[Triple]]:
     """(for training, held out)"""
-    found = list(itertools.product(range(10), repeat=3))
-    random.Random(seed).shuffle(found)
-    return found[HELD_OUT:], found[:HELD_OUT]
+    pool = list(itertools.product(range(10), repeat=3))
+    random.Random(seed).shuffle(pool)
+    return pool[HELD_OUT:], pool[:HELD_OUT]
 
 
 def prompt(triple: Triple) -> str:

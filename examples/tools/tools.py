@@ -41,14 +41,14 @@ def right(sample: RewardInput) -> float:
     Where a guess pays too a model of this size is content with it: that is learned sooner than to
     call and to copy. And an end after the wrong digit pays nothing, as in the quickstart.
     """
-    given = str(sample.metadata.get("answer", "")).split() + [END] * bool(
+    words = str(sample.metadata.get("answer", "")).split() + [END] * bool(
         sample.metadata.get("ended")
     )
     if not sample.metadata.get("called"):
         return 0.0
-    if given[:1] != [str(sample.label)]:
+    if words[:1] != [str(sample.label)]:
         return 1 / 3
-    return 1.0 if given[1:] == [END] else 2 / 3
+    return 1.0 if words[1:] == [END] else 2 / 3
 
 
 def exact(sample: RewardInput) -> float:
