@@ -68,11 +68,11 @@ OPENING = """
 
 def tokenizer(template: str | None = PLAIN, **options: Any) -> PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=bpe,
         **{"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"], **options},
     )
     fast.chat_template = template

@@ -34,18 +34,20 @@ def template(values: str = "defaults", *arguments: str, release: str = "sluice")
 
 
 def objects(values: str = "defaults", *arguments: str) -> list[Object]:
-    found = YAML(typ="safe").load_all(template(values, *arguments))
-    return [each for each in found if each]
+    documents = YAML(typ="safe").load_all(template(values, *arguments))
+    return [each for each in documents if each]
 
 
-def one(found: list[Object], kind: str, name: str = "") -> Object:
+def one(documents: list[Object], kind: str, name: str = "") -> Object:
     (match,) = [
-        each for each in found if each["kind"] == kind and name in ("", each["metadata"]["name"])
+        each
+        for each in documents
+        if each["kind"] == kind and name in ("", each["metadata"]["name"])
     ]
     return match
 
 
-def environment(found: list[Object]) -> dict[str, str]:
+def environment(documents: list[Object]) -> dict[str, str]:
     """Of the operator's container; what only a running pod knows is left out."""
-    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}

@@ -24,10 +24,10 @@ def missing(what: str) -> NoReturn:
 
 def tool(name: str) -> Path:
     """A program on the PATH, else among the tools of a checkout's neighbour; skips without one."""
-    found = shutil.which(name) or shutil.which(name, path=str(neighbour_tools()))
-    if found is None:
+    path = shutil.which(name) or shutil.which(name, path=str(neighbour_tools()))
+    if path is None:
         missing(f"needs {name} on the PATH")
-    return Path(found)
+    return Path(path)
 
 
 @cache

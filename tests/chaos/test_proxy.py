@@ -52,11 +52,11 @@ async def silent(reader: asyncio.StreamReader) -> bool:
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     async with Proxy("127.77.0.2", lambda peer, port: "") as proxy:
-        made = Pair(proxy, 0)
-        server = await asyncio.start_server(made.echo, "127.0.0.1", 0)
-        made._port = server.sockets[0].getsockname()[1]
-        await proxy.listen(made._port)
-        yield made
+        ends = Pair(proxy, 0)
+        server = await asyncio.start_server(ends.echo, "127.0.0.1", 0)
+        ends._port = server.sockets[0].getsockname()[1]
+        await proxy.listen(ends._port)
+        yield ends
     server.close()
 
 

@@ -38,9 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    with control_plane() as found:
-        os.environ["KUBECONFIG"] = found.kubeconfig
-        yield found
+    with control_plane() as cluster:
+        os.environ["KUBECONFIG"] = cluster.kubeconfig
+        yield cluster
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def garbage_collector(plane: ControlPlane) -> None:
 @pytest.fixture
 async def api(plane: ControlPlane) -> AsyncIterator[Api]:
     """With the CRD in place."""
-    async with await Api.connect() as found:
-        await install_crd(found)
+    async with await Api.connect() as client:
+        await install_crd(client)
         with contextlib.suppress(
             errors.NotFoundError
         ):  # an operator of all namespaces that was killed has left it
-            await found.delete(path("Lease", ALWAYS, NAME), {})
-        yield found
+            await client.delete(path("Lease", ALWAYS, NAME), {})
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +74,9 @@ async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
     """An API server that keeps the rules of RLJobs. What it stores no operator sees, where it is
     not the plane's."""
     monkeypatch.setenv("KUBECONFIG", ruled)
-    async with await Api.connect() as found:
-        await install_crd(found)
-        yield found
+    async with await Api.connect() as client:
+        await install_crd(client)
+        yield client
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ async def _is_served(api: Api) -> bool:
 @pytest.fixture
 async def world(api: Api) -> AsyncIterator[World]:
     """A namespace of the test's own."""
-    async with new_world(api, f"t-{uuid.uuid4().hex[:8]}") as found:
-        yield found
+    async with new_world(api, f"t-{uuid.uuid4().hex[:8]}") as fresh:
+        yield fresh
 
 
 @pytest.fixture

@@ -82,8 +82,8 @@ class ControlPlane:
         with urllib.request.urlopen(
             f"{self.etcd}{path}", json.dumps(body).encode(), timeout=10
         ) as answer:
-            found: dict[str, dict[str, str]] = json.load(answer)
-            return found
+            reply: dict[str, dict[str, str]] = json.load(answer)
+            return reply
 
     def run(self, name: str, command: list[str]) -> None:
         assert self.directory is not None
@@ -106,11 +106,11 @@ def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
         return
     binaries = _binaries()
     if binaries is not None:
-        with _of_binaries(binaries, controllers) as found:
-            yield found
+        with _of_binaries(binaries, controllers) as plane:
+            yield plane
     elif shutil.which("kind"):
-        with _of_kind() as found:
-            yield found
+        with _of_kind() as plane:
+            yield plane
     else:
         missing(
             "needs a Kubernetes API server: set KUBECONFIG, or set KUBEBUILDER_ASSETS to a "

@@ -73,7 +73,7 @@ class Kubelet:
                 labels["sluice.dev/attempt"]
             )
         self.overlaps |= {
-            f"{gang}: {sorted(found)}" for gang, found in attempts.items() if len(found) > 1
+            f"{gang}: {sorted(numbers)}" for gang, numbers in attempts.items() if len(numbers) > 1
         }
 
     def _tell(self, pods: dict[str, Object], status: Object) -> None:
@@ -84,13 +84,13 @@ class Kubelet:
             for role in status.get("roles", [])
             for gang in role["gangs"]
         }
-        found = gangs | {
+        states = gangs | {
             f"pod {name}": "ending"
             if pod["metadata"].get("deletionTimestamp")
             else pod["status"].get("phase", "")
             for name, pod in pods.items()
         }
-        for what in sorted(found.keys() | self._seen.keys()):
-            if found.get(what) != self._seen.get(what):
-                print(now(), what, found.get(what, "gone"))
-        self._seen = found
+        for what in sorted(states.keys() | self._seen.keys()):
+            if states.get(what) != self._seen.get(what):
+                print(now(), what, states.get(what, "gone"))
+        self._seen = states

@@ -60,18 +60,18 @@ def job_objects(**spec: Any) -> list[Object]:
 
 
 def pod(**spec: Any) -> Object:
-    found = copy.deepcopy(next(each for each in job_objects() if each["kind"] == "Pod"))
-    found["spec"] |= spec
-    return found
+    manifest = copy.deepcopy(next(each for each in job_objects() if each["kind"] == "Pod"))
+    manifest["spec"] |= spec
+    return manifest
 
 
 def container(**context: Any) -> Object:
     return pod(containers=[{"name": "x", "image": "x", "securityContext": context}])
 
 
-def without_owner(found: Object) -> Object:
-    return found | {
-        "metadata": {key: found["metadata"][key] for key in ("name", "namespace", "labels")}
+def without_owner(manifest: Object) -> Object:
+    return manifest | {
+        "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace", "labels")}
     }
 
 
@@ -270,10 +270,10 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
             "kind": kind,
             "metadata": {"name": f"a{uuid.uuid4().hex}"},
         }
-        found = {"request": request, "object": new, "oldObject": old}
+        variables = {"request": request, "object": new, "oldObject": old}
         try:
             await api.create(
-                path, body | {key: value for key, value in found.items() if value is not None}
+                path, body | {key: value for key, value in variables.items() if value is not None}
             )
         except errors.InvalidError as error:
             return str(error)
@@ -300,8 +300,8 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
         {},
         {"podTemplateOverrides": [{"roles": ["trainer"], "template": RDMA}]},
     ]
-    for found in [each for spec in specs for each in job_objects(**spec)]:
-        if found["kind"] in (
+    for child in [each for spec in specs for each in job_objects(**spec)]:
+        if child["kind"] in (
             "Pod",
             "ConfigMap",
             "Secret",
@@ -309,7 +309,7 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
             "PersistentVolumeClaim",
             "NetworkPolicy",
         ):
-            assert await says("CREATE", found, None) == "", found["metadata"]["name"]
+            assert await says("CREATE", child, None) == "", child["metadata"]["name"]
     (config,) = [each for each in job_objects() if each["kind"] == "ConfigMap"]
     assert await says("UPDATE", config, config) == ""
     assert await says("DELETE", None, pod()) == ""
@@ -343,10 +343,10 @@ REACHING = {
 async def test_a_pod_that_reaches_for_its_node_needs_a_value(
     name: str, ask: Callable[..., Awaitable[Ask]]
 ) -> None:
-    found, setting = REACHING[name]
-    answer = await (await ask())("CREATE", found, None)
+    manifest, setting = REACHING[name]
+    answer = await (await ask())("CREATE", manifest, None)
     assert setting.partition("=")[0] in answer
-    assert await (await ask("--set", setting))("CREATE", found, None) == ""
+    assert await (await ask("--set", setting))("CREATE", manifest, None) == ""
 
 
 async def test_a_path_beside_an_allowed_one_is_another(ask: Callable[..., Awaitable[Ask]]) -> None:

@@ -28,9 +28,9 @@ async def stored(api: Api, algorithm: dict[str, Any], groups: dict[str, Any]) ->
         "metadata": {"name": f"rules-{uuid.uuid4().hex[:8]}", "namespace": "default"},
         "spec": manifest(algorithm, groups),
     }
-    made = await api.create(JOBS, document)
-    await api.delete(f"{JOBS}/{made['metadata']['name']}", {})
-    return made
+    job = await api.create(JOBS, document)
+    await api.delete(f"{JOBS}/{job['metadata']['name']}", {})
+    return job
 
 
 async def test_what_makes_no_sense_is_refused_with_the_reason(rules: Api) -> None:

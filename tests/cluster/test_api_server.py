@@ -120,8 +120,8 @@ async def answer_to_a_watch(world: World, version: str) -> int:
     query: dict[str, Any] = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "2"}
     try:
         async for line in world.api.lines(collection("Pod", world.namespace), query):
-            found = json.loads(line)
-            return int(found["object"]["code"]) if found["type"] == "ERROR" else 0
+            event = json.loads(line)
+            return int(event["object"]["code"]) if event["type"] == "ERROR" else 0
     except errors.GoneError:
         return 410
     return 0

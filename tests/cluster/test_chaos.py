@@ -110,14 +110,14 @@ async def unexplained_attempts(world: World) -> list[Object]:
 
 
 async def leader(world: World, operators: list[Operator]) -> Operator:
-    found: list[Operator] = []
+    leaders: list[Operator] = []
 
     async def is_known() -> bool:
-        found[:] = [each for each in operators if await leads(world, each)]
-        return bool(found)
+        leaders[:] = [each for each in operators if await leads(world, each)]
+        return bool(leaders)
 
     await world.until(is_known, SECONDS)
-    return found[0]
+    return leaders[0]
 
 
 async def leads(world: World, operator: Operator) -> bool:

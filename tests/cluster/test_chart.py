@@ -29,8 +29,8 @@ async def release(plane: ControlPlane) -> AsyncIterator[Release]:
         pytest.skip("installs and deletes the CRD: not on the cluster of KUBECONFIG")
     async with await Api.connect() as api:
         await delete_crd(api)
-        async with new_release(api) as found:
-            yield found
+        async with new_release(api) as fresh:
+            yield fresh
         await delete_crd(api)
 
 
@@ -48,8 +48,8 @@ async def delete_crd(api: Api) -> None:
 
 @pytest.fixture
 async def world(release: Release) -> AsyncIterator[World]:
-    async with new_world(release.api, f"{release.name}-jobs") as found:
-        yield found
+    async with new_world(release.api, f"{release.name}-jobs") as fresh:
+        yield fresh
 
 
 async def established(api: Api) -> None:
@@ -91,8 +91,8 @@ async def test_upgrade_changes_values_and_the_crd(
     job = await world.create()
     release.upgrade("--set", "replicas=3,lease.seconds=20")
     wanted = load((CHART / "files" / "rljobs.sluice.dev.yaml").read_text())["spec"]["versions"][0]
-    (found,) = (await release.api.get(CRD))["spec"]["versions"]
-    assert found["additionalPrinterColumns"] == wanted["additionalPrinterColumns"]
+    (version,) = (await release.api.get(CRD))["spec"]["versions"]
+    assert version["additionalPrinterColumns"] == wanted["additionalPrinterColumns"]
     deployment = await release.deployment()
     assert deployment["spec"]["replicas"] == 3
     env = {

@@ -14,8 +14,8 @@ CLAIM = "PersistentVolumeClaim"
 
 async def claims(world: World) -> dict[str, Object]:
     """Those for checkpoints, by name."""
-    found = {each["metadata"]["name"]: each for each in await world.objects(CLAIM)}
-    return {name: each for name, each in found.items() if "-checkpoint-" in name}
+    by_name = {each["metadata"]["name"]: each for each in await world.objects(CLAIM)}
+    return {name: each for name, each in by_name.items() if "-checkpoint-" in name}
 
 
 async def until_gone(world: World) -> None:
@@ -65,8 +65,8 @@ async def test_the_claim_goes_with_its_job_where_the_spec_says_so(
     operator: Operator, world: World
 ) -> None:
     await world.running(5, checkpoint={"storage": {"size": "1Gi", "whenDeleted": "Delete"}})
-    (found,) = (await claims(world)).values()
-    assert found["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
+    (claim,) = (await claims(world)).values()
+    assert claim["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
     await world.delete()
     await until_gone(world)
 

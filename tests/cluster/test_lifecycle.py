@@ -26,7 +26,7 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     assert await world.names() == PODS
     children = {kind: await world.objects(kind) for kind in OWNED}
     names = {
-        kind: [found["metadata"]["name"] for found in children[kind]]
+        kind: [child["metadata"]["name"] for child in children[kind]]
         for kind in OWNED
         if kind != "Pod"
     }
@@ -39,8 +39,8 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     retained = children["PersistentVolumeClaim"].pop()
     assert retained["metadata"]["labels"]["sluice.dev/job-uid"] == job["metadata"]["uid"]
     assert "ownerReferences" not in retained["metadata"]
-    for found in [each for kind in OWNED for each in children[kind]]:
-        (owner,) = found["metadata"]["ownerReferences"]
+    for child in [each for kind in OWNED for each in children[kind]]:
+        (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (
             "RLJob",
             job["metadata"]["uid"],
@@ -122,7 +122,7 @@ async def test_suspend_ends_the_pods_in_order_and_resume_starts_new_attempts(
     )
     await world.gone("demo-rollout-0-1-0", "demo-rollout-1-1-0")
     await world.until_pods(0)
-    claims = [found["metadata"]["name"] for found in await world.objects("PersistentVolumeClaim")]
+    claims = [claim["metadata"]["name"] for claim in await world.objects("PersistentVolumeClaim")]
     assert claims == ["demo-buffer", (await world.status())["checkpointClaim"]]
     await world.change({"suspend": False})
     await world.until_pods(5)

@@ -29,8 +29,8 @@ async def holder(world: World) -> str:
 
 async def children(world: World) -> dict[str, str]:
     """Name -> uid of all that the job owns."""
-    found = [each for kind in OWNED for each in await world.objects(kind)]
-    return {f"{each['metadata']['name']}": each["metadata"]["uid"] for each in found}
+    objects = [each for kind in OWNED for each in await world.objects(kind)]
+    return {f"{each['metadata']['name']}": each["metadata"]["uid"] for each in objects}
 
 
 @pytest.mark.parametrize("after", [0, 2, 4, 6])
@@ -54,8 +54,8 @@ async def test_an_operator_killed_at_any_point_of_a_pass_is_made_good(
     await world.until_pods(5)
     await asyncio.sleep(1)
     assert await world.names() == PODS
-    found = await children(world)
-    assert {name: found.get(name) for name in before} == before, "what was made is kept"
+    later = await children(world)
+    assert {name: later.get(name) for name in before} == before, "what was made is kept"
     assert {
         gang["attempt"] for role in (await world.status())["roles"] for gang in role["gangs"]
     } == {1}

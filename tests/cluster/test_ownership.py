@@ -94,8 +94,8 @@ async def test_orphans_are_left_alone_and_a_new_job_of_their_name_is_told(
     await world.until(lambda: is_told(world))
     assert await pod_names(world) == PODS
     for kind in (*OWNED, *OPTIONAL):
-        for found in await everything(world, kind):
-            await world.api.delete(path(kind, world.namespace, found), {"gracePeriodSeconds": 0})
+        for name in await everything(world, kind):
+            await world.api.delete(path(kind, world.namespace, name), {"gracePeriodSeconds": 0})
     await world.until_pods(5, seconds=60)
 
 
@@ -124,11 +124,11 @@ async def everything(world: World, kind: str) -> list[str]:
     kind."""
     at = collection(kind, world.namespace)
     try:
-        found = (await world.api.get(at))["items"] or []
+        objects = (await world.api.get(at))["items"] or []
     except errors.MissingApiError:
         return []
     return [
-        each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("demo-")
+        each["metadata"]["name"] for each in objects if each["metadata"]["name"].startswith("demo-")
     ]
 
 

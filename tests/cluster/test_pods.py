@@ -26,7 +26,7 @@ async def report(world: World, pod: str, **status: Any) -> None:
 
 async def waits(world: World, pod: str, container: str, reason: str, message: str) -> None:
     state = {"waiting": {"reason": reason, "message": message}}
-    found = {
+    status = {
         "name": container,
         "image": "x",
         "imageID": "",
@@ -34,7 +34,7 @@ async def waits(world: World, pod: str, container: str, reason: str, message: st
         "restartCount": 0,
         "state": state,
     }
-    await report(world, pod, phase="Pending", containerStatuses=[found])
+    await report(world, pod, phase="Pending", containerStatuses=[status])
 
 
 async def says(world: World, kind: str, text: str) -> Object:
@@ -51,10 +51,10 @@ async def has(world: World, kind: str, *names: str, group_version: str = "") -> 
     """Wait until exactly these objects are there."""
 
     async def there() -> bool:
-        found = (await world.api.get(collection(kind, world.namespace, group_version)))[
+        objects = (await world.api.get(collection(kind, world.namespace, group_version)))[
             "items"
         ] or []
-        return sorted(each["metadata"]["name"] for each in found) == sorted(names)
+        return sorted(each["metadata"]["name"] for each in objects) == sorted(names)
 
     await world.until(there)
 
@@ -86,8 +86,8 @@ async def test_a_network_policy_comes_with_the_job_and_goes_when_it_is_not_wante
     await world.change({"networkPolicy": {"metricsFrom": [{"podSelector": {}}]}})
 
     async def is_changed() -> bool:
-        found = await world.api.get(path("NetworkPolicy", world.namespace, "demo-ingress"))
-        return bool(found["metadata"]["resourceVersion"] != written)
+        current = await world.api.get(path("NetworkPolicy", world.namespace, "demo-ingress"))
+        return bool(current["metadata"]["resourceVersion"] != written)
 
     await world.until(is_changed)
     await world.change({"networkPolicy": {"enabled": False}})
@@ -281,8 +281,8 @@ async def test_a_container_that_used_too_much_memory_again_and_again(
     await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 30, "maxSeconds": 60}})
     for name in await world.names("rollout"):
         end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now()}
-        found = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
-        await report(world, name, containerStatuses=[found | {"state": {"terminated": end}}])
+        status = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        await report(world, name, containerStatuses=[status | {"state": {"terminated": end}}])
     told = await says(world, "Running", "OOMKilled")
     assert told["reason"] == "Restarting"
     assert "raise spec.rollout.resources.limits.memory" in told["message"]

@@ -78,8 +78,8 @@ async def runs(world: World, *pods: str) -> None:
     """Wait until all of them run."""
 
     async def all_run() -> bool:
-        found = await world.pods()
-        return all(found.get(pod, {}).get("status", {}).get("phase") == "Running" for pod in pods)
+        current = await world.pods()
+        return all(current.get(pod, {}).get("status", {}).get("phase") == "Running" for pod in pods)
 
     await world.until(all_run)
 
@@ -98,8 +98,8 @@ async def waits(world: World, job: str, attempt: int = 1) -> None:
 
     await world.until(are_there)
     await asyncio.sleep(1)
-    found = await world.pods()
-    assert not any(bound(found[pod]) for pod in wanted)
+    pods = await world.pods()
+    assert not any(bound(pods[pod]) for pod in wanted)
 
 
 async def has_none(world: World, job: str, *roles: str) -> None:

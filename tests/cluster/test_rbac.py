@@ -25,8 +25,8 @@ ENDING = "because it is being terminated"
 
 @pytest.fixture
 async def release(api: Api) -> AsyncIterator[Release]:
-    async with new_release(api) as found:
-        yield found
+    async with new_release(api) as fresh:
+        yield fresh
 
 
 StartUnder = Callable[[Release], Awaitable[Operator]]

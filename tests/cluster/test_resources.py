@@ -31,8 +31,8 @@ async def test_a_quota_that_wants_requests_takes_the_pods(operator: Operator, wo
     await quota(world, QUOTA)
 
     async def is_enforced() -> bool:
-        found = await world.api.get(f"/api/v1/namespaces/{world.namespace}/resourcequotas/team")
-        return bool((found.get("status") or {}).get("hard"))
+        current = await world.api.get(f"/api/v1/namespaces/{world.namespace}/resourcequotas/team")
+        return bool((current.get("status") or {}).get("hard"))
 
     await world.until(is_enforced)
     await world.create()

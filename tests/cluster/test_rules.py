@@ -54,9 +54,9 @@ async def create(api: Api, spec: Object) -> Job:
 
 @pytest.fixture
 async def job(rules: Api) -> AsyncIterator[Job]:
-    found = await create(rules, FULL)
-    yield found
-    await rules.delete(found.path, {})
+    created = await create(rules, FULL)
+    yield created
+    await rules.delete(created.path, {})
 
 
 # -- transitions
@@ -152,10 +152,10 @@ async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_
     """What other tests rely on that are about the operator's own judgement."""
     senseless = {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}}
     async with without_rules(rules):
-        made = await create(rules, senseless)
-        await made.start()
-        await made.change({"trainer": {"steps": 2}})
-        await rules.delete(made.path, {})
+        created = await create(rules, senseless)
+        await created.start()
+        await created.change({"trainer": {"steps": 2}})
+        await rules.delete(created.path, {})
     with pytest.raises(errors.InvalidError, match="cannot be split"):
         await create(rules, senseless)
 

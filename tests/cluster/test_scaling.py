@@ -107,8 +107,8 @@ async def test_an_autoscaler_keeps_its_bounds(operator: Operator, world: World) 
     bounds = {"spec": {"minReplicas": 1, "maxReplicas": 1}}
     await world.api.merge(f"{AUTOSCALERS.format(world.namespace)}/demo", bounds)
     await world.until(lambda: rollout_count_is(world, 1), HPA_SECONDS)
-    found = await world.api.get(f"{AUTOSCALERS.format(world.namespace)}/demo")
-    assert found["status"]["desiredReplicas"] == 1
+    scaler = await world.api.get(f"{AUTOSCALERS.format(world.namespace)}/demo")
+    assert scaler["status"]["desiredReplicas"] == 1
 
 
 async def test_an_autoscaler_needs_a_first_number(operator: Operator, world: World) -> None:

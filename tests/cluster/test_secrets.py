@@ -83,14 +83,14 @@ async def test_with_tls_the_servers_get_a_certificate_and_all_others_the_authori
     await world.until_pods(5)
     secret = await secret_of(world, job, "tls")
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
-    given = {}
+    files = {}
     for pod in (await world.pods()).values():
         (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "tls"]
-        given[pod["metadata"]["labels"]["sluice.dev/role"]] = [
+        files[pod["metadata"]["labels"]["sluice.dev/role"]] = [
             item["path"] for item in volume["secret"]["items"]
         ]
     everything = ["ca.crt", "tls.crt", "tls.key"]
-    assert given == {
+    assert files == {
         "rendezvous": everything,
         "buffer": everything,
         "rollout": ["ca.crt"],
@@ -207,10 +207,10 @@ def pod_of(job: Object, role: str, phase: str) -> Object:
         "uid": role,
         "resourceVersion": "1",
     }
-    found = {**place, "labels": labels, "ownerReferences": [owner]}
+    pod_metadata = {**place, "labels": labels, "ownerReferences": [owner]}
     return {
         "kind": "Pod",
-        "metadata": found,
+        "metadata": pod_metadata,
         "spec": {"nodeName": "here"},
         "status": {"phase": phase},
     }

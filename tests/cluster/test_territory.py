@@ -55,10 +55,12 @@ async def says(operator: Operator, words: str) -> bool:
 
 
 async def holder_is(world: World, holder: str) -> bool:
-    found = await world.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases")
+    leases = await world.api.get(
+        f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases"
+    )
     return [
         each["spec"]["holderIdentity"]
-        for each in found["items"]
+        for each in leases["items"]
         if each["metadata"]["name"] == territory.NAME
     ] == [holder]
 

@@ -56,14 +56,14 @@ class World:
         return (await self.job(name)).get("status") or {}
 
     async def condition(self, kind: str, name: str = "demo") -> Object:
-        found = [
+        matches = [
             each for each in (await self.status(name)).get("conditions", []) if each["type"] == kind
         ]
-        return found[0] if found else {}
+        return matches[0] if matches else {}
 
     async def gang(self, role: str, replica: int = 0) -> Object:
         """A gang's status."""
-        roles = {found["name"]: found for found in (await self.status()).get("roles", [])}
+        roles = {each["name"]: each for each in (await self.status()).get("roles", [])}
         return next(
             (gang for gang in roles.get(role, {}).get("gangs", []) if gang["replica"] == replica),
             {},
@@ -71,16 +71,18 @@ class World:
 
     async def objects(self, kind: str) -> list[Object]:
         """What is there of a kind, but for what every namespace has."""
-        found = (await self.api.get(collection(kind, self.namespace)))["items"] or []
+        items = (await self.api.get(collection(kind, self.namespace)))["items"] or []
         return [
-            each for each in found if "service-account" not in each.get("type", "") and _ours(each)
+            each for each in items if "service-account" not in each.get("type", "") and _ours(each)
         ]
 
     async def owned(self, *kinds: str) -> list[Object]:
         """What goes with its job: all of these kinds but claims that are kept."""
-        found = [each for kind in kinds or OWNED for each in await self.objects(kind)]
+        objects = [each for kind in kinds or OWNED for each in await self.objects(kind)]
         return [
-            each for each in found if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})
+            each
+            for each in objects
+            if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})
         ]
 
     async def delete(self, name: str = "demo", policy: str = "Background") -> None:
@@ -95,10 +97,10 @@ class World:
     # -----------------------------------------------------------------------------------
 
     async def pods(self, role: str = "") -> dict[str, Object]:
-        found = await self.objects("Pod")
+        objects = await self.objects("Pod")
         return {
             pod["metadata"]["name"]: pod
-            for pod in found
+            for pod in objects
             if role in ("", pod["metadata"]["labels"]["sluice.dev/role"])
         }
 
@@ -179,14 +181,14 @@ class World:
                 while not await holds():
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            found = {
+            children = {
                 kind: [each["metadata"]["name"] for each in await self.objects(kind)]
                 for kind in OWNED
             }
             jobs = [
                 (job["metadata"]["name"], job.get("status")) for job in await self.objects("RLJob")
             ]
-            raise AssertionError(f"not within {seconds} s: {found} {jobs}") from None
+            raise AssertionError(f"not within {seconds} s: {children} {jobs}") from None
 
     async def _is_ready(self, count: int) -> bool:
         return sum(role["ready"] for role in (await self.status()).get("roles", [])) == count
@@ -236,7 +238,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _ours(found: Object) -> bool:
-    return found["metadata"]["name"] != "kube-root-ca.crt" and (
-        bool(owner_uid(found)) or "spec" in found
+def _ours(item: Object) -> bool:
+    return item["metadata"]["name"] != "kube-root-ca.crt" and (
+        bool(owner_uid(item)) or "spec" in item
     )

@@ -133,8 +133,8 @@ def log_probs(
     ids = torch.tensor([list(tokens)])
     with torch.no_grad():
         logits = _load(directory)(ids).logits[0, -response - 1 : -1] / temperature
-    found: list[float] = logits.log_softmax(-1).gather(1, ids[0, -response:, None])[:, 0].tolist()
-    return found
+    values: list[float] = logits.log_softmax(-1).gather(1, ids[0, -response:, None])[:, 0].tolist()
+    return values
 
 
 def tensors(directory: Path) -> list[tuple[str, Any]]:
@@ -144,8 +144,8 @@ def tensors(directory: Path) -> list[tuple[str, Any]]:
     return sorted(load_file(directory / "model.safetensors").items())
 
 
-def distance(found: Iterable[float], expected: Iterable[float]) -> float:
-    pairs = list(zip(found, expected, strict=True))
+def distance(actual: Iterable[float], expected: Iterable[float]) -> float:
+    pairs = list(zip(actual, expected, strict=True))
     assert pairs
     return max(abs(a - b) for a, b in pairs)
 
@@ -166,8 +166,8 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """What `condition` returns as soon as it is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds} s: {what}")
 

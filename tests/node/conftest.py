@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    with running_node() as found:
-        yield found
+    with running_node() as machine:
+        yield machine
 
 
 @pytest.fixture(scope="session")
@@ -85,14 +85,14 @@ def operator(node: Node, image: str) -> Iterator[None]:
 def quickstart(
     node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Quickstart]:
-    found = Quickstart(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-    found.prepare()
-    yield found
+    run = Quickstart(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
+    run.prepare()
+    yield run
     if request.node.stash.get(FAILED, False):
-        print(found.story())
+        print(run.story())
         logs = ("logs", "-l", "app.kubernetes.io/name=sluice", "--tail=80")
         print(node.kubectl("-n", OPERATOR_NAMESPACE, *logs, check=False))
-    found.remove()
+    run.remove()
 
 
 # -- the table of docs/results/node.md
@@ -145,7 +145,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    found = yield
-    if found.failed:
+    report = yield
+    if report.failed:
         item.stash[FAILED] = True
-    return found
+    return report

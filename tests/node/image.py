@@ -105,10 +105,10 @@ def write(archive: Path) -> str:
     base, sources = _environment_layer(), archive.with_suffix(".sources")
     with tarfile.open(sources, "w") as tar:
         _add_sources(tar)
-    found = name()
-    _write_archive(archive, found, [base, sources])
+    image = name()
+    _write_archive(archive, image, [base, sources])
     sources.unlink()
-    return found
+    return image
 
 
 # -- the environment
@@ -129,7 +129,7 @@ def _environment_layer() -> Path:
 
 
 def _environment_key() -> str:
-    pins = [f"{found.metadata['Name']}=={found.version}" for found in distributions()]
+    pins = [f"{each.metadata['Name']}=={each.version}" for each in distributions()]
     return "\n".join([sys.version, Path(__file__).read_text(), *pins])
 
 
@@ -140,18 +140,18 @@ def distributions() -> list[metadata.Distribution]:
     wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in optional[extra])]
     open_ = [Requirement(line) for line in [*wanted, *WITHOUT_REQUIREMENTS]]
     seen: set[tuple[str, frozenset[str]]] = set()
-    found: dict[str, metadata.Distribution] = {}
+    installed: dict[str, metadata.Distribution] = {}
     while open_:
         requirement = open_.pop()
         key = re.sub(r"[-_.]+", "-", requirement.name).lower()
         if (key, frozenset(requirement.extras)) in seen or not _applies(requirement, ()):
             continue
         seen.add((key, frozenset(requirement.extras)))
-        found[key] = metadata.distribution(requirement.name)
+        installed[key] = metadata.distribution(requirement.name)
         if key not in WITHOUT_REQUIREMENTS:
-            needs = map(Requirement, found[key].requires or [])
+            needs = map(Requirement, installed[key].requires or [])
             open_ += [_unmarked(need) for need in needs if _applies(need, requirement.extras)]
-    return [found[key] for key in sorted(found)]
+    return [installed[key] for key in sorted(installed)]
 
 
 def _applies(requirement: Requirement, extras: Iterable[str]) -> bool:
@@ -198,14 +198,14 @@ def _interpreter() -> Files:
 
 def _site_packages() -> Files:
     site = Path(sysconfig.get_path("purelib"))
-    found: Files = {}
+    files: Files = {}
     for distribution in distributions():
         for entry in distribution.files or []:
             path = Path(str(distribution.locate_file(entry)))
             target = os.path.relpath(path, site)
             if not target.startswith("..") and path.is_file() and not LEFT_OUT.search(target):
-                found[f"{SITE}/{target}"] = path
-    return found
+                files[f"{SITE}/{target}"] = path
+    return files
 
 
 def _tools() -> Files:
@@ -222,14 +222,16 @@ def _libraries(files: Files) -> Files:
     binaries = [path for target, path in files.items() if _is_binary(path, target)]
     lines = [line for part in _chunks(binaries, 200) for line in _ldd(part)]
     taken = {path.resolve() for path in files.values()}
-    found = {Path(match[1]) for line in lines if (match := re.search(r"(?:=> )?(/\S+) \(0x", line))}
-    c_library = next(path for path in found if path.name == "libc.so.6").resolve().parent
+    linked = {
+        Path(match[1]) for line in lines if (match := re.search(r"(?:=> )?(/\S+) \(0x", line))
+    }
+    c_library = next(path for path in linked if path.name == "libc.so.6").resolve().parent
     libraries = {
         f"{c_library.relative_to('/')}/{path.name}": path.resolve()
-        for path in [*found, *c_library.glob("libgcc_s.so.1"), *c_library.glob("libnss_*.so.2")]
+        for path in [*linked, *c_library.glob("libgcc_s.so.1"), *c_library.glob("libnss_*.so.2")]
         if path.resolve() not in taken and not path.name.startswith("ld-linux")
     }
-    loader = next(path for path in found if path.name.startswith("ld-linux"))
+    loader = next(path for path in linked if path.name.startswith("ld-linux"))
     return libraries | {f"usr{loader.parent}/{loader.name}": loader.resolve()}
 
 

@@ -220,11 +220,11 @@ class Quickstart:
 
         def holds() -> Any:
             status = self.status()  # before the condition, which the end of the job may fulfil
-            found = condition()
-            assert found or status.get("state") not in ("Succeeded", "Failed"), (
+            value = condition()
+            assert value or status.get("state") not in ("Succeeded", "Failed"), (
                 f"ended before {what}: {status}"
             )
-            return found
+            return value
 
         return until(holds, what, seconds)
 

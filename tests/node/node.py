@@ -50,8 +50,8 @@ class Node:
 
     def get(self, *words: str) -> Object:
         """`kubectl get WORDS`; empty where it does not exist."""
-        found = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
-        return dict(json.loads(found)) if found.strip() else {}
+        output = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
+        return dict(json.loads(output)) if output.strip() else {}
 
     def images(self) -> list[str]:
         return subprocess.run(
@@ -97,8 +97,10 @@ def running_node() -> Iterator[Node]:
         exports = dict(
             line[7:].split("=", 1) for line in up.stdout.splitlines() if line.startswith("export ")
         )
-        found = {name: exports[name].strip("'\"") for name in ("KUBECONFIG", "CONTAINERD_ADDRESS")}
-        yield Node(found, scripts[0], lasts=False)
+        variables = {
+            name: exports[name].strip("'\"") for name in ("KUBECONFIG", "CONTAINERD_ADDRESS")
+        }
+        yield Node(variables, scripts[0], lasts=False)
     finally:
         subprocess.run([scripts[0], "down", "--name", "node"], check=True, timeout=NODE_UP_SECONDS)
 
@@ -110,9 +112,9 @@ def until(condition: Callable[[], T], what: str, seconds: float, pause: float = 
     """Wait until the condition holds; what it answered."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(pause)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 

@@ -137,14 +137,12 @@ def test_an_image_that_cannot_be_pulled_shows_in_the_status(quickstart: Quicksta
     quickstart.start(trainer={"steps": 2, "template": {"spec": {"containers": containers}}})
 
     def message() -> str:
-        found = str(quickstart.condition("Running").get("message", ""))
-        return found if "localhost/nothing:1" in found else ""
+        told = str(quickstart.condition("Running").get("message", ""))
+        return told if "localhost/nothing:1" in told else ""
 
-    found = quickstart.until(message, "words about the image", 240)
-    assert re.search(
-        r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", found
-    )
-    assert "check the image's name" in found
+    told = quickstart.until(message, "words about the image", 240)
+    assert re.search(r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", told)
+    assert "check the image's name" in told
     assert quickstart.row_state() == "Pending"
     assert quickstart.status()["lastFailure"]["container"] == "trainer"
 

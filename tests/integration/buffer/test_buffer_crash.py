@@ -180,8 +180,8 @@ async def run(load: Load) -> None:
 
 
 def seeds() -> list[int]:
-    given = os.environ.get("SLUICE_CRASH_SEED")
-    return [int(given)] if given else [random.SystemRandom().randrange(1 << 30)]
+    setting = os.environ.get("SLUICE_CRASH_SEED")
+    return [int(setting)] if setting else [random.SystemRandom().randrange(1 << 30)]
 
 
 @pytest.mark.parametrize("seed", seeds(), ids=["seed"])

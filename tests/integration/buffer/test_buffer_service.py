@@ -26,13 +26,13 @@ async def test_a_step_from_lease_to_checkpoint(client: Client) -> None:
         (g, i) for g in range(4) for i in range(2)
     ]
     shards = [await client.shard(1, rank, 2) for rank in range(2)]
-    found = {
+    rank_of = {
         (g.prompt.group_id, s.index): r
         for r, shard in enumerate(shards)
         for g in shard
         for s in g.samples
     }
-    assert found == {(s.group_id, s.index): s.rank for s in batch.sequences}
+    assert rank_of == {(s.group_id, s.index): s.rank for s in batch.sequences}
     await client.commit(1, reward=0.5)
     assert await client.checkpoint(1) == 4
     stats = await client.stats()
@@ -137,10 +137,14 @@ async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None
         assert (list(answer.pending_versions), list(answer.evaluations)) == ([0], [])
         waiting = asyncio.create_task(client.evaluations(wait_for=0, wait=20))
         await client.submit(make_group(g.prompt, samples=1) for g in leased)
-        (found,) = (await waiting).evaluations
-        assert (found.version, found.dataset, found.metrics["reward"]) == (0, "held-out", 0.0)
+        (evaluation,) = (await waiting).evaluations
+        assert (evaluation.version, evaluation.dataset, evaluation.metrics["reward"]) == (
+            0,
+            "held-out",
+            0.0,
+        )
         examples = await client.examples(0, "held-out")
-        assert found.examples == len(examples) == 3
+        assert evaluation.examples == len(examples) == 3
         assert [group.prompt.group_id for group in examples] == [0, 1, 2]
 
 

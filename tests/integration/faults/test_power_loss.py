@@ -101,10 +101,10 @@ class Blackouts(Load):
 
 @pytest.fixture
 def powered(tmp_path: Path) -> Any:
-    made = Powered(tmp_path, random.Random(seed()))
-    yield made
-    if made.server.process and made.server.process.poll() is None:
-        made.server.end(signal.SIGKILL)
+    machine = Powered(tmp_path, random.Random(seed()))
+    yield machine
+    if machine.server.process and machine.server.process.poll() is None:
+        machine.server.end(signal.SIGKILL)
 
 
 async def test_a_buffer_goes_on_after_each_loss_of_power(powered: Powered) -> None:

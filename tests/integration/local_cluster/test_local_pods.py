@@ -20,8 +20,8 @@ async def trainer_env(run_dir: Path, **options: object) -> dict[str, str]:
         status = await run_job(cluster, make_job(DUMP))
     assert status.state == "Succeeded"
     directory = options.get("volumes", {}).get("run", run_dir / "volumes/run")  # type: ignore[attr-defined]
-    found: dict[str, str] = json.loads((directory / "env.json").read_text())
-    return found
+    environment: dict[str, str] = json.loads((directory / "env.json").read_text())
+    return environment
 
 
 async def test_the_environment_of_a_trainer(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ SERVER = """
 
 
 async def trainer(cluster: LocalCluster, job: object) -> KubeObject | None:
-    found = await cluster.observe(job)  # type: ignore[arg-type]
-    return next((pod for pod in found.pods if podstate.role(pod) == "trainer"), None)
+    observed = await cluster.observe(job)  # type: ignore[arg-type]
+    return next((pod for pod in observed.pods if podstate.role(pod) == "trainer"), None)
 
 
 async def test_a_pod_is_ready_while_its_probe_succeeds(tmp_path: Path) -> None:

@@ -99,11 +99,15 @@ async def test_a_job_with_tls_is_served_with_tls_only(tmp_path: Path) -> None:
         status = await asyncio.wait_for(run_job(cluster, job, probe=probe), 120)
     assert status.state == "Succeeded", status.last_failure
     assert answers[0].total_steps == 2
-    found = json.loads(result.read_text())
-    assert (found["files"], found["name"], found["tls"]) == (["ca.crt"], "demo.default.sluice", 2)
-    assert found["plain"].startswith("Stats: no answer for 1 s (UNAVAILABLE: ")
-    assert found["no token"] == "Stats: UNAUTHENTICATED: the call does not carry this job's token"
-    assert found["other job"].startswith(
+    report = json.loads(result.read_text())
+    assert (report["files"], report["name"], report["tls"]) == (
+        ["ca.crt"],
+        "demo.default.sluice",
+        2,
+    )
+    assert report["plain"].startswith("Stats: no answer for 1 s (UNAVAILABLE: ")
+    assert report["no token"] == "Stats: UNAUTHENTICATED: the call does not carry this job's token"
+    assert report["other job"].startswith(
         "Stats: the peer's certificate is not from this job's CA, or not for its name"
     )
 

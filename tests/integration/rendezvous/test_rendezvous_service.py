@@ -45,8 +45,8 @@ def beats(member: Membership, seconds: float) -> bool:
 async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [found] = await membership.find(rendezvous.address, "rollout", seconds=5)
-        assert (found.name, found.address) == ("rollout-0", "127.0.0.1:1")
+        [peer] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        assert (peer.name, peer.address) == ("rollout-0", "127.0.0.1:1")
         async with asyncio.timeout(DEADLINE):
             while (entry := (await rendezvous.ledger())["rollout-0"]).state != "idle":
                 await asyncio.sleep(0.02)
@@ -121,8 +121,8 @@ async def test_after_a_restart_members_come_back_by_themselves_with_what_they_ho
         generation = (await rendezvous.ledger())["rollout-0"].generation
         await restart(rendezvous, member)
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [found] = await membership.find(rendezvous.address, "rollout", seconds=5)
-        assert (found.name, found.version) == ("rollout-0", 7)
+        [peer] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        assert (peer.name, peer.version) == ("rollout-0", 7)
         assert latest(member).admitted
         assert (await rendezvous.ledger())["rollout-0"].generation != generation
 
@@ -287,9 +287,9 @@ async def test_a_newer_attempt_takes_the_place_of_one_that_is_still_connected(
 async def test_every_call_needs_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Rendezvous(token="right") as rendezvous:
         expected = (grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
-        for given in ((), rpc.metadata("wrong")):
+        for metadata in ((), rpc.metadata("wrong")):
             assert (
-                await error_of(rendezvous.stub.GetLedger(pb.GetLedgerRequest(), metadata=given))
+                await error_of(rendezvous.stub.GetLedger(pb.GetLedgerRequest(), metadata=metadata))
                 == expected
             )
         assert await rendezvous.ledger() == {}

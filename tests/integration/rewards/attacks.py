@@ -214,12 +214,12 @@ print("called", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.fr
 
 
 def _state(victim: Path) -> list[Any]:
-    found = victim.stat()
+    status = victim.stat()
     return [
         victim.read_text(),
-        found.st_mode,
-        found.st_mtime_ns,
-        found.st_uid,
+        status.st_mode,
+        status.st_mtime_ns,
+        status.st_uid,
         sorted(os.listxattr(victim)),
     ]
 

@@ -209,13 +209,13 @@ async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: 
         sys.executable, "-c", script, cwd=Path(__file__).parents[3]
     )
     end = time.monotonic() + 30
-    while not (found := psutil.Process(worker.pid).children()) and time.monotonic() < end:
+    while not (processes := psutil.Process(worker.pid).children()) and time.monotonic() < end:
         await asyncio.sleep(0.1)
     await asyncio.sleep(1.0)  # it hangs in the function by now
     os.kill(worker.pid, signal.SIGKILL)
     await worker.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, found, timeout=5)
-    assert found
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
+    assert processes
     assert not alive
 
 

@@ -30,14 +30,14 @@ async def house(
     tmp_path: Path, model: Path, rendezvous: Rendezvous
 ) -> AsyncIterator[Callable[..., House]]:
     """Makes houses: a job (its changes as `rollout__batchSize=1`), its buffer, its rendezvous."""
-    made: list[House] = []
+    houses: list[House] = []
 
     def make(**changes: Any) -> House:
-        made.append(House(job(tmp_path, model, **changes), tmp_path, rendezvous))
-        return made[-1]
+        houses.append(House(job(tmp_path, model, **changes), tmp_path, rendezvous))
+        return houses[-1]
 
     yield make
-    for one in made:
+    for one in houses:
         if one.buffer.process:
             one.buffer.process.kill()
             one.buffer.process.wait(10)
@@ -46,12 +46,12 @@ async def house(
 @pytest.fixture
 def pod() -> Iterator[Callable[..., Pod]]:
     """Starts `python -m sluice_rollout`; all are killed at the end."""
-    made: list[Pod] = []
+    pods: list[Pod] = []
 
     def make(house: House, engine_url: str, **environment: str) -> Pod:
-        made.append(Pod(house, engine_url, **environment))
-        return made[-1]
+        pods.append(Pod(house, engine_url, **environment))
+        return pods[-1]
 
     yield make
-    for one in made:
+    for one in pods:
         one.kill()

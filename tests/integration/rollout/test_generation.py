@@ -43,13 +43,25 @@ def generator(engine: Client, model: Path, version: int = 0) -> Generator:
 async def test_log_probs_are_those_of_the_scaled_distribution(
     engine: Client, model: Path, temperature: float
 ) -> None:
-    made = await engine.generate(
+    generation = await engine.generate(
         "one", PROMPT, {"max_new_tokens": 40, "ignore_eos": True, "temperature": temperature}
     )
-    assert (made.finish, len(made.tokens), made.spans) == ("length", 40, [WeightSpan(0, 0, 40)])
-    assert distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature)) < EXACT
+    assert (generation.finish, len(generation.tokens), generation.spans) == (
+        "length",
+        40,
+        [WeightSpan(0, 0, 40)],
+    )
     assert (
-        distance(made.log_probs, log_probs(model, PROMPT + made.tokens, 40, temperature + 0.3))
+        distance(
+            generation.log_probs, log_probs(model, PROMPT + generation.tokens, 40, temperature)
+        )
+        < EXACT
+    )
+    assert (
+        distance(
+            generation.log_probs,
+            log_probs(model, PROMPT + generation.tokens, 40, temperature + 0.3),
+        )
         > 100 * EXACT
     )
 
@@ -66,9 +78,9 @@ async def test_new_weights_do_not_see_what_older_ones_left_in_the_cache(
     server.load_weights(other_model, "1", flush=False)
     differences = []
     for version in (1, 0):  # the second is what would be without
-        made = await generator(engine, model, version=version)(prompt, Sample(0), dict(sampling))
+        sample = await generator(engine, model, version=version)(prompt, Sample(0), dict(sampling))
         differences.append(
-            distance(made.rollout_log_probs, log_probs(other_model, made.tokens.tolist(), 10))
+            distance(sample.rollout_log_probs, log_probs(other_model, sample.tokens.tolist(), 10))
         )
     assert differences[0] < EXACT
     assert differences[1] > 100 * EXACT
@@ -86,10 +98,10 @@ async def test_an_end_token_is_a_stop(engine: Client) -> None:
     greedy = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
     tokens = (await engine.generate("one", PROMPT, greedy)).tokens
     end = tokens[2]
-    made = await engine.generate(
+    generation = await engine.generate(
         "two", PROMPT, {"max_new_tokens": 5, "temperature": 0, "stop_token_ids": [end]}
     )
-    assert (made.finish, made.tokens, made.matched_stop) == (
+    assert (generation.finish, generation.tokens, generation.matched_stop) == (
         "stop",
         tokens[: tokens.index(end) + 1],
         None,
@@ -100,10 +112,10 @@ async def test_an_aborted_request_answers_what_it_has(engine: Client, server: Se
     running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
     await server.generated(50)
     await engine.abort("long")
-    made = await running
-    assert made.finish == "abort"
-    assert 40 < len(made.tokens) < LONG["max_new_tokens"]
-    assert len(made.log_probs) == len(made.tokens) == made.spans[-1].end
+    generation = await running
+    assert generation.finish == "abort"
+    assert 40 < len(generation.tokens) < LONG["max_new_tokens"]
+    assert len(generation.log_probs) == len(generation.tokens) == generation.spans[-1].end
 
 
 async def test_a_request_that_nobody_waits_for_ends_at_the_engine(
@@ -129,8 +141,8 @@ async def test_an_answer_that_is_lost_is_asked_for_again_while_the_engine_is_at_
             running = asyncio.create_task(engine.generate("long", PROMPT, LONG))
             await server.generated(50)
             proxy.inflict("worker", Harm.HALF_CLOSE)
-            made = await running
-    assert (made.finish, len(made.tokens)) == ("length", LONG["max_new_tokens"])
+            generation = await running
+    assert (generation.finish, len(generation.tokens)) == ("length", LONG["max_new_tokens"])
     await server.idle(3.0)
 
 
@@ -226,11 +238,11 @@ async def test_a_sample_that_lives_through_an_update_knows_which_weights_made_wh
     assert [span.version for span in sample.weight_versions] == [0, 1]
     at = sample.weight_versions[0].end
     assert 30 < at < 900
-    found, tokens = sample.rollout_log_probs.tolist(), sample.tokens.tolist()
+    actual, tokens = sample.rollout_log_probs.tolist(), sample.tokens.tolist()
     old, new = (log_probs(directory, tokens, 900) for directory in (model, other_model))
-    assert distance(found[:at], old[:at]) < EXACT
-    assert distance(found[at:], new[at:]) < EXACT
-    assert distance(found[:at], new[:at]) > 100 * EXACT
-    assert distance(found[at:], old[at:]) > 100 * EXACT
+    assert distance(actual[:at], old[:at]) < EXACT
+    assert distance(actual[at:], new[at:]) < EXACT
+    assert distance(actual[:at], new[:at]) > 100 * EXACT
+    assert distance(actual[at:], old[at:]) > 100 * EXACT
     mask_off_policy(sample)
     assert sample.loss_mask.tolist() == [0] * at + [1] * (900 - at)

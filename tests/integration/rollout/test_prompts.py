@@ -67,16 +67,16 @@ def test_the_template_is_told_of_tools(encoder: Make) -> None:
 
 def test_what_messages_say_about_losses_is_not_for_the_template(encoder: Make) -> None:
     messages = [{"role": "user", "content": "w0002", "step_loss_mask": 0, "loss_mask": 0}]
-    made = encoder()
-    made.tokenizer.chat_template = "{{ messages[0].keys() | join(' ') }}"
+    prompts = encoder()
+    prompts.tokenizer.chat_template = "{{ messages[0].keys() | join(' ') }}"
     assert (
-        made.tokenizer.decode(made.encode(Prompt(0, messages))) == "<unused> <unused>"
+        prompts.tokenizer.decode(prompts.encode(Prompt(0, messages))) == "<unused> <unused>"
     )  # role, content
     assert "loss_mask" in messages[0]
 
 
 def test_the_template_gets_the_variables_of_its_source(encoder: Make) -> None:
-    made = encoder(
+    prompts = encoder(
         prompts=[
             {
                 "path": "/data/chat.jsonl",
@@ -85,17 +85,17 @@ def test_the_template_gets_the_variables_of_its_source(encoder: Make) -> None:
             }
         ]
     )
-    made.tokenizer.chat_template = "{{ n }} {{ messages[0].content }}"
-    assert made.encode(Prompt(0, "w0001", dataset="chat")) == [WORD + 3, WORD + 1]
+    prompts.tokenizer.chat_template = "{{ n }} {{ messages[0].content }}"
+    assert prompts.encode(Prompt(0, "w0001", dataset="chat")) == [WORD + 3, WORD + 1]
 
 
 def test_a_prompt_that_the_template_refuses_is_named(encoder: Make) -> None:
-    made = encoder()
-    made.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    prompts = encoder()
+    prompts.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(
         PromptError, match="chat row 7: the chat template refuses the prompt: roles must alternate"
     ):
-        made.encode(Prompt(0, "w0001", dataset="chat", row=7))
+        prompts.encode(Prompt(0, "w0001", dataset="chat", row=7))
 
 
 def test_a_prompt_that_leaves_no_room_for_its_response_is_too_long(encoder: Make) -> None:
@@ -169,17 +169,17 @@ def test_responses_that_leave_no_room_for_any_prompt_are_a_configuration_error(
 
 
 def test_an_engine_with_another_context_is_kept_to(encoder: Make) -> None:
-    made = encoder()
-    made.fit(None)
-    made.fit(100)
+    prompts = encoder()
+    prompts.fit(None)
+    prompts.fit(100)
     with pytest.raises(PromptTooLongError, match="has 5 tokens, at most 4 fit"):
-        made.encode(Prompt(0, "w0001 " * 5, dataset="plain"))
+        prompts.encode(Prompt(0, "w0001 " * 5, dataset="plain"))
     with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(the engine's own word\)"):
-        made.fit(96)
+        prompts.fit(96)
 
 
 def test_the_longer_responses_of_an_evaluation_leave_its_prompts_less_room(encoder: Make) -> None:
-    made = encoder(
+    prompts = encoder(
         spec={
             "evaluation": {
                 "datasets": [{"path": "e"}],
@@ -188,7 +188,7 @@ def test_the_longer_responses_of_an_evaluation_leave_its_prompts_less_room(encod
         }
     )
     prompt = Prompt(0, "w0001 w0002 w0003", dataset="e")
-    assert len(made.encode(prompt)) == 3
+    assert len(prompts.encode(prompt)) == 3
     prompt.purpose = Purpose.EVALUATE
     with pytest.raises(PromptTooLongError, match="has 3 tokens, at most 2 fit"):
-        made.encode(prompt)
+        prompts.encode(prompt)

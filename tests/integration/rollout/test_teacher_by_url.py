@@ -32,19 +32,19 @@ EXACT = 1e-4
 
 def sample(last: int = 24) -> Sample:
     """Two turns of the model, what a tool said between them, and what it said at the end."""
-    made = Sample(0)
-    made.append_prompt(PROMPT)
+    turns = Sample(0)
+    turns.append_prompt(PROMPT)
     for tokens, trainable in (
         ([20, 21, 22], True),
         ([30, 31], False),
         ([23, last], True),
         ([32], False),
     ):
-        made.append(
+        turns.append(
             tokens, [-1.0] * len(tokens), [WeightSpan(0, 0, len(tokens))], trainable=trainable
         )
-    made.status = SampleStatus.COMPLETED
-    return made
+    turns.status = SampleStatus.COMPLETED
+    return turns
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ async def wait(url: str, tokenizer: Any, seconds: float = 10.0) -> None:
 
 async def test_it_scores_what_the_model_wrote(sglang: Sglang, model: Path, tokenizer: Any) -> None:
     await wait(sglang.url, tokenizer)
-    made = await ask(sglang.url + "/", tokenizer, sample(last=len(tokenizer) - 1))
-    found = made.teacher_log_probs
-    assert found is not None
-    expected = np.array(log_probs(model, made.tokens.tolist(), 8))
-    mask = made.loss_mask > 0
-    assert distance(found[mask].tolist(), expected[mask].tolist()) < EXACT
-    assert found[~mask].tolist() == [0, 0, 0]
-    assert found.dtype == np.float32
+    scored = await ask(sglang.url + "/", tokenizer, sample(last=len(tokenizer) - 1))
+    scores = scored.teacher_log_probs
+    assert scores is not None
+    expected = np.array(log_probs(model, scored.tokens.tolist(), 8))
+    mask = scored.loss_mask > 0
+    assert distance(scores[mask].tolist(), expected[mask].tolist()) < EXACT
+    assert scores[~mask].tolist() == [0, 0, 0]
+    assert scores.dtype == np.float32
 
 
 async def test_a_job_without_a_reward_learns_from_its_teacher(
@@ -93,11 +93,11 @@ async def test_a_job_without_a_reward_learns_from_its_teacher(
     async with await one.start_buffer() as client, one.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
-    for made in (s for g in groups for s in g.samples):
-        made.check()
-        assert (made.reward, made.reward_parts) == (0.0, {})
-        assert made.teacher_log_probs is not None
-        assert distance(made.teacher_log_probs.tolist(), made.rollout_log_probs.tolist()) < EXACT
+    for each in (s for g in groups for s in g.samples):
+        each.check()
+        assert (each.reward, each.reward_parts) == (0.0, {})
+        assert each.teacher_log_probs is not None
+        assert distance(each.teacher_log_probs.tolist(), each.rollout_log_probs.tolist()) < EXACT
 
 
 async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
@@ -117,10 +117,10 @@ async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
                 until, lambda: worker.make.finished_samples == 8 + 3, 20.0, "the evaluation"
             )
     for group in groups:
-        for made in group.samples:
-            assert made.reward == float(group.prompt.label in made.response)
-            assert made.teacher_log_probs is not None
-    trained = {tuple(made.tokens.tolist()) for group in groups for made in group.samples}
+        for each in group.samples:
+            assert each.reward == float(group.prompt.label in each.response)
+            assert each.teacher_log_probs is not None
+    trained = {tuple(each.tokens.tolist()) for group in groups for each in group.samples}
     assert {tuple(body["input_ids"]) for body in teacher.seen} == trained
 
 
@@ -150,11 +150,11 @@ async def test_an_answer_that_is_none_fails_the_sample(
 ) -> None:
     before = outcomes("invalid")
     async with serving(lambda _: answer, path="/generate") as server:
-        made = await ask(server.url, tokenizer, sample())
-    assert made.status is SampleStatus.FAILED
-    assert made.error.startswith("teacher: ")
-    assert reason in made.error
-    assert (made.reward, made.trainable_tokens, made.teacher_log_probs) == (0.0, 0, None)
+        failed = await ask(server.url, tokenizer, sample())
+    assert failed.status is SampleStatus.FAILED
+    assert failed.error.startswith("teacher: ")
+    assert reason in failed.error
+    assert (failed.reward, failed.trainable_tokens, failed.teacher_log_probs) == (0.0, 0, None)
     assert outcomes("invalid") == before + 1
 
 
@@ -163,9 +163,9 @@ async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
     async with serving(
         lambda _: entries([None, *scores], [13, *TOKENS]), 503, path="/generate"
     ) as server:
-        made = await ask(server.url, tokenizer, sample(), seconds=5)
-    assert made.teacher_log_probs is not None
-    assert made.teacher_log_probs.tolist() == [-1, -2, -3, 0, 0, -6, -7, 0]
+        scored = await ask(server.url, tokenizer, sample(), seconds=5)
+    assert scored.teacher_log_probs is not None
+    assert scored.teacher_log_probs.tolist() == [-1, -2, -3, 0, 0, -6, -7, 0]
     assert len(server.seen) == 2
     assert server.seen[0]["input_ids"] == PROMPT + TOKENS
     assert server.seen[0]["logprob_start_len"] == len(PROMPT) - 1
@@ -173,36 +173,38 @@ async def test_faults_that_may_pass_are_outlived(tokenizer: Any) -> None:
 
 async def test_a_refusal_is_final(tokenizer: Any) -> None:
     async with serving(lambda _: {}, 400, path="/generate") as server:
-        made = await ask(server.url, tokenizer, sample())
-    assert made.error == f"teacher: {server.url}/generate: 400 Bad Request: b'fault'"
+        failed = await ask(server.url, tokenizer, sample())
+    assert failed.error == f"teacher: {server.url}/generate: 400 Bad Request: b'fault'"
     assert len(server.seen) == 1
 
 
 async def test_a_teacher_that_hangs_fails_its_samples_at_the_deadline(tokenizer: Any) -> None:
     before = outcomes("timeout")
     async with serving(lambda _: {}, 60.0, 60.0, 60.0, 60.0, path="/generate") as server:
-        made = await ask(server.url, tokenizer, sample(), seconds=0.2)
-    assert made.status is SampleStatus.FAILED
-    assert "no answer after 0.2 s; given up" in made.error
+        failed = await ask(server.url, tokenizer, sample(), seconds=0.2)
+    assert failed.status is SampleStatus.FAILED
+    assert "no answer after 0.2 s; given up" in failed.error
     assert outcomes("timeout") == before + 1
 
 
 async def test_a_token_that_is_none_is_not_sent(tokenizer: Any) -> None:
     """SGLang would die of it, and with it the teacher of others."""
-    made = sample()
-    made.tokens[-2] = len(tokenizer)
+    broken = sample()
+    broken.tokens[-2] = len(tokenizer)
     async with serving(lambda _: {}, path="/generate") as server:
-        await ask(server.url, tokenizer, made)
-    assert made.error == "teacher: token 2048 is none of the tokenizer's 2048: nobody can score it"
+        await ask(server.url, tokenizer, broken)
+    assert (
+        broken.error == "teacher: token 2048 is none of the tokenizer's 2048: nobody can score it"
+    )
     assert not server.seen
 
 
 async def test_a_sample_without_a_trained_token_needs_no_teacher(tokenizer: Any) -> None:
-    made = sample()
-    made.loss_mask = np.zeros(8, np.uint8)
-    await ask(f"http://127.0.0.1:{free_port()}", tokenizer, made)
-    assert made.teacher_log_probs is not None
-    assert made.teacher_log_probs.tolist() == [0.0] * 8
+    masked = sample()
+    masked.loss_mask = np.zeros(8, np.uint8)
+    await ask(f"http://127.0.0.1:{free_port()}", tokenizer, masked)
+    assert masked.teacher_log_probs is not None
+    assert masked.teacher_log_probs.tolist() == [0.0] * 8
 
 
 async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
@@ -223,14 +225,14 @@ async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
         teachers = teacher_of(spec, tokenizer)
         assert isinstance(teachers, Teachers)
         assert teachers.url == f"{others.url}, {mathematician.url}"
-        found = []
+        scores = []
         for metadata in ({"data_source": "openai/gsm8k"}, {"data_source": "poems"}, {}):
-            made = sample()
-            await teachers(Prompt(1, "p", metadata=metadata), made)
-            assert made.teacher_log_probs is not None
-            found.append(float(made.teacher_log_probs[0]))
+            scored = sample()
+            await teachers(Prompt(1, "p", metadata=metadata), scored)
+            assert scored.teacher_log_probs is not None
+            scores.append(float(scored.teacher_log_probs[0]))
         await teachers.close()
-    assert found == [-2.0, -1.0, -1.0]
+    assert scores == [-2.0, -1.0, -1.0]
     assert (len(others.seen), len(mathematician.seen)) == (2, 1)
 
 
@@ -279,8 +281,8 @@ async def test_the_run_goes_on_while_a_teacher_fails(
                 s for g in await client.shard(1) for s in codec.group_from_message(g).samples
             ]
     assert len(samples) == 8
-    for made in samples:
-        assert (made.teacher_log_probs is None) == (made.status is SampleStatus.FAILED)
+    for each in samples:
+        assert (each.teacher_log_probs is None) == (each.status is SampleStatus.FAILED)
 
 
 async def test_it_waits_for_a_teacher_that_comes_late(tokenizer: Any) -> None:

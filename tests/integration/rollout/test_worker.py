@@ -83,9 +83,9 @@ async def test_a_returned_sample_goes_on_where_it_stopped(
         async with one.working(engine) as (_, end):
             await server.generated(2 * 30)
             await end()
-        [given] = (await client.lease("rollout-1")).groups
-        partial = [codec.sample_from_message(s) for s in given.partial.samples]
-        group = SampleGroup(codec.prompt_from_message(given.prompt), partial)
+        [leased] = (await client.lease("rollout-1")).groups
+        partial = [codec.sample_from_message(s) for s in leased.partial.samples]
+        group = SampleGroup(codec.prompt_from_message(leased.prompt), partial)
         await client.give_back([codec.group_to_message(group)])
         async with one.working(engine):
             assert (await client.take(1, wait=DEADLINE)).state == READY
@@ -150,8 +150,8 @@ async def test_a_group_that_the_buffer_gave_to_another_ends_here(
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         await leases(worker, 4)
         work = next(iter(worker.work.values()))
-        given = codec.group_to_message(SampleGroup(work.prompt, []))
-        [answer] = (await client.give_back([given])).values()
+        message = codec.group_to_message(SampleGroup(work.prompt, []))
+        [answer] = (await client.give_back([message])).values()
         assert answer.accepted
         assert work.task
         await asyncio.wait([work.task], timeout=DEADLINE)

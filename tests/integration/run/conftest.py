@@ -62,12 +62,12 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 @pytest.fixture
 def laptop(example: Path, tmp_path: Path) -> Iterator[Callable[..., Laptop]]:
     """Makes runs of the quickstart; whatever is left of them is killed at the end."""
-    made: list[Laptop] = []
+    laptops: list[Laptop] = []
 
     def make(*overrides: str, name: str = "run", example: Path = example) -> Laptop:
-        made.append(Laptop(example, tmp_path / name, *FAST, *overrides))
-        return made[-1]
+        laptops.append(Laptop(example, tmp_path / name, *FAST, *overrides))
+        return laptops[-1]
 
     yield make
-    for each in made:
+    for each in laptops:
         each.stop()

@@ -132,15 +132,15 @@ class Laptop:
         raise AssertionError(f"no {what} after {seconds:.0f} s:\n{self.text()[-2000:]}")
 
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
-        return found
+        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return summary
 
     def replayed(self) -> dict[int, list[dict[str, Any]]]:
         """All records of the steps that were trained more than once."""
-        found: dict[int, list[dict[str, Any]]] = {}
+        by_step: dict[int, list[dict[str, Any]]] = {}
         for record in run_directory.records(self.directory / run_directory.METRICS):
-            found.setdefault(record["step"], []).append(record)
-        return {step: records for step, records in found.items() if len(records) > 1}
+            by_step.setdefault(record["step"], []).append(record)
+        return {step: records for step, records in by_step.items() if len(records) > 1}
 
 
 def _runs(process: psutil.Process, program: str) -> bool:
@@ -152,7 +152,7 @@ def _runs(process: psutil.Process, program: str) -> bool:
 def processes_of(directory: Path) -> list[str]:
     """Command lines of living processes that belong to a run directory."""
     marker = str(directory.resolve()).encode()
-    found = []
+    commands = []
     for process in psutil.process_iter():
         try:
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
@@ -161,10 +161,10 @@ def processes_of(directory: Path) -> list[str]:
                 and process.status() != psutil.STATUS_ZOMBIE
                 and process.pid != os.getpid()
             ):
-                found.append(" ".join(process.cmdline())[:120])
+                commands.append(" ".join(process.cmdline())[:120])
         except (OSError, psutil.Error):
             continue
-    return found
+    return commands
 
 
 def values(records: Iterable[dict[str, Any]], name: str) -> list[float]:

@@ -38,16 +38,16 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
     """
     random = np.random.default_rng(seed)
     sequences, groups = [], []
-    for place, made in enumerate(tiny.batch(20, seed)):
+    for place, drawn in enumerate(tiny.batch(20, seed)):
         group, index = divmod(place, 4)
         failed = (group, index) == FAILED
         sample = Sample(
             index,
-            made.tokens,
-            made.response_length,
+            drawn.tokens,
+            drawn.response_length,
             reward=0.0 if failed else float(random.integers(0, 3)),
-            loss_mask=made.loss_mask * (not failed),
-            rollout_log_probs=made.rollout_log_probs,
+            loss_mask=drawn.loss_mask * (not failed),
+            rollout_log_probs=drawn.rollout_log_probs,
             status=SampleStatus.FAILED if failed else SampleStatus.COMPLETED,
             reward_parts={"right": float(place % 2), "format": float(place % 3)},
             metadata={BASELINE_REWARD: float(group % 2)},
@@ -59,8 +59,8 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
             pb.Sequence(
                 group_id=group,
                 index=index,
-                length=len(made.tokens),
-                response_length=made.response_length,
+                length=len(drawn.tokens),
+                response_length=drawn.response_length,
                 trainable_tokens=sample.trainable_tokens,
                 reward=sample.reward,
                 status=common.SAMPLE_STATUS_FAILED if failed else common.SAMPLE_STATUS_COMPLETED,
@@ -74,11 +74,11 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
 def share(sequences: list[pb.Sequence], groups: list[SampleGroup], rank: int) -> list[SampleGroup]:
     """What the buffer gives to one data-parallel rank."""
     mine = {(s.group_id, s.index) for s in sequences if s.rank == rank}
-    found = [
+    parts = [
         SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine])
         for g in groups
     ]
-    return [group for group in found if group.samples]
+    return [group for group in parts if group.samples]
 
 
 def train(

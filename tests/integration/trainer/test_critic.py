@@ -150,8 +150,8 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
         "trainer": {"parallelism": parallelism, "processesPerNode": world},
         "checkpoints": str(tmp_path),
     }
-    (found,) = elsewhere(world, {**job, **spread, "steps": 2, "save_at": 2})
-    same(found, {name: through[name][:2] for name in ("history", "advantages")})
+    (result,) = elsewhere(world, {**job, **spread, "steps": 2, "save_at": 2})
+    same(result, {name: through[name][:2] for name in ("history", "advantages")})
     resumed = estimate_steps.train(**job, steps=3, checkpoints=str(tmp_path))
     assert resumed["resumed"] == 2
     same(resumed, {name: through[name][2:] for name in ("history", "advantages")})

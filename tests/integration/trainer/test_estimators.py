@@ -59,12 +59,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def same(found: Any, expected: Any) -> None:
+def same(actual: Any, expected: Any) -> None:
     """Equal but for the rounding that another order of sums brings."""
-    assert len(found["history"]) == len(expected["history"])
-    for ours, theirs in zip(found["history"], expected["history"], strict=True):
+    assert len(actual["history"]) == len(expected["history"])
+    for ours, theirs in zip(actual["history"], expected["history"], strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-5)
-    for ours, theirs in zip(found["advantages"], expected["advantages"], strict=True):
+    for ours, theirs in zip(actual["advantages"], expected["advantages"], strict=True):
         assert ours.keys() == theirs.keys()
         for key, values in ours.items():
             assert values == pytest.approx(theirs[key], rel=1e-3, abs=2e-5), key
@@ -146,26 +146,26 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
 
 
 def test_a_failed_response_is_nobodys_baseline_and_not_trained(qwen3: Path) -> None:
-    found = estimate_steps.train(str(qwen3), algorithm={"estimator": "rloo"}, steps=1)
+    result = estimate_steps.train(str(qwen3), algorithm={"estimator": "rloo"}, steps=1)
     group, index = estimate_steps.FAILED
-    assert f"{group}/{index}" not in found["advantages"][0]
+    assert f"{group}/{index}" not in result["advantages"][0]
     sequences, _ = estimate_steps.batch(0, ranks=1, steps=1)
     rewards = {s.index: s.reward for s in sequences if s.group_id == group and s.index != index}
     for one, reward in rewards.items():
         others = [r for other, r in rewards.items() if other != one]
-        ours = found["advantages"][0][f"{group}/{one}"]
+        ours = result["advantages"][0][f"{group}/{one}"]
         assert ours == pytest.approx([reward - sum(others) / len(others)] * len(ours), abs=1e-6)
 
 
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen3: Path) -> None:
     algorithm = {"estimator": "reinforce_plus_plus", "gamma": 0.9}
     (result,) = elsewhere(2, {"model": str(qwen3), "algorithm": algorithm, "steps": 1})
-    found = result["advantages"][0]
+    advantages = result["advantages"][0]
     _, groups = estimate_steps.batch(0, ranks=1, steps=1)
     masks = {f"{g.group_id}/{s.index}": s.loss_mask for g in groups for s in g.samples}
     tokens = [
         value
-        for key, row in found.items()
+        for key, row in advantages.items()
         for value, mask in zip(row, masks[key], strict=True)
         if mask
     ]

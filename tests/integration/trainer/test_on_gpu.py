@@ -87,8 +87,8 @@ def test_a_critic_equals_transformers_and_learns(
     for step in range(10):
         values = policy.critic.values(shard)
         if step == 0:
-            for sequence, found in zip(shard, values, strict=True):
-                assert (found - tiny.hf_values(plain, sequence)).abs().max() < tolerance
+            for sequence, actual in zip(shard, values, strict=True):
+                assert (actual - tiny.hf_values(plain, sequence)).abs().max() < tolerance
         goals = [
             replace(s, values=v, returns=torch.ones(len(v)))
             for s, v in zip(shard, values, strict=True)
@@ -166,10 +166,10 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
 
     exact = outcome(10**9, attention._dense, torch.float32)
     for long in (500, 10**9):
-        for found, expected in zip(
+        for actual, expected in zip(
             outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True
         ):
-            assert (found - expected).norm() / expected.norm() < 0.01
+            assert (actual - expected).norm() / expected.norm() < 0.01
 
 
 @pytest.mark.parametrize("context", [2, 4])
@@ -196,10 +196,10 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
         share = attention._on_gpu(q[held], k, v, packed, 0.1)
         assert (share.float() - expected[held]).norm() / expected[held].norm() < 0.01
         share.float().square().sum().backward()
-    for found, other in zip((q, k, v), whole, strict=True):
-        assert found.grad is not None
+    for actual, other in zip((q, k, v), whole, strict=True):
+        assert actual.grad is not None
         assert other.grad is not None
-        assert (found.grad.float() - other.grad).norm() / other.grad.norm() < 0.01
+        assert (actual.grad.float() - other.grad).norm() / other.grad.norm() < 0.01
 
 
 def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Path]) -> None:

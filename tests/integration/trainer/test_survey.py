@@ -49,7 +49,7 @@ def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
 
 def tokens(model: Path, shard: list[TrainSequence]) -> dict[Token, tuple[float, float, float]]:
     """(log-prob, advantage, log ratio) of each trained token by its identity."""
-    plain, found = tiny.hf_model(model), {}
+    plain, terms = tiny.hf_model(model), {}
     for s in shard:
         with torch.no_grad():
             current = tiny.hf_log_probs(plain, s)[0]
@@ -57,13 +57,13 @@ def tokens(model: Path, shard: list[TrainSequence]) -> dict[Token, tuple[float, 
         for place, trained in enumerate(s.loss_mask):
             if trained:
                 gap = float(current[place] - s.old_log_probs[place])
-                found[s.group_id, s.index, place] = (float(current[place]), float(s.advantage), gap)
-    return found
+                terms[s.group_id, s.index, place] = (float(current[place]), float(s.advantage), gap)
+    return terms
 
 
-def covariance(found: dict[Token, tuple[float, float, float]]) -> dict[Token, float]:
-    log_prob, advantage = (float(np.mean([values[i] for values in found.values()])) for i in (0, 1))
-    return {token: (value - log_prob) * (a - advantage) for token, (value, a, _) in found.items()}
+def covariance(terms: dict[Token, tuple[float, float, float]]) -> dict[Token, float]:
+    log_prob, advantage = (float(np.mean([values[i] for values in terms.values()])) for i in (0, 1))
+    return {token: (value - log_prob) * (a - advantage) for token, (value, a, _) in terms.items()}
 
 
 def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
@@ -80,10 +80,10 @@ def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
 
 def test_kl_cov_picks_the_largest_covariances_of_the_step(qwen3: Path) -> None:
     shard = moved_on(tiny.batch(12, seed=1), qwen3)
-    found = covariance(tokens(qwen3, shard))
-    count = int(len(found) * 0.1)
+    covariances = covariance(tokens(qwen3, shard))
+    count = int(len(covariances) * 0.1)
     assert count == 5
-    expected = sorted(found, key=lambda token: -found[token])[:count]
+    expected = sorted(covariances, key=lambda token: -covariances[token])[:count]
     policy = make(qwen3, loss="kl_cov", klCov={"ratio": 0.1})
     assert picked(surveyed(policy, shard), shard) == set(expected)
 
@@ -91,16 +91,18 @@ def test_kl_cov_picks_the_largest_covariances_of_the_step(qwen3: Path) -> None:
 def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: Path) -> None:
     shard = moved_on(tiny.batch(12, seed=1), qwen3)
     seen = tokens(qwen3, shard)
-    found = covariance(seen)
+    covariances = covariance(seen)
 
     def held(token: Token) -> bool:
         _, advantage, gap = seen[token]
         return bool(np.exp(gap) > 1.2) if advantage > 0 else bool(np.exp(gap) < 0.8)
 
-    candidates = [token for token, value in found.items() if 0.1 < value < 3.0 and not held(token)]
+    candidates = [
+        token for token, value in covariances.items() if 0.1 < value < 3.0 and not held(token)
+    ]
     drawn = dict(zip(candidates, lots(1, 0, np.array(candidates)), strict=True))
-    count = int(len(found) * 0.1)
-    assert count < len(candidates) < len(found)
+    count = int(len(covariances) * 0.1)
+    assert count < len(candidates) < len(covariances)
     policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 0.1, "lower": 0.1, "upper": 3.0})
     assert picked(surveyed(policy, shard), shard) == set(
         sorted(candidates, key=lambda t: drawn[t])[:count]
@@ -152,6 +154,6 @@ def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str
     policy = make(
         qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True}
     )
-    (found,) = {batch.loss.mean_weight for batch in surveyed(policy, shard) if batch.loss}
-    assert found == pytest.approx(np.mean(weights), rel=1e-4)
+    (mean,) = {batch.loss.mean_weight for batch in surveyed(policy, shard) if batch.loss}
+    assert mean == pytest.approx(np.mean(weights), rel=1e-4)
     assert abs(np.mean(weights) - 1) > 0.05

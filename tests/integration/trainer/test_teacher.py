@@ -118,7 +118,7 @@ def plain_steps(
     adam = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
     )
-    found = []
+    divergences = []
     for shard in batches:
         loss, divergence = torch.zeros(()), 0.0
         for sequence, theirs in zip(shard, scores(taught, shard, temperature), strict=True):
@@ -132,8 +132,8 @@ def plain_steps(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
-        found.append(divergence)
-    return found
+        divergences.append(divergence)
+    return divergences
 
 
 def test_three_steps_equal_transformers_with_adamw(student: Path, teacher: Path) -> None:
@@ -152,13 +152,13 @@ def test_a_teacher_behind_a_url_gives_the_same(student: Path, teacher: Path) -> 
     plain, batches = tiny.hf_model(teacher), [tiny.batch(8, seed=step) for step in range(2)]
     expected = plain_steps(student, teacher, batches, 1.0, 1.0)
     for shard, divergence in zip(batches, expected, strict=True):
-        given = [
+        scored = [
             replace(
                 s, teacher_log_probs=torch.where(torch.from_numpy(s.loss_mask) > 0, v, torch.nan)
             )
             for s, v in zip(shard, scores(plain, shard, 1.0), strict=True)
         ]
-        metrics = policy.train([given], [tiny.totals(given)])
+        metrics = policy.train([scored], [tiny.totals(scored)])
         assert metrics["train/opd_reverse_kl"] == pytest.approx(divergence, abs=2e-5)
 
 
@@ -228,7 +228,7 @@ def plain_divergences(
     adam = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
     )
-    found = []
+    divergences = []
     for shard in batches:
         loss, total = torch.zeros(()), torch.zeros(())
         for sequence in shard:
@@ -249,8 +249,8 @@ def plain_divergences(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
-        found.append(float(total.detach()))
-    return found
+        divergences.append(float(total.detach()))
+    return divergences
 
 
 @pytest.mark.parametrize("chunk", [2**27, 20 * tiny.VOCAB], ids=["whole", "chunks"])

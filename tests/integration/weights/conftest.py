@@ -87,7 +87,7 @@ async def source(
     They are attempts of one trainer, which is another one in each test: engines that tests share
     remember attempts.
     """
-    made: list[Source] = []
+    sources: list[Source] = []
     kind = (
         request.getfixturevalue("server").engine
         if "server" in request.fixturenames
@@ -109,9 +109,11 @@ async def source(
             backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}"
         )
         caller = (name, attempt)
-        made.append(Source(rendezvous.stub, caller, settings, transport, kind, colocated=colocated))
-        return made[-1]
+        sources.append(
+            Source(rendezvous.stub, caller, settings, transport, kind, colocated=colocated)
+        )
+        return sources[-1]
 
     yield make
-    for one in made:
+    for one in sources:
         await one.close()

@@ -53,20 +53,18 @@ def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> No
 def layer() -> Any:
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
-    made = FusedMoE(
-        EXPERTS, HIDDEN, WIDTH, layer_id=0, top_k=2, prefix="model.layers.0.mlp.experts"
-    )
-    for parameter in made.parameters():
+    moe = FusedMoE(EXPERTS, HIDDEN, WIDTH, layer_id=0, top_k=2, prefix="model.layers.0.mlp.experts")
+    for parameter in moe.parameters():
         parameter.data.zero_()
-    return made
+    return moe
 
 
-def up_first(made: Any) -> None:
+def up_first(moe: Any) -> None:
     """As FlashInfer's CUTLASS kernels want it."""
-    made.quant_method.use_flashinfer_cutlass = True
+    moe.quant_method.use_flashinfer_cutlass = True
 
 
-def moved(made: Any) -> None:
+def moved(moe: Any) -> None:
     """Two experts have changed places, as SGLang's load balancer lets them."""
     from sglang.srt.eplb.expert_location import (
         ExpertLocationMetadata,
@@ -83,15 +81,15 @@ def moved(made: Any) -> None:
 
 
 LAYOUTS: dict[str, Callable[[Any], None]] = {
-    "as in the checkpoint": lambda made: None,
+    "as in the checkpoint": lambda moe: None,
     "up above gate": up_first,
     "moved": moved,
 }
 
 
-def load_single(made: Any, kind: str, stack: torch.Tensor) -> None:
+def load_single(moe: Any, kind: str, stack: torch.Tensor) -> None:
     """As a model's `load_weights` does with the tensors of a checkpoint."""
-    parameter, name = getattr(made, kind), f"model.layers.0.mlp.experts.{kind}"
+    parameter, name = getattr(moe, kind), f"model.layers.0.mlp.experts.{kind}"
     for expert, tensor in enumerate(stack):
         shards = (
             {"w2": tensor}
@@ -102,14 +100,14 @@ def load_single(made: Any, kind: str, stack: torch.Tensor) -> None:
             parameter.weight_loader(parameter, one, name, shard_id=shard, expert_id=expert)
 
 
-def load_stack(made: Any, kind: str, stack: torch.Tensor) -> None:
-    parameter = getattr(made, kind)
+def load_stack(moe: Any, kind: str, stack: torch.Tensor) -> None:
+    parameter = getattr(moe, kind)
     parameter.weight_loader(parameter, stack)
 
 
-def load_parts(made: Any, kind: str, stack: torch.Tensor) -> None:
+def load_parts(moe: Any, kind: str, stack: torch.Tensor) -> None:
     for number, part in enumerate(stack.chunk(4)):
-        load_stack(made, kind, part.reshape((1,) * number + part.shape))
+        load_stack(moe, kind, part.reshape((1,) * number + part.shape))
 
 
 def compare(change: Callable[[Any], None]) -> dict[str, bool]:
@@ -128,15 +126,15 @@ def compare(change: Callable[[Any], None]) -> dict[str, bool]:
         "w13_weight": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN),
         "w2_weight": torch.randn(EXPERTS, HIDDEN, WIDTH),
     }
-    found = []
+    loaded = []
     for load in (load_single, load_stack, load_parts):
-        made = layer()
-        change(made)
+        moe = layer()
+        change(moe)
         for kind, stack in stacks.items():
-            load(made, kind, stack)
-        found.append([getattr(made, kind).data for kind in stacks])
+            load(moe, kind, stack)
+        loaded.append([getattr(moe, kind).data for kind in stacks])
     plugin._copy = copy
-    single, *others = found
+    single, *others = loaded
     filled = all(bool(parameter.any()) for parameter in single)
     same = all(torch.equal(a, b) for other in others for a, b in zip(single, other, strict=True))
     return {"same": same and filled, "at once": bool(copies)}

@@ -15,34 +15,34 @@ Tensors = list[tuple[str, torch.Tensor]]
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensors:
-    made = []
+    weights = []
     for number in range(draw(st.integers(1, 8))):
         shape = draw(st.lists(st.integers(0, 9), max_size=3))
         values = torch.arange(torch.Size(shape).numel()).reshape(shape) % 7 - 3
         transposed = values.t() if len(shape) == 2 else values  # not contiguous
-        made.append((f"layer.{number}.weight", transposed.to(draw(st.sampled_from(DTYPES)))))
-    return made
+        weights.append((f"layer.{number}.weight", transposed.to(draw(st.sampled_from(DTYPES)))))
+    return weights
 
 
 @settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
-def test_buckets_give_back_the_tensors_in_order(given_: Tensors, limit: int) -> None:
-    made = list(buckets(given_, limit, Layout()))
-    back = [pair for bucket in made for pair in bucket.tensors()]
-    assert [name for name, _ in back] == [name for name, _ in given_]
-    for (_, found), (_, expected) in zip(back, given_, strict=True):
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected)
+def test_buckets_give_back_the_tensors_in_order(weights: Tensors, limit: int) -> None:
+    filled = list(buckets(weights, limit, Layout()))
+    back = [pair for bucket in filled for pair in bucket.tensors()]
+    assert [name for name, _ in back] == [name for name, _ in weights]
+    for (_, actual), (_, expected) in zip(back, weights, strict=True):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
 
 
 @settings(deadline=None)
 @given(tensors(), st.integers(1, 600))
 def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(
-    given_: Tensors, limit: int
+    weights: Tensors, limit: int
 ) -> None:
-    made = list(buckets(given_, limit, Layout()))
-    assert [bucket.last for bucket in made] == [False] * (len(made) - 1) + [True]
-    for bucket in made:
+    filled = list(buckets(weights, limit, Layout()))
+    assert [bucket.last for bucket in filled] == [False] * (len(filled) - 1) + [True]
+    for bucket in filled:
         assert bucket.data.dtype == torch.uint8
         assert bucket.data.nbytes == sum(t.nbytes for _, t in bucket.tensors())
         assert bucket.data.nbytes <= limit or sum(1 for _, t in bucket.tensors() if t.nbytes) == 1
@@ -71,8 +71,8 @@ def test_what_sglang_joins_comes_in_one_bucket() -> None:
         [f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)
     ]
     ends = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(2)]
-    given_ = [
+    weights = [
         (name, torch.ones(10)) for layer in range(2) for name in [*attention[layer], ends[layer]]
     ]
-    found = [list(bucket.names) for bucket in buckets(given_, 100, Layout())]
-    assert found == [attention[0], [ends[0]], attention[1], [ends[1]]]
+    contents = [list(bucket.names) for bucket in buckets(weights, 100, Layout())]
+    assert contents == [attention[0], [ends[0]], attention[1], [ends[1]]]

@@ -99,12 +99,12 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
         await server.generated(40)
         update = await publish(source(pauseMode="retract"), 1, other_model)
         assert update.failed == {}
-        made = await running
-    assert [span.version for span in made.spans] == [0, 1]
-    at = made.spans[0].end
+        generation = await running
+    assert [span.version for span in generation.spans] == [0, 1]
+    at = generation.spans[0].end
     assert 30 < at < 900
-    expected = log_probs(other_model, [20, 21, 22, *made.tokens], 900)
-    assert distance(made.log_probs[at:], expected[at:]) < tolerance()
+    expected = log_probs(other_model, [20, 21, 22, *generation.tokens], 900)
+    assert distance(generation.log_probs[at:], expected[at:]) < tolerance()
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -127,15 +127,18 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
         await sglang.generated(140)
         update = await publish(one, 2, other_model)
         held.resume()
-        made = await running
+        generation = await running
     assert update.failed == {}
-    assert [span.version for span in made.spans] == [1, 2]
-    at = made.spans[0].end
+    assert [span.version for span in generation.spans] == [1, 2]
+    at = generation.spans[0].end
     assert 130 < at < 900
-    tokens = [20, 21, 22, *made.tokens]
-    assert distance(made.log_probs[:at], log_probs(model, tokens, 900)[:at]) < tolerance()
+    tokens = [20, 21, 22, *generation.tokens]
+    assert distance(generation.log_probs[:at], log_probs(model, tokens, 900)[:at]) < tolerance()
     if mode == "retract":
-        assert distance(made.log_probs[at:], log_probs(other_model, tokens, 900)[at:]) < tolerance()
+        assert (
+            distance(generation.log_probs[at:], log_probs(other_model, tokens, 900)[at:])
+            < tolerance()
+        )
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -159,11 +162,14 @@ async def test_nothing_old_is_found_or_left_after_an_update(
         assert update.failed == {}
         empty = lambda: sglang.metric("kv_evictable_tokens") == 0  # noqa: E731
         await asyncio.to_thread(until, empty, 20.0, "nothing in the cache but what is in use")
-        made = await engine.generate(f"after-{mode}", prompt, sampling, cache="0")
+        generation = await engine.generate(f"after-{mode}", prompt, sampling, cache="0")
         assert not running.done()
         running.cancel()
-    assert [span.version for span in made.spans] == [1]
-    assert distance(made.log_probs, log_probs(other_model, prompt + made.tokens, 12)) < tolerance()
+    assert [span.version for span in generation.spans] == [1]
+    assert (
+        distance(generation.log_probs, log_probs(other_model, prompt + generation.tokens, 12))
+        < tolerance()
+    )
 
 
 async def test_joiners_alone_get_the_weights_that_others_have(
@@ -266,8 +272,8 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
             await dead._verify(peer)
         update = await publish(source(attempt=2, pauseMode=mode), 2, other_model)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
-        made = await running
-        assert made.finish == ("abort" if mode == "abort" else "length")
+        generation = await running
+        assert generation.finish == ("abort" if mode == "abort" else "length")
     assert await serves(server.url, other_model, 2, server.engine)
 
 

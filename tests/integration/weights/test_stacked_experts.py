@@ -61,7 +61,7 @@ def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterat
 def stacked(weights: Path) -> Tensors:
     """The checkpoint's tensors, experts as the trainer sends them."""
     singles = dict(on_device(weights))
-    found = []
+    stacks = []
     for layer in sorted(
         {name.partition(".experts.")[0] for name in singles if ".experts." in name}
     ):
@@ -71,13 +71,13 @@ def stacked(weights: Path) -> Tensors:
             )
             for kind in ("gate", "up", "down")
         )
-        found += [
+        stacks += [
             (f"{layer}.experts.w13_weight", torch.cat([gate, up], 1)),
             (f"{layer}.experts.w2_weight", down),
         ]
-    assert found
+    assert stacks
     assert not [name for name in singles if ".experts." in name]
-    return [*singles.items(), *found]
+    return [*singles.items(), *stacks]
 
 
 def cores(ranks: int) -> dict[str, str]:
@@ -89,10 +89,10 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
     """The likeliest response to a prompt, and its log-probs."""
     async with Client(engine.url) as client:
         await client.wait_ready(30.0)
-        made = await client.generate(
+        generation = await client.generate(
             "x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
         )
-    return list(made.tokens), list(made.log_probs)
+    return list(generation.tokens), list(generation.log_probs)
 
 
 @pytest.mark.slow

@@ -64,7 +64,10 @@ async def serves(url: str, weights: Path, version: int, kind: Engine = SGLANG) -
     version."""
     async with kind.client(url) as engine:
         await engine.wait_ready(30.0)
-        made = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
-    assert (made.finish, len(made.tokens)) == ("length", 12), made
-    assert [span.version for span in made.spans] == [version], made
-    return distance(made.log_probs, log_probs(weights, PROMPT + made.tokens, 12)) < tolerance()
+        generation = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
+    assert (generation.finish, len(generation.tokens)) == ("length", 12), generation
+    assert [span.version for span in generation.spans] == [version], generation
+    return (
+        distance(generation.log_probs, log_probs(weights, PROMPT + generation.tokens, 12))
+        < tolerance()
+    )
