@@ -1,5 +1,4 @@
-"""What a checkpoint costs training, written in its way and beside it, and what the disk alone would
-need.
+"""Cost of a checkpoint for training, written in its way and beside it, and for the disk alone.
 
     OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--hidden 512] [--layers 8]
         [--out docs/results/checkpoints.md]

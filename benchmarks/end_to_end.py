@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def make_data(manifest: Path, job: RLJob) -> None:
-    """What the example's own script writes beside its prompts."""
+    """Run the example's script, which writes its data beside its prompts; no-op without one."""
     path = job.spec.data.prompts[0].path
     if path is None:
         return

@@ -1,5 +1,4 @@
-"""How long a small engine takes to start and to end, by our script and as SGLang's own command, in
-turns.
+"""Times to start and to end a small engine, by our script and as SGLang's own command, in turns.
 
     python benchmarks/engine_life.py [--rounds 3]
 

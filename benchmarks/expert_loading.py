@@ -1,5 +1,5 @@
-"""What SGLang's Python costs for a mixture's weights: each expert's tensors by themselves, and all
-of a layer stacked.
+"""Cost of SGLang's Python for a mixture's weights: each expert's tensors by themselves, and all of
+a layer stacked.
 
     python benchmarks/expert_loading.py [--layers 48] [--experts 128] [--updates 5]
 

@@ -1,5 +1,5 @@
-"""What SGLang's prefix cache costs once memory is full: room for one token, by how many entries
-there are.
+"""Cost of SGLang's prefix cache once memory is full: room for one token, by how many entries there
+are.
 
     python benchmarks/prefix_cache.py [--entries 500,3200,10000] [--tokens 256]
 

@@ -1,5 +1,4 @@
-"""What old samples cost in learning, and what each correction for them gives, on the quickstart's
-task.
+"""Cost of old samples in learning, and gain of each correction for them, on the quickstart's task.
 
     python benchmarks/staleness.py [--lr 6e-3] [--steps 60] [--seeds 2]
 

@@ -1,5 +1,5 @@
-"""Where the time of a quickstart step goes, beside what the bare engine and the bare trainer need
-for the same work.
+"""Parts of a quickstart step's time, beside what the bare engine and the bare trainer need for the
+same work.
 
     python benchmarks/step.py [--steps 60] [--out docs/results/step.md]
 

@@ -1,4 +1,4 @@
-"""What the rendezvous costs with 10, 100 and 1,000 engines: CPU seconds of its own process.
+"""Cost of the rendezvous with 10, 100 and 1,000 engines: CPU seconds of its own process.
 
     python benchmarks/thousand_rendezvous.py [--sizes 10 100 1000] [--idle 20] [--out FILE]
 

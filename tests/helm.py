@@ -24,7 +24,7 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def template(values: str = "defaults", *arguments: str, release: str = "sluice") -> str:
-    """What an installation into the namespace sluice-system would make."""
+    """Manifests that an installation into the namespace sluice-system would apply."""
     file = VALUES / f"{values}.yaml"
     done = helm(
         "template", release, CHART, "--namespace", "sluice-system", "--values", file, *arguments

@@ -69,7 +69,7 @@ def _label(name: str, kind: str = "label") -> str:
 
 
 def write_pods(pods: Iterable[Object], file: Path) -> None:
-    """What service discovery says of each port of each pod."""
+    """Write the targets of service discovery: one for each port of each pod."""
     file.write_text(json.dumps([target for pod in pods for target in _targets(pod)]))
 
 

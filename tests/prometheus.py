@@ -44,7 +44,8 @@ def program(name: str) -> Path:
 
 @cache
 def _unpack_debians() -> str:
-    """Why it is not there; empty: it is. Two sessions may do it at once: the first rename wins."""
+    """The reason that it is not there; empty: it is. Two sessions may do it at once: the first
+    rename wins."""
     if (CACHE / "usr").exists():
         return ""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):

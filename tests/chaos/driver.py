@@ -188,7 +188,7 @@ def _signal(processes: Sequence[psutil.Process], number: int) -> None:
 
 
 async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
-    """What the buffer of a run says, asked without a proxy; None: it does not answer now."""
+    """Stats of a run's buffer, asked without a proxy; None: it does not answer now."""
     state = run_state.StateFile(directory).load()
     port = next(iter(state.ports.values()), 0)
     tokens = [

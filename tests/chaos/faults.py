@@ -11,7 +11,7 @@ from tests.chaos.proxy import Harm
 
 KILL, STOP = "kill -9", "SIGSTOP"
 ROLES = ("engine", "worker", "buffer", "rendezvous", "trainer", "run")
-"""What may be killed or stopped; `run` is `sluice run` itself."""
+"""Processes that may be killed or stopped; `run` is `sluice run` itself."""
 LONGEST_SECONDS = 20.0
 
 

@@ -37,7 +37,7 @@ PAIRS = (
     ("trainer", "engine"),
     ("buffer", "rendezvous"),
 )
-"""Who calls whom (docs/contracts.md)."""
+"""(caller, server) of each connection of a run (docs/contracts.md)."""
 LOOK_SECONDS = 0.2
 DEADLINE_SECONDS = 10.0
 
@@ -133,7 +133,7 @@ class Network:
                 yield pid, environment
 
     def _caller(self, peer: tuple[str, int], port: int) -> str:
-        """Who opened the connection from `peer` to `port`; empty: nobody of the run."""
+        """The caller that opened the connection from `peer` to `port`; empty: nobody of the run."""
         inode = _inode(peer, port)
         if inode not in self._owners:
             self._owners = {

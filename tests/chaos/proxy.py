@@ -26,7 +26,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class Harm(StrEnum):
-    """What a network may do. Bytes that TCP would repeat are held; a stream that lost some is
+    """A fault of a network. Bytes that TCP would repeat are held; a stream that lost some is
     reset."""
 
     PARTITION = "partition"

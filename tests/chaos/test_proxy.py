@@ -1,4 +1,4 @@
-"""What each harm does to a connection of a caller, and that others never notice."""
+"""Each harm does its own to a connection of its caller; others never notice."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class DataPlane:
             del os.environ["SLUICE_TOKEN"]
 
     async def _give_weights(self) -> None:
-        """What a trainer tells the rendezvous in an update."""
+        """Tell the rendezvous of an update as a trainer does."""
         source: dict[str, Any] = {"source": "trainer-0", "attempt": 1, "version": 0}
         async with rpc.channel(self.rendezvous) as channel:
             stub, metadata = rendezvous_pb2_grpc.RendezvousStub(channel), rpc.metadata(self.token)

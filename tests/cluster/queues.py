@@ -36,7 +36,7 @@ BY_WEBHOOK = {
         "spec": {"schedulingGates": [{"name": GATE}]},
     },
 }
-"""What Kueue's webhook adds to pods that name a queue, as podTemplateOverrides."""
+"""Additions of Kueue's webhook to pods that name a queue, as podTemplateOverrides."""
 ENDED_BY_SIGTERM = 143
 
 

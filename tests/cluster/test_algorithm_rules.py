@@ -21,7 +21,7 @@ NONSENSE += [(algorithm, groups, reason) for algorithm, groups, _, reason in TOG
 
 
 async def stored(api: Api, algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
-    """What the API server makes of a job with this algorithm. Nothing stays behind."""
+    """A job with this algorithm as the API server stores it. Nothing stays behind."""
     document = {
         "apiVersion": API_VERSION,
         "kind": "RLJob",

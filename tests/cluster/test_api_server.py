@@ -116,7 +116,7 @@ async def test_too_many_requests_delay_and_break_nothing(
 
 
 async def answer_to_a_watch(world: World, version: str) -> int:
-    """What a watch from a version on gets: the code of its error; 0: there is none."""
+    """Code of the error that a watch from a version on gets; 0: there is none."""
     query: dict[str, Any] = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "2"}
     try:
         async for line in world.api.lines(collection("Pod", world.namespace), query):

@@ -1,4 +1,4 @@
-"""What goes wrong with a job's pods, its spec, or the objects around it.
+"""Failures of a job's pods, of its spec, and of the objects around it.
 
 Specs that break a rule are stored without the rules of the CRD (`unruled`): most API servers refuse
 them, those that took them before there were rules have them still.
@@ -327,8 +327,8 @@ async def test_a_job_that_does_not_start_fails_at_its_deadline(
 async def test_a_volume_that_does_not_come_shows_in_the_status(
     operator: Operator, world: World
 ) -> None:
-    """What a kubelet tells in events alone. The pods of the job have a node, and no kubelet answers
-    there."""
+    """A kubelet tells of it in events alone. The pods of the job have a node, and no kubelet
+    answers there."""
     await world.create()
     await world.until_pods(5)
     pod = next(each for name, each in (await world.pods("trainer")).items())

@@ -1,4 +1,4 @@
-"""What a user does with a job, and what comes of it."""
+"""A job's life: a user creates, changes, suspends and deletes it, and its objects follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose the objects of a job are: finalizers of others, orphans, and the ways to delete a job."""
+"""Owners of a job's objects: finalizers of others, orphans, and the ways to delete a job."""
 
 from __future__ import annotations
 

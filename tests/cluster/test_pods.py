@@ -1,5 +1,5 @@
-"""What the API server keeps of our pods and of what guards them, and how pods that cannot start are
-told about."""
+"""Our pods and their guards as the API server keeps them, and the words for pods that cannot
+start."""
 
 from __future__ import annotations
 

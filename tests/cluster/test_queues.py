@@ -288,7 +288,7 @@ async def says(world: World, kind: str, words: str) -> bool:
 async def test_the_words_of_kueue_are_read_from_the_workload(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Whether or not this API server keeps the gates of pods, from which the operator sees that
+    """Holds also where this API server drops the gates of pods, from which the operator sees that
     they wait."""
     async with Kueue(world, quota=1).working():
         await submit(world, policy, "first")

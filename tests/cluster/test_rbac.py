@@ -238,7 +238,7 @@ GROUPS = {
 
 
 async def may(api: Api, user: str, namespace: str, deed: str, name: str = "") -> bool:
-    """What `kubectl auth can-i VERB RESOURCE --as=USER` asks."""
+    """The answer of `kubectl auth can-i VERB RESOURCE --as=USER`."""
     verb, resource = deed.split()
     resource, _, subresource = resource.partition("/")
     attributes = {

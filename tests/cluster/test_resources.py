@@ -1,5 +1,4 @@
-"""What a real API server makes of the pods' requests: their class when a node is in need, and
-quotas."""
+"""The pods' requests on a real API server: their class when a node is in need, and quotas."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the API server itself says of RLJobs: rules, transitions, lists, defaults, fields that
-nobody knows."""
+"""The API server's own checks of RLJobs: rules, transitions, lists, defaults, fields that nobody
+knows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Job:
         return await self.api.merge(f"{self.path}/status", {"status": status})
 
     async def start(self) -> None:
-        """What an operator writes before it makes the first pod."""
+        """Write the status that an operator writes before it makes the first pod."""
         await self.report(
             {"roles": [{"name": "trainer", "attempt": 1, "gangs": [{"replica": 0, "attempt": 1}]}]}
         )
@@ -149,7 +149,7 @@ async def test_the_controller_of_a_job_never_changes(job: Job) -> None:
 async def test_a_server_without_the_rules_takes_what_they_refuse_until_they_are_back(
     rules: Api,
 ) -> None:
-    """What other tests rely on that are about the operator's own judgement."""
+    """Tests of the operator's judgement rely on it."""
     senseless = {**SPEC, "trainer": {"steps": 1, "gpusPerNode": 0, "stepsPerBatch": 7}}
     async with without_rules(rules):
         created = await create(rules, senseless)

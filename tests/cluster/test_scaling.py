@@ -127,7 +127,8 @@ async def test_an_autoscaler_needs_a_first_number(operator: Operator, world: Wor
 async def test_a_number_that_is_taken_away_changes_nothing(
     operator: Operator, world: World
 ) -> None:
-    """Who hands the field over to an autoscaler removes it from his manifest: what runs goes on."""
+    """A user who hands the field over to an autoscaler removes it from the manifest: what runs goes
+    on."""
     await world.running(5)
     await world.change({"rollout": {"replicas": None}})
     await asyncio.sleep(2)

@@ -70,14 +70,14 @@ class World:
         )
 
     async def objects(self, kind: str) -> list[Object]:
-        """What is there of a kind, but for what every namespace has."""
+        """Objects of a kind, but for those that every namespace has."""
         items = (await self.api.get(collection(kind, self.namespace)))["items"] or []
         return [
             each for each in items if "service-account" not in each.get("type", "") and _ours(each)
         ]
 
     async def owned(self, *kinds: str) -> list[Object]:
-        """What goes with its job: all of these kinds but claims that are kept."""
+        """Objects that go with their job: all of these kinds but claims that are kept."""
         objects = [each for kind in kinds or OWNED for each in await self.objects(kind)]
         return [
             each

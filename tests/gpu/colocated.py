@@ -169,7 +169,7 @@ def check_offload(model: Path) -> int:
 
 
 def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
-    """What does not hold."""
+    """Train in a run; one line for each thing that does not hold."""
     run.start()
     try:
         if arguments.faults:

@@ -1,5 +1,5 @@
-"""What several rooms' tests share: one SGLang server for the whole session, started when the first
-test asks for it."""
+"""Fixtures that several rooms share: one SGLang server for the whole session, started when the
+first test asks for it."""
 
 from __future__ import annotations
 

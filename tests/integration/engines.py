@@ -43,7 +43,7 @@ def gpus() -> int:
 
 
 def device() -> str:
-    """Where the sender of weights holds them."""
+    """The device on which the sender of weights holds them."""
     return "cuda" if gpus() else "cpu"
 
 
@@ -163,7 +163,7 @@ def call(url: str, body: Any = None, timeout: float = 60.0) -> tuple[int, Any]:
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """What `condition` returns as soon as it is true."""
+    """The value that `condition` returns as soon as it is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := condition():

@@ -1,4 +1,4 @@
-"""What `make test-learning` runs: examples, and what is set beside their manifests."""
+"""Runs of `make test-learning`: examples, and what is set beside their manifests."""
 
 from __future__ import annotations
 

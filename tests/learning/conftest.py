@@ -34,7 +34,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs are kept: SLUICE_LEARNING_DIR, which the figure is drawn from, or nowhere."""
+    """The directory of the runs: SLUICE_LEARNING_DIR, which the figure is drawn from, or one that
+    is not kept."""
     directory = Path(
         os.environ.get("SLUICE_LEARNING_DIR") or tmp_path_factory.mktemp("learning")
     ).resolve()

@@ -22,7 +22,7 @@ from tests.tools import ROOT, tool
 
 CHART = ROOT / "charts/sluice"
 LIBRARY = "docker.io/library/"
-"""What a node puts before the name of an image that names no registry."""
+"""Prefix that a node puts before the name of an image that names no registry."""
 RELEASE, OPERATOR_NAMESPACE = "sluice", "sluice-system"
 ROWS = pytest.StashKey[list[list[Any]]]()
 FAILED = pytest.StashKey[bool]()

@@ -134,7 +134,7 @@ def _environment_key() -> str:
 
 
 def distributions() -> list[metadata.Distribution]:
-    """What pyproject.toml's extras ask for, and all that those require, as installed here."""
+    """Distributions of pyproject.toml's extras, and all that those require, as installed here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in optional[extra])]
@@ -209,7 +209,7 @@ def _site_packages() -> Files:
 
 
 def _tools() -> Files:
-    """What SGLang calls (lscpu); a shell and what one wants in it, for `kubectl exec`."""
+    """Programs that SGLang calls (lscpu); a shell and what one wants in it, for `kubectl exec`."""
     return {
         f"usr/bin/{tool}": Path(path).resolve() for tool in COMMANDS if (path := shutil.which(tool))
     }
@@ -309,7 +309,7 @@ def _add_special(
 
 
 def _write_archive(archive: Path, image: str, layers: list[Path]) -> None:
-    """What `docker save` writes."""
+    """Write the layers as `docker save` does."""
     digests = [_file_digest(layer) for layer in layers]
     config = {
         "architecture": "amd64",

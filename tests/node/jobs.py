@@ -53,7 +53,7 @@ class Quickstart:
     # ----------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """What the example asks its user for, on volumes of this machine: the node has no
+        """Make what the example asks its user for, on volumes of this machine: the node has no
         provisioner."""
         for path in (self.volume, self.buffer, self._claimed):
             path.mkdir(parents=True)
@@ -237,7 +237,7 @@ class Quickstart:
         )
 
     def counters(self) -> dict[str, int]:
-        """What the buffer's database says of the guarantee, read after the end."""
+        """Counts of groups that the guarantee is about, from the buffer's database at the end."""
         with tempfile.TemporaryDirectory() as directory:
             copy = Path(directory) / "buffer"
             shutil.copytree(self.buffer, copy)

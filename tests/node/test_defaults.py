@@ -18,7 +18,7 @@ PROGRAMS = {
     "rollout": "sluice_rollout",
     "engine": "/sluice/sglang/launch_server.py",
 }
-"""What is killed -> a word of its command line. The rollout's pod has a worker and an engine."""
+"""Process to kill -> a word of its command line. The rollout's pod has a worker and an engine."""
 
 
 def test_a_kill_of_every_role_loses_nothing(

@@ -1,4 +1,4 @@
-"""What joins the agent to a job: its episode's address and key go in, what it answered comes out.
+"""Joins the agent to a job: its episode's address and key go in, its answer comes out.
 
 question          the model        its tool     the model
 7 * 8 + 5 =       calculate        1 >          1 <eos>

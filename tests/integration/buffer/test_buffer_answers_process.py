@@ -17,7 +17,7 @@ ROWS = 40
 
 
 def sft_job(directory: Path) -> dict[str, Any]:
-    """What makes the usual job one that learns from conversations."""
+    """Changes that make the usual job one that learns from conversations."""
     (directory / "model").mkdir()
     model = save(directory / "model")
     rows = [{"messages": [user("?" * i), assistant(str(i))]} for i in range(1, ROWS + 1)]

@@ -220,7 +220,7 @@ class Disk:
 
 
 def _read(path: Path) -> Directory:
-    """What lies under a directory, all of it durable."""
+    """The tree under a directory, all of it durable."""
     names: dict[str, Node] = {
         each.name: _read(each) if each.is_dir() else File(bytearray(each.read_bytes()))
         for each in path.iterdir()

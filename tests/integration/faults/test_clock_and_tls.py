@@ -33,7 +33,7 @@ async def main():
 asyncio.run(main())
 """
 REACHED = "Method not found"
-"""What a server without services answers once the certificates are agreed upon."""
+"""Answer of a server without services once the certificates are agreed upon."""
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def test_a_buffer_goes_on_after_each_loss_of_power(powered: Powered) -> No
 
 @dataclass
 class Acknowledged:
-    """What a client was told, and the end of the journal when it had been told."""
+    """An answer that a client got, and the end of the journal by then."""
 
     end: int
     what: str

@@ -65,7 +65,7 @@ def make_job(
 
 
 def log(run_dir: Path, container: str) -> str:
-    """What a container wrote, as `<pod>.<container>`."""
+    """The output of a container, which is named as `<pod>.<container>`."""
     return (run_dir / f"logs/{container}.log").read_text().strip()
 
 

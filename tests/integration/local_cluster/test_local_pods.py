@@ -1,4 +1,4 @@
-"""What a pod finds on a laptop: ports, volumes, variables, GPUs."""
+"""A pod's surroundings on a laptop: ports, volumes, variables, GPUs."""
 
 import asyncio
 import json

@@ -188,7 +188,7 @@ REACH = {
     "writes to the temporary directory": 'open("/tmp/sluice-escaped", "w").close(); '
     'os.unlink("/tmp/sluice-escaped")',
 }
-"""What only some layers stop; a program that ends well has done it."""
+"""Attacks that only some layers stop; a program that ends well has done it."""
 
 LEGITIMATE = """
 import asyncio, concurrent.futures, pathlib, shutil, tempfile

@@ -1,4 +1,4 @@
-"""What programs try against the sandbox, on machines with more and with fewer of its layers."""
+"""Attacks of programs on the sandbox, on machines with more and with fewer of its layers."""
 
 from __future__ import annotations
 

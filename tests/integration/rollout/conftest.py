@@ -1,4 +1,4 @@
-"""What every test of the rollout worker starts with. The buffer's own tools start the buffer."""
+"""Fixtures of the rollout worker's tests. The buffer's own tools start the buffer."""
 
 from __future__ import annotations
 

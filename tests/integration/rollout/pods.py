@@ -160,7 +160,7 @@ async def leases(worker: Worker, count: int) -> None:
 
 
 def submitted(worker: Worker) -> list[SampleGroup]:
-    """What the worker submits from now on."""
+    """Groups that the worker submits from now on; the list grows as it does."""
     groups: list[SampleGroup] = []
     send = worker.submits.send
 

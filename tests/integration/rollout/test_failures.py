@@ -58,7 +58,7 @@ async def running(
 
 
 class Returns:
-    """What goes back to the buffer: notes it and passes it on."""
+    """Notes groups that go back to the buffer, and passes them on."""
 
     def __init__(self, worker: Worker) -> None:
         self.groups: list[SampleGroup] = []

@@ -56,7 +56,7 @@ def talkative(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Seen:
-    """What the engine was asked and what it answered, by the tokens of the request."""
+    """Requests to the engine, by their tokens, each with its answer."""
 
     def __init__(self, engine: Client) -> None:
         self.answers: list[tuple[list[int], Generation]] = []

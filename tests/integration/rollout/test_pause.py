@@ -119,7 +119,7 @@ async def test_an_engine_that_hangs_and_is_not_paused_is_found_at_once_and_its_g
 
 
 def error_of(sample: Sample, weights: dict[int, Path]) -> float:
-    """How far its log-probs are from those of the weights that its spans name."""
+    """Largest distance of its log-probs from those of the weights that its spans name."""
     expected: list[float] = []
     for span in sample.weight_versions:
         everything = log_probs(

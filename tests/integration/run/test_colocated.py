@@ -18,7 +18,7 @@ REST = {"sglang": "POST /release_memory_occupation", "vllm": "POST /pause?mode=a
 
 
 def rests(run: Laptop, engine: str, attempt: int) -> int:
-    """How often the engine of this attempt has gone to rest."""
+    """Number of times that the engine of this attempt has gone to rest."""
     log = run.directory / f"logs/quickstart-rollout-0-{attempt}-0.engine.log"
     return log.read_text().count(REST[engine]) if log.exists() else 0
 

@@ -40,7 +40,7 @@ def is_loopback(text: str) -> bool:
 
 @pytest.fixture
 def clusters_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cluster's node has in its environment: gloo on the machine's own network."""
+    """The environment of a cluster's node: gloo on the machine's own network."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == AF_INET and not is_loopback(each.address) for each in addresses):
             monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)

@@ -33,7 +33,7 @@ FILES = {
     "run.sh": VERL,
     "my_trainer.yaml": "data: {max_prompt_length: 256}\n",
 }
-"""What a reader of the pages has, beside his task."""
+"""Files that a reader of the pages has, beside his task."""
 
 
 @dataclass(frozen=True, slots=True)

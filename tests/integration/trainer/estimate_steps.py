@@ -72,7 +72,7 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
 
 
 def share(sequences: list[pb.Sequence], groups: list[SampleGroup], rank: int) -> list[SampleGroup]:
-    """What the buffer gives to one data-parallel rank."""
+    """The groups that the buffer gives to one data-parallel rank, with its samples alone."""
     mine = {(s.group_id, s.index) for s in sequences if s.rank == rank}
     parts = [
         SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine])

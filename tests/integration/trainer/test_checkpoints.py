@@ -1,6 +1,4 @@
-"""What a checkpoint promises: a resume is exact, a kill harms nothing, a full disk is said
-clearly.
-"""
+"""A checkpoint's promises: a resume is exact, a kill harms nothing, a full disk is said clearly."""
 
 from __future__ import annotations
 

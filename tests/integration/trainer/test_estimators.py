@@ -71,7 +71,7 @@ def same(actual: Any, expected: Any) -> None:
 
 
 def elsewhere(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """What came of each job on `world` ranks, which all must say the same."""
+    """The outcome of each job on `world` ranks, which all must say the same."""
     ranks = tiny.run("estimate_steps.py", json.dumps(jobs), world=world)
     assert all(results == ranks[0] for results in ranks)
     return list(ranks[0])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture(scope="module")
 def alone(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """What one rank comes to; each job is run once."""
+    """Runs a job on one rank, once: its results and the file of its weights."""
     done: dict[str, Run] = {}
 
     def run(family: str, **job: Any) -> Run:

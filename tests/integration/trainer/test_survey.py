@@ -1,4 +1,4 @@
-"""What a loss knows of the whole optimizer step is what the log-probs of all of its tokens say, by
+"""A loss knows of the whole optimizer step what the log-probs of all of its tokens say, by
 transformers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: tiny models, specs, batches, and child processes."""
+"""Parts that the trainer's tests share: tiny models, specs, batches, and child processes."""
 
 from __future__ import annotations
 

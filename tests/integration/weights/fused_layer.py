@@ -25,7 +25,7 @@ EXPERTS, HIDDEN, WIDTH = 8, 32, 64
 
 
 def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> None:
-    """What a layer asks SGLang's process for when it is made."""
+    """Bring SGLang's process to where a layer can be built: arguments, groups, settings."""
     from sglang.benchmark import one_batch
     from sglang.srt.distributed import bootstrap
     from sglang.srt.server_args import ServerArgs

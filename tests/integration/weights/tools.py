@@ -39,7 +39,7 @@ async def begin(source: Source, version: int, *, joiners_only: bool) -> int:
 async def publish(
     source: Source, version: int, weights: Path | Tensors, *, joiners_only: bool = False
 ) -> Outcome:
-    """What the training loop does after a step."""
+    """Begin and send an update, as the training loop does after a step."""
     await begin(source, version, joiners_only=joiners_only)
     return await send(source, weights)
 
