@@ -50,8 +50,8 @@ def test_grpo_is_the_default() -> None:
 def test_what_an_estimator_brings_with_it(
     algorithm: dict[str, Any], loss: str, aggregation: str, whitens: bool
 ) -> None:
-    found = Algorithm.model_validate(algorithm)
-    assert (found.policy_loss, found.loss_aggregation, found.whitens) == (
+    parsed = Algorithm.model_validate(algorithm)
+    assert (parsed.policy_loss, parsed.loss_aggregation, parsed.whitens) == (
         loss,
         aggregation,
         whitens,

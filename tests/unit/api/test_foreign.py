@@ -21,7 +21,7 @@ from sluice_operator.cluster.kube import schema
 POD = "spec.podTemplateOverrides[0].template"
 
 
-def found(spec: dict[str, Any]) -> dict[str, str]:
+def faults(spec: dict[str, Any]) -> dict[str, str]:
     return {field_path(fault.location): fault.text for fault in faults_of(RLJobSpec, spec)}
 
 
@@ -104,7 +104,7 @@ def container(**fields: Any) -> dict[str, Any]:
 def test_a_fault_is_named_with_what_may_be_meant(
     spec: dict[str, Any], field: str, text: str
 ) -> None:
-    assert found(spec) == {field: text}
+    assert faults(spec) == {field: text}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_fault_is_named_with_what_may_be_meant(
     ],
 )
 def test_what_a_pod_may_have_is_no_fault(spec: dict[str, Any]) -> None:
-    assert found(spec) == {}
+    assert faults(spec) == {}
 
 
 def test_what_is_known_is_what_the_client_of_kubernetes_knows() -> None:

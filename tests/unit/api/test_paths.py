@@ -128,8 +128,8 @@ class _Outer(Model):
 
 def test_lists_of_paths_and_nested_lists_are_walked() -> None:
     spec = {"inner": [{"several": ["a", "b"]}, {}], "own": "x.py:f"}
-    found = [(path.field, path.value) for path in marked(_Outer, spec)]
-    assert found == [
+    paths = [(path.field, path.value) for path in marked(_Outer, spec)]
+    assert paths == [
         ("spec.inner[0].several[0]", "a"),
         ("spec.inner[0].several[1]", "b"),
         ("spec.own", "x.py:f"),

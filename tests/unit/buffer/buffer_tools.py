@@ -103,11 +103,11 @@ def make_sample(
 
 def make_group(prompt: common.Prompt, samples: int = 2, **kwargs: Any) -> common.SampleGroup:
     """A finished group whose rewards alternate, with the prompt's id in its tokens."""
-    made = [make_sample(i, **{"reward": float(i % 2), **kwargs}) for i in range(samples)]
-    for sample in made:
+    members = [make_sample(i, **{"reward": float(i % 2), **kwargs}) for i in range(samples)]
+    for sample in members:
         if len(sample.tokens) >= 4:
             sample.tokens = np.array([prompt.group_id], dtype="<i4").tobytes() + sample.tokens[4:]
-    return common.SampleGroup(prompt=prompt, samples=made)
+    return common.SampleGroup(prompt=prompt, samples=members)
 
 
 class Clock:
@@ -283,9 +283,9 @@ class Server:
         assert process.stderr
         for line in process.stderr:
             self.lines.append(line)
-            found = re.search(r"serving.* address=(\S+)", line)
-            if found:
-                self.address, self._serving = found[1], True
+            match = re.search(r"serving.* address=(\S+)", line)
+            if match:
+                self.address, self._serving = match[1], True
                 ready.set()
         ready.set()
 

@@ -10,14 +10,14 @@ from tests.unit.buffer.buffer_tools import House, make_job
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[Callable[..., House]]:
     """Makes buffers on a real database in this process."""
-    made: list[House] = []
+    houses: list[House] = []
 
     def make(**changes: Any) -> House:
-        directory = tmp_path / f"house-{len(made)}"
+        directory = tmp_path / f"house-{len(houses)}"
         directory.mkdir()
-        made.append(House(make_job(directory, **changes), directory / "storage"))
-        return made[-1]
+        houses.append(House(make_job(directory, **changes), directory / "storage"))
+        return houses[-1]
 
     yield make
-    for one in made:
+    for one in houses:
         one.close()

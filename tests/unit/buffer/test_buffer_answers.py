@@ -23,11 +23,11 @@ Make = Callable[..., House]
 
 def rows(path: Path, count: int = 12, /, **changed: Any) -> str:
     """Conversations `<i>` -> `<i+1>`; changed: other rows, by `row<i>`."""
-    made = [
+    conversations = [
         changed.get(f"row{i}", {"messages": [user(str(i)), assistant(str(i + 1))]})
         for i in range(count)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    path.write_text("".join(json.dumps(row) + "\n" for row in conversations))
     return str(path)
 
 
@@ -93,12 +93,12 @@ def test_several_data_sets_have_their_weights(sft: Make, tmp_path: Path) -> None
         "seed": 1,
     }
     one = sft(data=data, trainer={"epochs": 1})
-    found = [
+    datasets = [
         group.prompt.dataset
         for step in range(1, 5)
         for group in (one.step(step), samples(one, step))[1]
     ]
-    assert Counter(found) == {"large": 8, "small": 8}
+    assert Counter(datasets) == {"large": 8, "small": 8}
 
 
 def test_a_rewind_and_a_restart_give_the_same_samples_again(sft: Make) -> None:

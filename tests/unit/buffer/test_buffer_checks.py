@@ -125,8 +125,8 @@ def test_versions_come_from_the_spans() -> None:
 def test_a_failed_sample_is_made_harmless() -> None:
     group = make_group(pb.Prompt(group_id=1))
     failed = make_sample(1, status=pb.SAMPLE_STATUS_FAILED, reward=None)
-    made = as_trained(failed, prompt_tokens(group.samples))
-    assert (made.reward, made.loss_mask, made.tokens) == (0.0, bytes(6), failed.tokens)
+    harmless = as_trained(failed, prompt_tokens(group.samples))
+    assert (harmless.reward, harmless.loss_mask, harmless.tokens) == (0.0, bytes(6), failed.tokens)
     empty = pb.Sample(index=1, status=pb.SAMPLE_STATUS_FAILED)
     assert as_trained(empty, prompt_tokens(group.samples)).tokens == group.samples[0].tokens[:16]
 

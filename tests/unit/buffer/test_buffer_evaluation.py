@@ -67,12 +67,12 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
     one.clock.now += 7
     one.submit(leased[2], status=pb.SAMPLE_STATUS_FAILED)
     one.restart()
-    (found,) = evaluations(one.buffer, -1)
-    assert (found.version, found.dataset, found.seconds) == (0, "held-out", 7.0)
-    assert found.metrics["reward"] == pytest.approx(0.5)
-    assert found.metrics["pass@1"] == pytest.approx(0.5)
-    assert found.metrics["failed_ratio"] == pytest.approx(1 / 3)
-    sizes = example_sizes(one.buffer, found.version, found.dataset)
+    (evaluation,) = evaluations(one.buffer, -1)
+    assert (evaluation.version, evaluation.dataset, evaluation.seconds) == (0, "held-out", 7.0)
+    assert evaluation.metrics["reward"] == pytest.approx(0.5)
+    assert evaluation.metrics["pass@1"] == pytest.approx(0.5)
+    assert evaluation.metrics["failed_ratio"] == pytest.approx(1 / 3)
+    sizes = example_sizes(one.buffer, evaluation.version, evaluation.dataset)
     assert [key.group_id for key, _ in sizes] == [0, 1, 2]
     stored = [one.buffer.storage.value("examples", value_key(key)) for key, _ in sizes]
     assert [len(value or b"") for value in stored] == [size for _, size in sizes]
@@ -91,9 +91,9 @@ def test_the_majority_votes_where_rewards_tell_of_answers(house: Make) -> None:
             sample.reward_parts["pred"] = answer
         assert one.submit_group(group).outcome is SubmitOutcome.STORED
         one.restart()
-    (found,) = evaluations(one.buffer, -1)
-    assert found.metrics["maj@3"] == 1
-    assert found.metrics["pass^3"] == 0
+    (evaluation,) = evaluations(one.buffer, -1)
+    assert evaluation.metrics["maj@3"] == 1
+    assert evaluation.metrics["pass^3"] == 0
 
 
 def test_a_group_that_cannot_be_finished_counts_as_failed(house: Make) -> None:
@@ -104,9 +104,9 @@ def test_a_group_that_cannot_be_finished_counts_as_failed(house: Make) -> None:
         one.submit(group, reward=1.0)
     (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
     assert (failure.version, failure.dataset, failure.row) == (0, "held-out", 0)
-    (found,) = evaluations(one.buffer, -1)
-    assert found.metrics["reward"] == pytest.approx(2 / 3)
-    assert found.metrics["failed_ratio"] == pytest.approx(1 / 3)
+    (evaluation,) = evaluations(one.buffer, -1)
+    assert evaluation.metrics["reward"] == pytest.approx(2 / 3)
+    assert evaluation.metrics["failed_ratio"] == pytest.approx(1 / 3)
 
 
 def test_after_a_rewind_later_rounds_are_made_again(house: Make) -> None:

@@ -118,8 +118,8 @@ class BufferMachine(RuleBasedStateMachine):
         batch = self.house.buffer.sequences(step, 2)
         assert self.batches.setdefault(step, batch) == batch, "a fixed batch has changed"
         for group_id in {s.group_id for s in batch}:
-            found = shard_group(self.house.buffer, group_id, [0, 1])
-            assert found.samples[0].tokens == self.stored[group_id], (
+            group = shard_group(self.house.buffer, group_id, [0, 1])
+            assert group.samples[0].tokens == self.stored[group_id], (
                 "not the samples that were acknowledged"
             )
         if commit:

@@ -82,8 +82,8 @@ def test_a_slime_row_is_told_by_its_columns() -> None:
 
 
 def test_columns_can_be_named() -> None:
-    given = {"q": "hi", "a": "x", "m": {"k": 1}, "t": []}
-    row = parse_row(given, source(promptKey="q", labelKey="a", metadataKey="m", toolsKey="t"))
+    columns = {"q": "hi", "a": "x", "m": {"k": 1}, "t": []}
+    row = parse_row(columns, source(promptKey="q", labelKey="a", metadataKey="m", toolsKey="t"))
     assert (row.prompt, row.label, row.metadata, row.tools) == ("hi", "x", {"k": 1}, None)
 
 
@@ -187,9 +187,9 @@ def test_slices(text: str, path: str, part: slice) -> None:
 
 def test_rows_keep_their_number_in_the_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [{"prompt": str(i)} for i in range(10)])
-    made = prompts(tmp_path, {"path": f"{path}@[-3:-1]"}, shuffle=False)
-    found = [made.message(GroupKey(TRAINING, i)) for i in range(3)]
-    assert [(p.row, p.prompt_json, p.epoch) for p in found] == [
+    data = prompts(tmp_path, {"path": f"{path}@[-3:-1]"}, shuffle=False)
+    messages = [data.message(GroupKey(TRAINING, i)) for i in range(3)]
+    assert [(p.row, p.prompt_json, p.epoch) for p in messages] == [
         (7, '"7"', 0),
         (8, '"8"', 0),
         (7, '"7"', 1),
@@ -263,16 +263,16 @@ def test_a_source_named_alike_for_training_and_evaluation_must_be_rendered_alike
 def test_a_source_comes_as_often_as_it_weighs(tmp_path: Path) -> None:
     often = lines(tmp_path / "often.jsonl", [{"prompt": f"often {i}"} for i in range(4)])
     seldom = lines(tmp_path / "seldom.jsonl", [{"prompt": f"seldom {i}"} for i in range(10)])
-    made = prompts(
+    data = prompts(
         tmp_path, {"path": often, "weight": 2}, {"path": f"{seldom}@[0:6]", "weight": 0.5}
     )
-    found = [made.message(GroupKey(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
-    assert [p.epoch for p in found] == [0] * 11 + [1] * 11
-    rows = Counter((p.dataset, p.row) for p in found)
+    messages = [data.message(GroupKey(TRAINING, i)) for i in range(22)]  # two epochs of 8 + 3
+    assert [p.epoch for p in messages] == [0] * 11 + [1] * 11
+    rows = Counter((p.dataset, p.row) for p in messages)
     assert rows == {("often", row): 4 for row in range(4)} | {
         ("seldom", row): 1 for row in range(6)
     }
-    assert sum(p.dataset == "seldom" for p in found[:11]) == 3
+    assert sum(p.dataset == "seldom" for p in messages[:11]) == 3
 
 
 def test_sources_of_one_name_must_give_the_template_the_same(tmp_path: Path) -> None:
@@ -295,11 +295,11 @@ def test_a_broken_parquet_file_is_said(tmp_path: Path) -> None:
 
 
 def test_rows_that_the_jobs_own_code_made_are_read_from_the_storage(tmp_path: Path) -> None:
-    given = {"source": {"function": "tasks.py:additions", "args": {"digits": 2}}}
-    made = PromptSource.model_validate(given)
+    entry = {"source": {"function": "tasks.py:additions", "args": {"digits": 2}}}
+    prompt_source = PromptSource.model_validate(entry)
     (tmp_path / "rows").mkdir()
-    lines(Path(made.file(tmp_path / "rows")), [{"prompt": "1 + 1 =", "label": "2"}])
-    message = prompts(tmp_path, given).message(GroupKey(TRAINING, 0))
+    lines(Path(prompt_source.file(tmp_path / "rows")), [{"prompt": "1 + 1 =", "label": "2"}])
+    message = prompts(tmp_path, entry).message(GroupKey(TRAINING, 0))
     assert (message.dataset, message.prompt_json, message.label_json) == (
         "additions",
         '"1 + 1 ="',

@@ -167,8 +167,8 @@ def test_evaluation_metrics() -> None:
         return SampleFacts(length + 4, length, length, status, reward, 3, 5)
 
     groups = [[fact(2, 1.0), fact(4, 0.0, pb.SAMPLE_STATUS_TRUNCATED)], failed_facts(2, 0)]
-    found = metrics(groups, [1, 2, 3])
-    assert found == {
+    figures = metrics(groups, [1, 2, 3])
+    assert figures == {
         "reward": 0.25,
         "response_len/mean": 3.0,
         "response_len/median": 3.0,

@@ -15,30 +15,30 @@ POLICY = "ValidatingAdmissionPolicy"
 SERVED = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
 
 
-def kinds(found: list[Object]) -> set[str]:
-    return {each["kind"] for each in found}
+def kinds(manifests: list[Object]) -> set[str]:
+    return {each["kind"] for each in manifests}
 
 
-def operator(found: list[Object]) -> Object:
-    pod: Object = one(found, "Deployment")["spec"]["template"]
+def operator(manifests: list[Object]) -> Object:
+    pod: Object = one(manifests, "Deployment")["spec"]["template"]
     return pod
 
 
 def test_defaults_of_jobs_reach_the_operator() -> None:
-    found = objects("everything")
-    config = one(found, "ConfigMap", "trainer-of-models-job-defaults")
+    manifests = objects("everything")
+    config = one(manifests, "ConfigMap", "trainer-of-models-job-defaults")
     defaults = JobDefaults.model_validate(json.loads(config["data"]["defaults.json"]))
     assert (defaults.storage_class_name, defaults.priority_class_name) == ("fast", "batch")
     assert defaults.trainer.resources.requests == {"cpu": "96", "memory": "1200Gi"}
     assert defaults.trainer.tolerations == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     assert defaults.rendezvous.node_selector == {"pool": "system"}
-    pod = operator(found)["spec"]
+    pod = operator(manifests)["spec"]
     (mount,) = [
         each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "job-defaults"
     ]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "job-defaults"]
     assert volume["configMap"]["name"] == config["metadata"]["name"]
-    assert environment(found)["SLUICE_JOB_DEFAULTS"] == f"{mount['mountPath']}/defaults.json"
+    assert environment(manifests)["SLUICE_JOB_DEFAULTS"] == f"{mount['mountPath']}/defaults.json"
 
 
 def test_other_defaults_are_other_pods_of_the_operator() -> None:
@@ -54,29 +54,29 @@ def test_other_defaults_are_other_pods_of_the_operator() -> None:
 
 
 def test_without_defaults_nothing_is_mounted() -> None:
-    found = objects()
-    assert "ConfigMap" not in kinds(found)
-    assert "SLUICE_JOB_DEFAULTS" not in environment(found)
-    assert "annotations" not in operator(found)["metadata"]
+    manifests = objects()
+    assert "ConfigMap" not in kinds(manifests)
+    assert "SLUICE_JOB_DEFAULTS" not in environment(manifests)
+    assert "annotations" not in operator(manifests)["metadata"]
 
 
 def test_common_labels_and_annotations_are_everywhere() -> None:
-    found = objects("everything", *SERVED)
-    assert "ValidatingAdmissionPolicyBinding" in kinds(found)
-    for each in [*found, operator(found)]:
+    manifests = objects("everything", *SERVED)
+    assert "ValidatingAdmissionPolicyBinding" in kinds(manifests)
+    for each in [*manifests, operator(manifests)]:
         assert each["metadata"]["labels"]["team"] == "research", each
         assert each["metadata"]["annotations"]["owner"] == "infra", each
 
 
 def test_what_is_more_special_goes_over_a_common_annotation() -> None:
-    found = objects("everything", "--set", "annotations.owner=mine,podAnnotations.owner=ours")
-    assert one(found, "Deployment")["metadata"]["annotations"]["owner"] == "mine"
-    assert operator(found)["metadata"]["annotations"]["owner"] == "ours"
+    manifests = objects("everything", "--set", "annotations.owner=mine,podAnnotations.owner=ours")
+    assert one(manifests, "Deployment")["metadata"]["annotations"]["owner"] == "mine"
+    assert operator(manifests)["metadata"]["annotations"]["owner"] == "ours"
 
 
 def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
-    found = objects("everything")
-    pod = operator(found)["spec"]
+    manifests = objects("everything")
+    pod = operator(manifests)["spec"]
     container = pod["containers"][0]
     assert {"name": "TZ", "value": "UTC"} in container["env"]
     assert container["envFrom"] == [{"secretRef": {"name": "more"}}]
@@ -90,7 +90,7 @@ def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "made"),
+    ("arguments", "bounded"),
     [
         pytest.param(SERVED, True, id="by default"),
         pytest.param((*SERVED, "--set", "admissionPolicy.enabled=false"), False, id="switched off"),
@@ -101,25 +101,26 @@ def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
     ],
 )
 def test_the_operator_is_bounded_where_the_cluster_can(
-    arguments: tuple[str, ...], made: bool
+    arguments: tuple[str, ...], bounded: bool
 ) -> None:
-    assert (POLICY in kinds(objects("defaults", *arguments))) is made
+    assert (POLICY in kinds(objects("defaults", *arguments))) is bounded
 
 
 def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
-    found = objects("everything", *SERVED)
+    manifests = objects("everything", *SERVED)
     conditions = {
-        each["name"]: each["expression"] for each in one(found, POLICY)["spec"]["matchConditions"]
+        each["name"]: each["expression"]
+        for each in one(manifests, POLICY)["spec"]["matchConditions"]
     }
-    account = operator(found)["spec"]["serviceAccountName"]
+    account = operator(manifests)["spec"]["serviceAccountName"]
     assert f"'system:serviceaccount:sluice-system:{account}'" in conditions["is-the-operator"]
-    assert f"'{environment(found)['SLUICE_KEY_SECRET']}'" in conditions["is-not-its-own-key"]
+    assert f"'{environment(manifests)['SLUICE_KEY_SECRET']}'" in conditions["is-not-its-own-key"]
 
 
 def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
     """But for events, its leases, and the jobs themselves."""
-    found = objects("defaults", *SERVED)
-    rules = one(found, POLICY)["spec"]["matchConstraints"]["resourceRules"]
+    manifests = objects("defaults", *SERVED)
+    rules = one(manifests, POLICY)["spec"]["matchConstraints"]["resourceRules"]
     bounded = {
         (group, plural)
         for rule in rules
@@ -127,7 +128,7 @@ def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
         for plural in rule["resources"]
     }
     writes = {"create", "patch", "update", "delete"}
-    for rule in one(found, "ClusterRole", "sluice-operator")["rules"]:
+    for rule in one(manifests, "ClusterRole", "sluice-operator")["rules"]:
         if writes & {*rule["verbs"]} and not {*rule["apiGroups"]} & {
             "sluice.dev",
             "events.k8s.io",

@@ -46,9 +46,9 @@ def test_the_operator_reads_what_the_chart_sets_and_the_chart_sets_what_it_reads
 
 def test_values_arrive_in_the_operators_settings() -> None:
     elsewhere = {"SLUICE_NAMESPACE": "x", "SLUICE_IDENTITY": "y", "SLUICE_JOB_DEFAULTS": ""}
-    found = settings.read(environment(objects("everything")) | elsewhere)
-    assert (found.lease_name, found.lease_seconds, found.workers) == ("elected", 30, 16)
-    assert (found.probe_seconds, found.resync_seconds, found.http_port) == (2.5, 60, 9090)
+    config = settings.read(environment(objects("everything")) | elsewhere)
+    assert (config.lease_name, config.lease_seconds, config.workers) == ("elected", 30, 16)
+    assert (config.probe_seconds, config.resync_seconds, config.http_port) == (2.5, 60, 9090)
     assert settings.read(environment(objects("namespaces"))).namespaces == ("team-a", "team-b")
 
 
@@ -62,10 +62,10 @@ def test_every_image_of_the_plan_is_a_value() -> None:
 
 
 def test_ports_and_labels_are_those_of_the_plan() -> None:
-    found = objects("everything")
-    ports = {each["port"] for each in one(found, "NetworkPolicy")["spec"]["egress"][1]["ports"]}
+    manifests = objects("everything")
+    ports = {each["port"] for each in one(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]}
     assert ports == {names.PORTS["rendezvous"], names.PORTS["buffer"]}
-    monitor = one(found, "PodMonitor")["spec"]
+    monitor = one(manifests, "PodMonitor")["spec"]
     assert monitor["selector"]["matchExpressions"] == [
         {"key": names.LABEL_JOB, "operator": "Exists"}
     ]

@@ -47,12 +47,12 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
 
 
 def test_the_grafana_operator_is_told_of_the_same_config_maps() -> None:
-    found = objects("everything")
-    boards = [each for each in found if each["kind"] == "GrafanaDashboard"]
+    manifests = objects("everything")
+    boards = [each for each in manifests if each["kind"] == "GrafanaDashboard"]
     assert len(boards) == len(DASHBOARDS)
     for board in boards:
         reference = board["spec"]["configMapRef"]
-        config_map = one(found, "ConfigMap", reference["name"])
+        config_map = one(manifests, "ConfigMap", reference["name"])
         assert reference["key"] in config_map["data"]
         assert config_map["metadata"]["annotations"]["grafana_folder"] == board["spec"]["folder"]
 

@@ -51,14 +51,14 @@ def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
 
 
 def test_with_watched_namespaces_nothing_is_of_the_cluster() -> None:
-    found = objects("namespaces", "--set", "crds.install=false")
-    assert {each["metadata"].get("namespace") for each in found} == {
+    manifests = objects("namespaces", "--set", "crds.install=false")
+    assert {each["metadata"].get("namespace") for each in manifests} == {
         "sluice-system",
         "team-a",
         "team-b",
     }
-    assert not [each for each in found if each["kind"].startswith("Cluster")]
-    assert environment(found)["SLUICE_WATCH_NAMESPACES"] == "team-a,team-b"
+    assert not [each for each in manifests if each["kind"].startswith("Cluster")]
+    assert environment(manifests)["SLUICE_WATCH_NAMESPACES"] == "team-a,team-b"
 
 
 def test_both_modes_give_the_same_rights() -> None:
@@ -87,8 +87,11 @@ def test_no_right_to_read_secrets_beyond_the_operators_own(values: str) -> None:
 
 @pytest.mark.parametrize("values", ["defaults", "namespaces"])
 def test_the_operator_meets_the_restricted_pod_security_standard(values: str) -> None:
-    found = objects(values)
-    for pod in (one(found, "Deployment")["spec"]["template"]["spec"], one(found, "Pod")["spec"]):
+    manifests = objects(values)
+    for pod in (
+        one(manifests, "Deployment")["spec"]["template"]["spec"],
+        one(manifests, "Pod")["spec"],
+    ):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["containers"]:
@@ -100,13 +103,13 @@ def test_the_operator_meets_the_restricted_pod_security_standard(values: str) ->
 
 
 def test_a_digest_wins_over_a_tag_and_a_mirror_over_registries() -> None:
-    found = objects("everything")
-    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    manifests = objects("everything")
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     mirror = "mirror.example:5000/cache"
     assert (
         container["image"] == f"{mirror}/sluice-dev/sluice-operator@sha256:{'0123456789abcdef' * 4}"
     )
-    images = environment(found)
+    images = environment(manifests)
     assert images["SLUICE_IMAGE_TRAINER"] == f"{mirror}/mine/trainer:v1"
     assert images["SLUICE_IMAGE_ENGINE"].startswith(f"{mirror}/lmsysorg/sglang:v")
 
@@ -123,10 +126,10 @@ def test_a_spread_constraint_without_a_selector_gets_the_operators() -> None:
 
 def test_names_with_their_suffixes_fit() -> None:
     long = "a" * 53  # the longest name of a release
-    found = [
+    named = [
         each for each in load_all(template(release=long)) if "name" in each.get("metadata", {})
     ]
-    assert max(len(each["metadata"]["name"]) for each in found) <= 63
+    assert max(len(each["metadata"]["name"]) for each in named) <= 63
 
 
 def test_roles_of_users_join_the_clusters_own() -> None:

@@ -138,10 +138,10 @@ def described() -> Iterator[Row]:
     parents: list[str] = []
     comment = ""
     for line in text.splitlines():
-        if found := re.match(r" *# (-- )?(.*)", line):
-            comment = found[2] if found[1] else f"{comment} {found[2]}" if comment else ""
-        elif found := re.match(r"( *)([A-Za-z]+):", line):
-            parents = [*parents[: len(found[1]) // 2], found[2]]
+        if remark := re.match(r" *# (-- )?(.*)", line):
+            comment = remark[2] if remark[1] else f"{comment} {remark[2]}" if comment else ""
+        elif key := re.match(r"( *)([A-Za-z]+):", line):
+            parents = [*parents[: len(key[1]) // 2], key[2]]
             if comment:
                 yield Row(".".join(parents), default(values, parents), comment)
             comment = ""

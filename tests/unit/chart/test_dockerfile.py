@@ -60,8 +60,8 @@ def environment(target: str) -> Stage:
 
 
 def extras(target: str) -> set[str]:
-    (found,) = re.findall(r"sluice-rl\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
-    return set(found.split(","))
+    (listed,) = re.findall(r"sluice-rl\[([a-z,]+)\]", " ".join(environment(target).all("RUN")))
+    return set(listed.split(","))
 
 
 def test_images_install_the_extras_of_their_roles() -> None:

@@ -60,10 +60,10 @@ def run(tmp_path: Path) -> Run:
 def wanted_images() -> set[str]:
     """All that the chart runs with the cluster's values."""
     done = real_helm("template", "sluice", CHART, "--values", KIND / "values.yaml")
-    found = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
-    (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    manifests = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
+    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     of_jobs = {
-        value for name, value in environment(found).items() if name.startswith("SLUICE_IMAGE_")
+        value for name, value in environment(manifests).items() if name.startswith("SLUICE_IMAGE_")
     }
     return {container["image"]} | of_jobs
 

@@ -91,11 +91,11 @@ def test_a_function_is_looked_for_in_its_file(
         "if True:\n    graded, other = print, print\nraise SystemExit\n"
     )
     (job.parent / "star.py").write_text("from elsewhere import *\n")
-    found = resolve(load_job(job, [f"reward.function={function}"]), job.parent)
+    resolved = resolve(load_job(job, [f"reward.function={function}"]), job.parent)
     if message is None:
-        return check_files(found)
+        return check_files(resolved)
     with pytest.raises(ManifestError) as raised:
-        check_files(found)
+        check_files(resolved)
     assert message in str(raised.value)
     assert str(raised.value).startswith("spec.reward.function: ")
 
@@ -173,11 +173,11 @@ def test_paths_in_a_volume_stay_relative_to_its_root(job: Path) -> None:
         "debug.replay=dump",
         "rollout.replicas=0",
     ]
-    found = resolve(load_job(job, changes), job.parent)
-    assert found.spec.model.path == "model"
-    assert found.spec.data.prompts[0].path == f"{job.parent.resolve()}/rows.jsonl@[0:2]"
+    resolved = resolve(load_job(job, changes), job.parent)
+    assert resolved.spec.model.path == "model"
+    assert resolved.spec.data.prompts[0].path == f"{job.parent.resolve()}/rows.jsonl@[0:2]"
     with pytest.raises(ManifestError) as raised:
-        check_files(found)
+        check_files(resolved)
     assert "spec.model" not in str(raised.value)  # it may be in the volume
     assert "spec.debug.replay" in str(raised.value)
 
@@ -464,16 +464,16 @@ def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
     expected: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = []
+    changes = []
 
     def run_here(path: Path, overrides: list[str], run_dir: Path | None, **_: bool) -> int:
-        given.extend(overrides)
+        changes.extend(overrides)
         return 0
 
     monkeypatch.setattr("sluice_cli.run.run_here", run_here)
     assert CliRunner().invoke(app, ["run", str(job), *options]).exit_code == 0
-    assert given == [change.format(here=tmp_path) for change in expected]
-    load_job(job, given)
+    assert changes == [change.format(here=tmp_path) for change in expected]
+    load_job(job, changes)
 
 
 def test_paths_of_hooks_and_rewards_of_data_sets_are_the_manifests_too(job: Path) -> None:
@@ -485,13 +485,13 @@ def test_paths_of_hooks_and_rewards_of_data_sets_are_the_manifests_too(job: Path
         "evaluation={datasets: [{path: train.jsonl, reward: {function: c.py:h}}]}",
         "debug.replay=dump",
     ]
-    found = resolve(load_job(job, [*changes, "rollout.replicas=0"]), job.parent)
-    base, spec = job.parent.resolve(), found.spec
+    resolved = resolve(load_job(job, [*changes, "rollout.replicas=0"]), job.parent)
+    base, spec = job.parent.resolve(), resolved.spec
     assert spec.rollout.hooks.before_reward == f"{base}/a.py:f"
     assert spec.rollout.hooks.after_reward == "pkg.g"
     assert (spec.rollout.function, spec.debug.replay) == (f"{base}/b.py:play", f"{base}/dump")
     with pytest.raises(ManifestError) as error:
-        check_files(found)
+        check_files(resolved)
     for path in (
         "rollout.hooks.beforeReward",
         "rollout.function",

@@ -46,7 +46,7 @@ def run(*words: Any) -> Result:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [found.row for found in read_source(str(path))]
+    return [located.row for located in read_source(str(path))]
 
 
 def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
@@ -55,16 +55,16 @@ def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
     )
     result = run("inspect", path, "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert (found["rows"], found["broken"], found["labels"], found["duplicates"]) == (5, 1, 3, 1)
-    assert found["shapes"] == {"slime": 3, "verl": 1}
-    assert found["rewards"] == {"math": 2, "gsm8k": 1, "the job's own": 1}
-    assert found["problems"] == [
+    stats = json.loads(result.stdout)
+    assert (stats["rows"], stats["broken"], stats["labels"], stats["duplicates"]) == (5, 1, 3, 1)
+    assert stats["shapes"] == {"slime": 3, "verl": 1}
+    assert stats["rewards"] == {"math": 2, "gsm8k": 1, "the job's own": 1}
+    assert stats["problems"] == [
         f"{path}:4: no column 'prompt' or 'input'; the row has 'text'; did you mean promptKey: "
         "text?"
     ]
-    assert sum(count for _, _, count in found["histogram"]) == 4
-    assert found["lengths"]["max"] == len(json.dumps(VERL["prompt"]))
+    assert sum(count for _, _, count in stats["histogram"]) == 4
+    assert stats["lengths"]["max"] == len(json.dumps(VERL["prompt"]))
 
 
 def test_inspect_is_for_people_too(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_rows_survive_every_format(tmp_path: Path, ending: str) -> None:
     path = lines(tmp_path / "rows.jsonl", rows)
     result = run("convert", path, tmp_path / f"out{ending}", "--json")
     assert json.loads(result.stdout) == {"rows": 2, "file": str(tmp_path / f"out{ending}")}
-    found = rows_of(tmp_path / f"out{ending}")
-    assert [parse_row(row, SOURCE) for row in found] == [parse_row(row, SOURCE) for row in rows]
+    converted = rows_of(tmp_path / f"out{ending}")
+    assert [parse_row(row, SOURCE) for row in converted] == [parse_row(row, SOURCE) for row in rows]
 
 
 def test_parquet_keeps_an_object_whose_fields_have_no_type_as_text(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_a_uid_is_the_rows_own(tmp_path: Path) -> None:
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 5))
 def test_exactly_as_many_are_chosen_as_wanted(total: int, wanted: int, seed: int) -> None:
     wanted = min(wanted, total)
-    found = list(chosen(total, wanted, seed))
-    assert (len(found), sum(found)) == (total, wanted)
-    assert list(chosen(total, wanted, seed)) == found
+    choices = list(chosen(total, wanted, seed))
+    assert (len(choices), sum(choices)) == (total, wanted)
+    assert list(chosen(total, wanted, seed)) == choices
 
 
 def test_every_row_is_chosen_equally_often() -> None:
@@ -323,17 +323,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_inspect_counts_tokens_with_the_models_own_template(tmp_path: Path, model: Path) -> None:
     rows = [{"prompt": "a b c"}, VERL, SLIME | {"prompt": "x " * 20, "tools": [{"name": "f"}]}]
     path = lines(tmp_path / "rows.jsonl", rows)
-    found = json.loads(
+    stats = json.loads(
         run("inspect", path, "--model", model, "--chat", "--max-prompt-tokens", 9, "--json").stdout
     )
-    assert found["unit"] == "tokens"
-    assert (found["lengths"]["min"], found["lengths"]["median"], found["lengths"]["max"]) == (
+    assert stats["unit"] == "tokens"
+    assert (stats["lengths"]["min"], stats["lengths"]["median"], stats["lengths"]["max"]) == (
         5,
         7,
         23,
     )
-    assert found["example"] == "<user> a b c <assistant>"
-    assert (found["longer"], found["tooLong"]) == (1, [f"{path}:3: 23"])
+    assert stats["example"] == "<user> a b c <assistant>"
+    assert (stats["longer"], stats["tooLong"]) == (1, [f"{path}:3: 23"])
 
 
 def test_a_prompt_that_the_template_refuses_is_a_problem(tmp_path: Path, model: Path) -> None:
@@ -392,11 +392,11 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     path = lines(tmp_path / "rows.jsonl", rows)
     result = run("inspect", path, "--sft", "--model", model, "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert found["example"].endswith(
+    stats = json.loads(result.stdout)
+    assert stats["example"].endswith(
         "<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>\n»"
     )
-    assert "«no" not in found["example"]
-    assert (found["rows"], found["broken"]) == (4, 2)
-    assert found["problems"][0] == f"{path}:3: no token of it is trained"
-    assert "no answer to learn from" in found["problems"][1]
+    assert "«no" not in stats["example"]
+    assert (stats["rows"], stats["broken"]) == (4, 2)
+    assert stats["problems"][0] == f"{path}:3: no token of it is trained"
+    assert "no answer to learn from" in stats["problems"][1]

@@ -39,8 +39,8 @@ TRAINER, ENGINE = stream(), stream("rollout", container="engine")
 
 
 def test_lines_come_in_the_order_of_time() -> None:
-    found = merged([(TRAINER, [(at(1), "a"), (at(3), "c")]), (ENGINE, [(at(2), "b")])])
-    assert [line.text for line in found] == ["a", "b", "c"]
+    lines = merged([(TRAINER, [(at(1), "a"), (at(3), "c")]), (ENGINE, [(at(2), "b")])])
+    assert [line.text for line in lines] == ["a", "b", "c"]
 
 
 @settings(deadline=None)
@@ -50,10 +50,10 @@ def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(
 ) -> None:
     streams = [stream(replica=number) for number in range(len(logs))]
     given_lines = [[(at(time), f"{number}") for number, time in enumerate(times)] for times in logs]
-    found = list(merged([*zip(streams, given_lines, strict=True)]))
-    assert [line.time for line in found] == sorted(line.time for line in found)
+    shown = list(merged([*zip(streams, given_lines, strict=True)]))
+    assert [line.time for line in shown] == sorted(line.time for line in shown)
     for each, lines in zip(streams, given_lines, strict=True):
-        assert [line.text for line in found if line.stream == each] == [text for _, text in lines]
+        assert [line.text for line in shown if line.stream == each] == [text for _, text in lines]
 
 
 def test_a_line_that_carries_no_time_belongs_to_the_one_before_it() -> None:
@@ -124,10 +124,10 @@ class Fake:
     async def lines(
         self, stream: Stream, *, follow: bool, tail: int | None
     ) -> AsyncIterator[Stamped]:
-        found = self.logs[stream]
-        if isinstance(found, str):
-            raise ReadError(found)
-        for line in found:
+        log = self.logs[stream]
+        if isinstance(log, str):
+            raise ReadError(log)
+        for line in log:
             yield line
 
 
@@ -145,8 +145,8 @@ async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:
         ENGINE: "no log of rollout-0-1-0/engine: gone",
         waiting: [],
     }
-    found, out, err = printer(reader)
-    await found.once()
+    view, out, err = printer(reader)
+    await view.once()
     assert out.getvalue() == "trainer-0-1-0        | step 1\n"
     assert sorted(err.getvalue().splitlines()) == [
         "buffer-0-1-0 has no log yet: ImagePullBackOff: no such image",
@@ -177,8 +177,8 @@ async def test_followed_logs_take_in_pods_that_appear_later(
     monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
     reader = Fake()
     reader.logs = {TRAINER: [(at(1), "attempt 1")], ENGINE: [(at(2), "up")]}
-    found, out, _ = printer(reader)
-    following = asyncio.create_task(found.follow())
+    view, out, _ = printer(reader)
+    following = asyncio.create_task(view.follow())
     await asyncio.sleep(0.3)
     later = stream(attempt=2, silent="ContainerCreating")
     reader.logs[later] = []
@@ -232,8 +232,8 @@ async def test_the_logs_of_a_run_directory_are_its_files(tmp_path: Path) -> None
     reader = run_directory(tmp_path)
     (tmp_path / "logs/demo-rollout-1-2-0.engine.log").write_text("a\nb\nc\n")
     (tmp_path / "logs/notes.log").write_text("not a container's")
-    ([found], ended) = await reader.streams()
-    assert (found.role, found.replica, found.attempt, found.index, found.container) == (
+    ([log], ended) = await reader.streams()
+    assert (log.role, log.replica, log.attempt, log.index, log.container) == (
         "rollout",
         1,
         2,
@@ -241,18 +241,18 @@ async def test_the_logs_of_a_run_directory_are_its_files(tmp_path: Path) -> None
         "engine",
     )
     assert not ended
-    assert [text async for _, text in reader.lines(found, follow=False, tail=2)] == ["b", "c"]
+    assert [text async for _, text in reader.lines(log, follow=False, tail=2)] == ["b", "c"]
 
 
 async def test_a_file_is_followed_until_its_pod_has_ended(tmp_path: Path) -> None:
     reader = run_directory(tmp_path)
     log = tmp_path / "logs/demo-trainer-0-1-0.trainer.log"
     log.write_text("first\n")
-    found: list[str] = []
+    texts: list[str] = []
 
     async def read() -> None:
         async for _, text in reader.lines(TRAINER, follow=True, tail=None):
-            found.append(text)
+            texts.append(text)
 
     reading = asyncio.create_task(read())
     await asyncio.sleep(0.3)
@@ -266,7 +266,7 @@ async def test_a_file_is_followed_until_its_pod_has_ended(tmp_path: Path) -> Non
     state["pods"] = {}
     (tmp_path / "state.json").write_text(json.dumps(state))
     await asyncio.wait_for(reading, 10)
-    assert found == ["first", "second", "third"]
+    assert texts == ["first", "second", "third"]
 
 
 async def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_a_sample_takes_one_line(sample: dict[str, Any], line: str) -> None:
 
 def status(state: str, ready: int, **more: Any) -> RLJobStatus:
     names = ("rendezvous", "buffer", "rollout", "trainer")
-    found = [{"name": name, "desired": 1, "ready": ready, "attempt": 1} for name in names]
-    return RLJobStatus.model_validate({"state": state, "roles": found} | more)
+    role_counts = [{"name": name, "desired": 1, "ready": ready, "attempt": 1} for name in names]
+    return RLJobStatus.model_validate({"state": state, "roles": role_counts} | more)
 
 
 FAILURE = {"role": "trainer", "pod": "x-trainer-0-1-0", "time": "2026-01-31T12:00:00Z"}

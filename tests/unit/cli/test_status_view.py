@@ -222,7 +222,7 @@ def failure(**more: Any) -> LastFailure:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("last_failure", "told"),
     [
         (
             failure(reason="OOMKilled", exit_code=137, container="trainer"),
@@ -242,12 +242,12 @@ def failure(**more: Any) -> LastFailure:
         (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
     ],
 )
-def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
-    assert told in advice(found, RUNNING)
+def test_a_failure_comes_with_what_to_do(last_failure: LastFailure, told: str) -> None:
+    assert told in advice(last_failure, RUNNING)
 
 
 @pytest.mark.parametrize(
-    ("found", "state"),
+    ("body", "state"),
     [
         (pod("trainer", "Running"), ("Running", "")),
         (
@@ -261,5 +261,5 @@ def test_a_failure_comes_with_what_to_do(found: LastFailure, told: str) -> None:
     ],
     ids=["runs", "waits in a queue", "failed"],
 )
-def test_a_pods_state_is_a_word_and_a_reason(found: dict[str, Any], state: tuple[str, str]) -> None:
-    assert pod_state(found) == state
+def test_a_pods_state_is_a_word_and_a_reason(body: dict[str, Any], state: tuple[str, str]) -> None:
+    assert pod_state(body) == state

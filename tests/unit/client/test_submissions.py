@@ -17,16 +17,16 @@ QUICKSTART = ROOT / "examples/quickstart/job.yaml"
 ROWS = [{"prompt": "max 1 2 3 =", "label": "3"}]
 
 
-def made(job: Any = QUICKSTART, *, here: bool = True, **more: Any) -> Submission:
+def submitted(job: Any = QUICKSTART, *, here: bool = True, **more: Any) -> Submission:
     arguments: dict[str, Any] = {"name": None, "overrides": {}, "reward": None, "prompts": None}
     return submission(job, here=here, **arguments | more)
 
 
 def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
-    spec = made(name="mine", overrides={"trainer.steps": 3}).document()["spec"]
+    spec = submitted(name="mine", overrides={"trainer.steps": 3}).document()["spec"]
     assert spec["model"]["path"] == str(QUICKSTART.parent / "model")
     assert spec["trainer"]["steps"] == 3
-    assert made(here=False).document()["spec"]["model"]["path"] == "model"
+    assert submitted(here=False).document()["spec"]["model"]["path"] == "model"
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "job", "built", "plain"])
@@ -38,13 +38,13 @@ def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPa
     forms = {
         "path": QUICKSTART, "text": str(QUICKSTART), "job": job, "built": built, "plain": typed,
     }  # fmt: skip
-    sent = made(forms[kind], name="other")
+    sent = submitted(forms[kind], name="other")
     assert sent.job.metadata.name == "other"
-    assert sent.document()["spec"] == made().document()["spec"]
+    assert sent.document()["spec"] == submitted().document()["spec"]
 
 
 def test_rows_and_functions_come_along() -> None:
-    sent = made(prompts=ROWS, reward="reward.py:positions", here=False)
+    sent = submitted(prompts=ROWS, reward="reward.py:positions", here=False)
     assert sent.files == {PROMPTS_FILE: '{"prompt": "max 1 2 3 =", "label": "3"}\n'}
     placed = sent.placed(CODE_DIR)
     assert isinstance(placed, RLJob)
@@ -55,7 +55,7 @@ def test_rows_and_functions_come_along() -> None:
 
 def test_a_wrong_field_is_one_message() -> None:
     with pytest.raises(ClientError, match=r"trainer\.stepz"):
-        made(overrides={"trainer.stepz": 3})
+        submitted(overrides={"trainer.stepz": 3})
 
 
 def test_steps_are_read_from_a_trainers_log() -> None:

@@ -19,20 +19,20 @@ CHAT = [user("hi"), assistant("yo"), user("and"), assistant("bye")]
 def encoded(
     row: dict[str, Any], template: str | None = PLAIN, source: PromptSource = SOURCE, **more: Any
 ) -> Encoded:
-    found = encode(tokenizer(template), parse_answer(row, source), **more)
-    assert len(found.mask) == len(found.tokens)
-    assert found.mask[0] == 0, "nothing predicts the first token"
-    return found
+    example = encode(tokenizer(template), parse_answer(row, source), **more)
+    assert len(example.mask) == len(example.tokens)
+    assert example.mask[0] == 0, "nothing predicts the first token"
+    return example
 
 
-def text(found: Encoded) -> str:
-    return str(tokenizer().decode(found.tokens))
+def text(example: Encoded) -> str:
+    return str(tokenizer().decode(example.tokens))
 
 
-def trained(found: Encoded) -> list[str]:
+def trained(example: Encoded) -> list[str]:
     """Texts of the runs of trained tokens."""
     runs: list[list[int]] = [[]]
-    for token, mask in zip(found.tokens, found.mask, strict=True):
+    for token, mask in zip(example.tokens, example.mask, strict=True):
         if mask:
             runs[-1].append(token)
         elif runs[-1]:
@@ -41,13 +41,13 @@ def trained(found: Encoded) -> list[str]:
 
 
 def test_the_assistants_messages_are_trained_with_what_ends_them() -> None:
-    found = encoded({"messages": CHAT})
-    assert text(found) == (
+    example = encoded({"messages": CHAT})
+    assert text(example) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
         "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\nbye<|im_end|>\n"
     )
-    assert trained(found) == ["yo<|im_end|>\n", "bye<|im_end|>\n"]
-    assert found.answer == "yo<|im_end|>\nbye<|im_end|>\n"
+    assert trained(example) == ["yo<|im_end|>\n", "bye<|im_end|>\n"]
+    assert example.answer == "yo<|im_end|>\nbye<|im_end|>\n"
 
 
 def test_a_template_that_marks_its_answers_is_believed() -> None:
@@ -67,9 +67,9 @@ def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
     """Qwen3 gives an empty thought to the last answer alone: training sees what the model will
     see.
     """
-    found = encoded({"messages": CHAT}, REWRITING)
-    assert trained(found) == ["yo<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n"]
-    assert "<think>" not in text(found).split("bye")[0].split("and")[0]
+    example = encoded({"messages": CHAT}, REWRITING)
+    assert trained(example) == ["yo<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n"]
+    assert "<think>" not in text(example).split("bye")[0].split("and")[0]
 
 
 def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked() -> None:
@@ -125,9 +125,9 @@ def test_an_answer_that_the_template_drops_is_not_taken_for_its_opening(content:
 
 
 def test_tools_and_arguments_go_to_the_template() -> None:
-    found = encoded({"messages": CHAT[:2], "tools": [{"name": "clock"}]})
-    assert text(found).startswith('<|im_start|>system\n[{"name": "clock"}]')
-    assert trained(found) == ["yo<|im_end|>\n"]
+    example = encoded({"messages": CHAT[:2], "tools": [{"name": "clock"}]})
+    assert text(example).startswith('<|im_start|>system\n[{"name": "clock"}]')
+    assert trained(example) == ["yo<|im_end|>\n"]
 
 
 def test_a_conversation_need_not_end_with_an_answer() -> None:
@@ -135,9 +135,9 @@ def test_a_conversation_need_not_end_with_an_answer() -> None:
 
 
 def test_a_prompt_and_its_label() -> None:
-    found = encoded({"prompt": "2 + 2 =", "label": " 4"})
-    assert text(found) == "2 + 2 = 4<|im_end|>"
-    assert trained(found) == [" 4<|im_end|>"]
+    example = encoded({"prompt": "2 + 2 =", "label": " 4"})
+    assert text(example) == "2 + 2 = 4<|im_end|>"
+    assert trained(example) == [" 4<|im_end|>"]
     named = PromptSource(path="r.jsonl", prompt_key="question", label_key="answer")
     chat = encoded({"question": "2 + 2?", "answer": "4"}, source=named, chat_text=True)
     assert text(chat) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
@@ -149,8 +149,8 @@ def test_a_prompt_and_its_label() -> None:
 def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
     """As when the model writes it: no token holds the end of the prompt and the begin of the
     answer."""
-    found = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
-    assert trained(found) == ["\n\nyo<|im_end|>\n"]
+    example = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
+    assert trained(example) == ["\n\nyo<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_row_that_is_cut(
 
 def test_rows_that_are_encoded_already_need_no_tokenizer() -> None:
     row = {"input_ids": [5, 6, 7, 8], "loss_mask": [1, 0, 1, 1], "messages": "anything"}
-    found = encode(None, parse_answer(row, SOURCE))
-    assert (found.tokens, found.mask) == ([5, 6, 7, 8], [0, 0, 1, 1])
+    example = encode(None, parse_answer(row, SOURCE))
+    assert (example.tokens, example.mask) == ([5, 6, 7, 8], [0, 0, 1, 1])
     assert parse_answer(
         {"ids": [1, 2], "loss_mask": [0, 1]}, PromptSource(path="r.jsonl", prompt_key="ids")
     ).tokens

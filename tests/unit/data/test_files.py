@@ -36,13 +36,13 @@ bounds = st.none() | st.integers(-12, 12)
 spaces = st.text(" \t\n\r", max_size=3)
 
 
-def write(path: Path, found: list[dict[str, Any]]) -> None:
+def write(path: Path, records: list[dict[str, Any]]) -> None:
     if path.suffix == ".jsonl":
         path.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), newline=""
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in records), newline=""
         )
     else:
-        path.write_text(json.dumps(found, ensure_ascii=False), newline="")
+        path.write_text(json.dumps(records, ensure_ascii=False), newline="")
 
 
 @settings(
@@ -64,11 +64,11 @@ def test_any_mix_of_files_and_slices_gives_what_python_gives(
     b: int | None,
 ) -> None:
     directory = tmp_path_factory.mktemp("mix")
-    for number, (ending, found) in enumerate(files):
-        write(directory / f"{number}{ending}", found)
-    everything = [row for _, found in files for row in found]
+    for number, (ending, records) in enumerate(files):
+        write(directory / f"{number}{ending}", records)
+    everything = [row for _, records in files for row in records]
     text = f"{directory}@[{'' if a is None else a}:{'' if b is None else b}]"
-    assert [found.row for found in read_source(text)] == everything[a:b]
+    assert [each.row for each in read_source(text)] == everything[a:b]
     if everything[a:b]:
         table = open_table(text, lambda _: None, directory)
         assert [table.row(i) for i in range(len(table))] == everything[a:b]
@@ -94,11 +94,11 @@ def test_a_list_is_read_alike_in_chunks_of_any_size(
     text += "]" + gaps[-1]
     old, json_list._CHUNK = json_list._CHUNK, chunk
     try:
-        found = list(read_json_list(io.BytesIO(text.encode()), "x.json"))
+        located = list(read_json_list(io.BytesIO(text.encode()), "x.json"))
     finally:
         json_list._CHUNK = old
-    assert [entry for entry, _, _ in found] == entries
-    assert [(line, column) for _, line, column in found] == at
+    assert [entry for entry, _, _ in located] == entries
+    assert [(line, column) for _, line, column in located] == at
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20], ids=str)
@@ -168,9 +168,9 @@ def test_a_row_says_where_it_stands(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('\n{"a": 1}\n{"a": 2}\n')
     (tmp_path / "b.json").write_text('[\n{"a": 3}]')
     pq.write_table(pa.Table.from_pylist([{"a": 4}]), tmp_path / "c.parquet")
-    found = list(read_source(str(tmp_path)))
-    assert [(each.row["a"], each.number) for each in found] == [(1, 0), (2, 1), (3, 0), (4, 0)]
-    assert [each.where.rpartition("/")[2] for each in found] == [
+    located = list(read_source(str(tmp_path)))
+    assert [(each.row["a"], each.number) for each in located] == [(1, 0), (2, 1), (3, 0), (4, 0)]
+    assert [each.where.rpartition("/")[2] for each in located] == [
         "a.jsonl:2",
         "a.jsonl:3",
         "b.json:2",
@@ -188,12 +188,12 @@ def test_parquet_rows_have_only_the_fields_that_were_given(tmp_path: Path) -> No
         },
     ]
     pq.write_table(pa.Table.from_pylist(given_rows), tmp_path / "a.parquet")
-    assert [found.row for found in read_file(tmp_path / "a.parquet")] == given_rows
+    assert [each.row for each in read_file(tmp_path / "a.parquet")] == given_rows
 
 
 def test_a_parquet_file_is_sliced_from_its_end(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"a": i} for i in range(3000)]), tmp_path / "a.parquet")
-    assert [found.row["a"] for found in read_source(f"{tmp_path}/a.parquet@[-2:]")] == [2998, 2999]
+    assert [each.row["a"] for each in read_source(f"{tmp_path}/a.parquet@[-2:]")] == [2998, 2999]
 
 
 def test_files_of_a_directory_come_by_name(tmp_path: Path) -> None:
@@ -232,12 +232,12 @@ prompt_rows = st.fixed_dictionaries(
 )
 @given(st.lists(prompt_rows, min_size=1, max_size=6))
 def test_a_prompt_means_the_same_in_parquet(
-    tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
 ) -> None:
     directory = tmp_path_factory.mktemp("parquet")
     with Writer(directory / "rows.parquet") as writer:
-        for row in found:
+        for row in records:
             writer.write(row)
     source = PromptSource(path="rows.parquet")
     read = [parse_row(located.row, source) for located in read_file(directory / "rows.parquet")]
-    assert read == [parse_row(row, source) for row in found]
+    assert read == [parse_row(row, source) for row in records]

@@ -61,7 +61,7 @@ def spec(path: Path, name: str, **fields: Any) -> RLJobSpec:
     )
 
 
-def made(job: RLJobSpec, directory: Path) -> list[Any]:
+def written(job: RLJobSpec, directory: Path) -> list[Any]:
     make.make(job, directory)
     (file,) = directory.iterdir()
     assert str(file) == job.data.prompts[0].file(directory)
@@ -76,7 +76,7 @@ def rows(tmp_path: Path) -> Path:
 
 def test_a_generator_gives_as_many_rows_as_are_wanted(tmp_path: Path, rows: Path) -> None:
     job = spec(tmp_path / "a.py", "counting", args={"start": 5}, rows=2)
-    assert made(job, rows) == [
+    assert written(job, rows) == [
         {"prompt": "5 + 1 =", "label": "6"},
         {"prompt": "6 + 1 =", "label": "7"},
     ]
@@ -84,7 +84,7 @@ def test_a_generator_gives_as_many_rows_as_are_wanted(tmp_path: Path, rows: Path
 
 
 def test_a_data_set_that_is_indexed_gives_its_rows_in_order(tmp_path: Path, rows: Path) -> None:
-    assert made(spec(tmp_path / "b.py", "Indexed"), rows) == [
+    assert written(spec(tmp_path / "b.py", "Indexed"), rows) == [
         {"prompt": "row 0"},
         {"prompt": "row 1"},
     ]
@@ -94,10 +94,10 @@ def test_rows_that_are_there_stay_whatever_the_code_would_give_now(
     tmp_path: Path, rows: Path
 ) -> None:
     job = spec(tmp_path / "c.py", "counting", rows=3)
-    first = made(job, rows)
+    first = written(job, rows)
     user_code.load.cache_clear()
     (tmp_path / "c.py").write_text("def counting():\n    yield {'prompt': 'another'}\n")
-    assert made(job, rows) == first
+    assert written(job, rows) == first
 
 
 def test_other_arguments_make_another_file(tmp_path: Path, rows: Path) -> None:

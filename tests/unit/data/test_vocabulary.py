@@ -29,6 +29,6 @@ STUDENT = {"<pad>": 0, "a": 1, "b": 2, "<think>": 3}
 def test_every_token_of_the_student_must_be_the_teachers(
     teacher: dict[str, int], problem: str
 ) -> None:
-    found = difference(STUDENT, teacher)
-    assert found.startswith(problem)
-    assert bool(found) == bool(problem)
+    complaint = difference(STUDENT, teacher)
+    assert complaint.startswith(problem)
+    assert bool(complaint) == bool(problem)

@@ -32,13 +32,13 @@ def naming(word: str) -> list[str]:
     """Production files that name the word: as a text of its own, or as an identifier that can mean
     nothing else."""
     pattern = re.compile(rf"\b{word}\b" if "_" in word else rf"[\"']{word}[\"']")
-    found = []
+    files = []
     for path in (path for folder in PRODUCTION for path in (ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
         elsewhere = not name.startswith((OWN_FOLDERS.get(word, "-"), IMPORTER, "sluice/wire/v1"))
         if elsewhere and pattern.search(path.read_text()):
-            found.append(name)
-    return sorted(found)
+            files.append(name)
+    return sorted(files)
 
 
 def test_there_are_seven_additions() -> None:

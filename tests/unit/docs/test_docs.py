@@ -145,15 +145,15 @@ COMMANDS = sorted(set(commands()))
     ("where", "line"), COMMANDS, ids=[f"{where}: {line}" for where, line in COMMANDS]
 )
 def test_every_command_exists_with_its_options(where: str, line: str) -> None:
-    found: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     words = shlex.split(line.replace("[", " ").replace("]", " ").partition(" | ")[0])[1:]
-    while hasattr(found, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
-        assert words[0] in found.list_commands(None), f"{where}: sluice has no {words[0]}"
-        found = found.get_command(None, words.pop(0))
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        assert words[0] in command.list_commands(None), f"{where}: sluice has no {words[0]}"
+        command = command.get_command(None, words.pop(0))
     unknown = [
         w
         for w in words
-        if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(found)
+        if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in options(command)
     ]
     assert unknown == []
 

@@ -37,8 +37,8 @@ def test_a_call_is_read_as_the_jobs_parser_writes_it(
     arguments: dict[str, str], text: str, rest: str, tmp_path: Path
 ) -> None:
     parse = parser_of(make_job(tmp_path, rollout__engineArgs=arguments).spec)
-    found, [(name, given)] = parse(text, TOOLS)
-    assert (found.strip(), name, json.loads(given)) == (rest, "weather", {"city": "Bern"})
+    remainder, [(name, parameters)] = parse(text, TOOLS)
+    assert (remainder.strip(), name, json.loads(parameters)) == (rest, "weather", {"city": "Bern"})
     assert parse("Just a text.", TOOLS) == ("Just a text.", [])
 
 

@@ -43,10 +43,10 @@ async def desk(directory: Path, **changes: Any) -> AsyncIterator[Desk]:
 
 
 def seated(one: Desk, play: Play, engine: Script) -> Player:
-    made = player(play, engine)
-    made.admit, made.tokenizer = one.admit, one.encoder.tokenizer
-    made.generator.decode = one.encoder.decode
-    return made
+    guest = player(play, engine)
+    guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
+    guest.generator.decode = one.encoder.decode
+    return guest
 
 
 async def run(one: Desk, play: Play, engine: Script, tokens: int = 100) -> Sample:
@@ -161,9 +161,9 @@ async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
         await asked.wait()
 
     async with desk(tmp_path) as one:
-        made, params = seated(one, play, Script(ids("hello"))), PARAMS | {"max_new_tokens": 100}
+        guest, params = seated(one, play, Script(ids("hello"))), PARAMS | {"max_new_tokens": 100}
         first, second = Sample(0), Sample(1)
-        playing = [made(Prompt(0, "?"), [1], sample, params) for sample in (first, second)]
+        playing = [guest(Prompt(0, "?"), [1], sample, params) for sample in (first, second)]
         await asyncio.gather(*playing)
     assert (first.trainable_tokens, second.response_length) == (0, 5)
 

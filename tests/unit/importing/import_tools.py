@@ -43,10 +43,10 @@ def unwrapped(result: Result) -> str:
     return " ".join(result.stdout.partition("apiVersion")[0].replace("#", "").split())
 
 
-def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def check(section: dict[str, Any], expected: dict[str, Any]) -> None:
     """All that is expected is there; what is expected to be None or empty is not."""
     for key, value in expected.items():
         if isinstance(value, dict) and value:
-            check(found[key], value)
+            check(section[key], value)
         else:
-            assert found.get(key) == (value or None)
+            assert section.get(key) == (value or None)

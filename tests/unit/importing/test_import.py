@@ -81,10 +81,10 @@ def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) ->
 
 
 def test_notes_are_for_machines_too(tmp_path: Path) -> None:
-    found = json.loads(slime(tmp_path, "--brand-new-flag 3", "--json").stdout)
+    report = json.loads(slime(tmp_path, "--brand-new-flag 3", "--json").stdout)
     assert {"kind": "not translated", "subject": "--brand-new-flag 3", "line": 1,
-            "text": "sluice knows no such argument"} in found["notes"]  # fmt: skip
-    assert YAML(typ="safe").load(found["manifest"])["spec"]["rollout"]["batchSize"] == 8
+            "text": "sluice knows no such argument"} in report["notes"]  # fmt: skip
+    assert YAML(typ="safe").load(report["manifest"])["spec"]["rollout"]["batchSize"] == 8
 
 
 def test_a_key_in_a_script_never_gets_into_the_manifest(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def model_of(annotation: Any) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(
-        (found for inner in getattr(annotation, "__args__", ()) if (found := model_of(inner))), None
+        (model for inner in getattr(annotation, "__args__", ()) if (model := model_of(inner))), None
     )
 
 
@@ -59,9 +59,9 @@ def exists(path: str) -> bool:
 
 @pytest.mark.parametrize("heading", ["Arguments of slime", "Keys of verl"])
 def test_every_field_of_the_page_exists(heading: str) -> None:
-    found = rows(heading)
-    assert len(found) > 20
-    assert [field for _, fields in found for field in fields if not exists(field)] == []
+    listed = rows(heading)
+    assert len(listed) > 20
+    assert [field for _, fields in listed for field in fields if not exists(field)] == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_default_is_written_out_only_where_it_differs(table: Any) -> None:
         by_alias=True
     )["spec"]
     for path, value, _ in table.DEFAULTS:
-        found: Any = whole
+        default: Any = whole
         for part in path.split("."):
-            found = found[part]
-        assert found != value, path
+            default = default[part]
+        assert default != value, path

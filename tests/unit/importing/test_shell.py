@@ -114,16 +114,16 @@ def test_arithmetic_is_pythons(expression: str) -> None:
 def test_nothing_is_ever_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     script = f"A=$(touch {marker}); B=`touch {marker}`; x $A $((`touch {marker}`)) ; touch {marker}"
-    found = read_script(script).commands[0].words
+    arguments = read_script(script).commands[0].words
     assert not marker.exists()
-    assert found[1].missing == (f"$(touch {marker})",)
+    assert arguments[1].missing == (f"$(touch {marker})",)
 
 
 def test_what_is_not_set_keeps_its_name() -> None:
-    found = read_script("x ${BASE}/data $((N + 1)) ${A%b}").commands[0].words
-    assert found[1] == Argument("${BASE}/data", 1, ("BASE",))
-    assert (found[2].text, found[2].missing) == ("$((N + 1))", ("N",))
-    assert (found[3].text, found[3].missing) == ("${A%b}", ("A",))
+    arguments = read_script("x ${BASE}/data $((N + 1)) ${A%b}").commands[0].words
+    assert arguments[1] == Argument("${BASE}/data", 1, ("BASE",))
+    assert (arguments[2].text, arguments[2].missing) == ("$((N + 1))", ("N",))
+    assert (arguments[3].text, arguments[3].missing) == ("${A%b}", ("A",))
 
 
 def test_the_environment_goes_before_the_script() -> None:
@@ -131,17 +131,17 @@ def test_the_environment_goes_before_the_script() -> None:
 
 
 def test_what_only_a_condition_sets_is_doubtful() -> None:
-    found = read_script("A=1\nif [ -d x ]; then\n A=2\nfi\nB=3\nx $A $B").commands[-1].words
-    assert [(word.text, word.doubtful) for word in found[1:]] == [("2", ("A",)), ("3", ())]
+    arguments = read_script("A=1\nif [ -d x ]; then\n A=2\nfi\nB=3\nx $A $B").commands[-1].words
+    assert [(word.text, word.doubtful) for word in arguments[1:]] == [("2", ("A",)), ("3", ())]
 
 
 def test_lines_are_counted() -> None:
-    found = (
+    arguments = (
         read_script("# one\nLIST=(\n a\n 'b\nc' d\n)\nx \\\n \"${LIST[@]}\" \\\n y")
         .commands[0]
         .words
     )
-    assert [(word.text, word.line) for word in found] == [
+    assert [(word.text, word.line) for word in arguments] == [
         ("x", 7),
         ("a", 3),
         ("b\nc", 4),

@@ -75,8 +75,8 @@ class Jobs:
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         if self.error is not None:
             raise self.error
-        for found in objects:
-            self.world._create(found)
+        for body in objects:
+            self.world._create(body)
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
         for deletion in deletions:

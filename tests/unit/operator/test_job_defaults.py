@@ -40,15 +40,15 @@ DEFAULTS = JobDefaults.model_validate(
 
 class WithDefaults(World):
     def observed(self) -> Observed:
-        found = super().observed()
-        return Observed(found.pods, found.objects, found.status, found.progress, defaults=DEFAULTS)
+        plain = super().observed()
+        return Observed(plain.pods, plain.objects, plain.status, plain.progress, defaults=DEFAULTS)
 
 
 def created(**spec: Any) -> dict[str, KubeObject]:
     """Pods and claims by role or name, as a first pass and the next one make them."""
     world = WithDefaults(make_job(**spec))
     plans: list[Plan] = [world.step(), world.step()]
-    objects = [each for found in plans for each in found.create]
+    objects = [each for decision in plans for each in decision.create]
     return {
         each["metadata"]["labels"].get("sluice.dev/role") or each["metadata"]["name"]: each
         for each in objects
@@ -179,8 +179,8 @@ def test_a_wrong_file_ends_the_operator_with_the_field(
 
 
 def test_settings_may_stand_on_the_command_line() -> None:
-    found = settings.read({"SLUICE_PROBE_SECONDS": "10"}, ["--probe-seconds=2.5", "--workers=3"])
-    assert (found.probe_seconds, found.workers) == (2.5, 3)
+    config = settings.read({"SLUICE_PROBE_SECONDS": "10"}, ["--probe-seconds=2.5", "--workers=3"])
+    assert (config.probe_seconds, config.workers) == (2.5, 3)
 
 
 @pytest.mark.parametrize("argument", ["--probe-second=1", "--workers", "workers=3"])

@@ -88,20 +88,20 @@ def test_variables(entry: dict[str, Any], expected: str | None) -> None:
 
 
 def test_what_differs_on_a_laptop_is_overridden_in_place() -> None:
-    found = env_of(
+    variables = env_of(
         {"name": "SLUICE_BIND", "value": "0.0.0.0"},
         {"name": "SLUICE_PORT_HTTP", "value": "30000"},
         {"name": "URL", "value": "http://$(SLUICE_BIND):$(SLUICE_PORT_HTTP)"},
     )
-    assert found["URL"] == "http://127.0.0.1:20001"
+    assert variables["URL"] == "http://127.0.0.1:20001"
 
 
 HF = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "of-a-cluster", "key": "token"}}}
 
 
 def test_a_secret_of_a_cluster_is_a_variable_of_this_machine() -> None:
-    found = commands(make_pod(env=[HF]), PLACE, {"HF_TOKEN": "mine"})[0].env
-    assert found["HF_TOKEN"] == "mine"
+    variables = commands(make_pod(env=[HF]), PLACE, {"HF_TOKEN": "mine"})[0].env
+    assert variables["HF_TOKEN"] == "mine"
 
 
 def test_a_secret_that_is_nowhere_is_told_with_what_to_do() -> None:
@@ -209,8 +209,8 @@ def test_volumes_become_directories(tmp_path: Path) -> None:
         {"name": "run", "emptyDir": {}},
         subPath="a/b",
     )
-    found = prepare(pod, tmp_path, tmp_path / "pod", {"run": tmp_path / "chosen"}, {})
-    assert found == {
+    directories = prepare(pod, tmp_path, tmp_path / "pod", {"run": tmp_path / "chosen"}, {})
+    assert directories == {
         "scratch": tmp_path / "volumes/scratch",
         "data": tmp_path / "volumes/shared",
         "host": tmp_path,
@@ -224,8 +224,8 @@ def test_config_maps_and_secrets_become_files_with_this_machines_paths(tmp_path:
     pod = with_volumes(
         {"name": "v", "emptyDir": {}}, {"name": "config", "configMap": {"name": "c"}}
     )
-    found = prepare(pod, tmp_path, tmp_path / "pod", {}, objects)
-    assert (found["config"] / "f.json").read_text() == f'{{"path": "{tmp_path}/volumes/v/x"}}'
+    directories = prepare(pod, tmp_path, tmp_path / "pod", {}, objects)
+    assert (directories["config"] / "f.json").read_text() == f'{{"path": "{tmp_path}/volumes/v/x"}}'
 
 
 @pytest.mark.parametrize(

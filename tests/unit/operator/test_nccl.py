@@ -21,19 +21,19 @@ def render(role: Any, **spec: Any) -> KubeObject:
     return pod(make_job(**{**gpus, **spec}), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
 
 
-def in_cluster(found: KubeObject, container: str) -> dict[str, str]:
-    (one,) = [each for each in found["spec"]["containers"] if each["name"] == container]
+def in_cluster(manifest: KubeObject, container: str) -> dict[str, str]:
+    (one,) = [each for each in manifest["spec"]["containers"] if each["name"] == container]
     return {each["name"]: each["value"] for each in one["env"] if each["name"].startswith("NCCL_")}
 
 
-def on_one_machine(found: KubeObject, container: str) -> dict[str, str]:
-    found["spec"] = {
-        "containers": [each for each in found["spec"]["containers"] if each["name"] == container]
+def on_one_machine(manifest: KubeObject, container: str) -> dict[str, str]:
+    manifest["spec"] = {
+        "containers": [each for each in manifest["spec"]["containers"] if each["name"] == container]
     }
-    for each in found["spec"]["containers"]:
+    for each in manifest["spec"]["containers"]:
         each["volumeMounts"] = []
         each["env"] = [entry for entry in each["env"] if "valueFrom" not in entry]
-    (command,) = commands(found, PodPlace({}, {}, {}, {}), inherited_env())
+    (command,) = commands(manifest, PodPlace({}, {}, {}, {}), inherited_env())
     return {name: command.env[name] for name in (CUMEM, NVLS)}
 
 

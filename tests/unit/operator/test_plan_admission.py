@@ -20,9 +20,9 @@ def queued(**spec: object) -> World:
 
 
 def message(world: World, kind: str) -> str:
-    found = world.status.condition(kind)  # type: ignore[arg-type]
-    assert found is not None
-    return found.message
+    entry = world.status.condition(kind)  # type: ignore[arg-type]
+    assert entry is not None
+    return entry.message
 
 
 def workload(**unmet: str) -> KubeObject:
@@ -34,9 +34,9 @@ def workload(**unmet: str) -> KubeObject:
 
 
 def condition(world: World, kind: str) -> tuple[str, str]:
-    found = world.status.condition(kind)  # type: ignore[arg-type]
-    assert found is not None
-    return found.status, found.reason
+    entry = world.status.condition(kind)  # type: ignore[arg-type]
+    assert entry is not None
+    return entry.status, entry.reason
 
 
 def test_a_queued_job_says_so_and_where_to_look() -> None:

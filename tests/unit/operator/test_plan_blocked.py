@@ -89,11 +89,11 @@ def unscheduled(message: str) -> KubeObject:
     ],
 )
 def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
-    found = blocked([make_pod("buffer"), pod], {})
-    assert found is not None
-    assert (found.reason, found.pod) == (reason, "demo-trainer-0-1-0")
+    block = blocked([make_pod("buffer"), pod], {})
+    assert block is not None
+    assert (block.reason, block.pod) == (reason, "demo-trainer-0-1-0")
     for each in words:
-        assert each in found.message
+        assert each in block.message
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
@@ -108,9 +108,9 @@ def test_a_gated_pod_is_in_a_queue_and_not_blocked() -> None:
 
 
 def test_a_refused_container_comes_before_a_pod_without_a_place() -> None:
-    found = blocked([unscheduled("no room"), waiting("ErrImagePull", "no such image", index=1)], {})
-    assert found is not None
-    assert found.reason == "ErrImagePull"
+    block = blocked([unscheduled("no room"), waiting("ErrImagePull", "no such image", index=1)], {})
+    assert block is not None
+    assert block.reason == "ErrImagePull"
 
 
 def start(world: World, pod: KubeObject) -> None:
@@ -204,11 +204,11 @@ def placed() -> KubeObject:
     ],
 )
 def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(warning: Warned, words: str) -> None:
-    found = blocked([placed()], {"demo-trainer-0-1-0": warning})
-    assert found is not None
-    assert found.place == ("demo-trainer-0-1-0", "")
-    assert f"{warning.reason}: {warning.message}" in found.text()
-    assert words in found.text()
+    block = blocked([placed()], {"demo-trainer-0-1-0": warning})
+    assert block is not None
+    assert block.place == ("demo-trainer-0-1-0", "")
+    assert f"{warning.reason}: {warning.message}" in block.text()
+    assert words in block.text()
 
 
 def test_a_warning_about_a_pod_that_runs_is_nothing_to_tell() -> None:

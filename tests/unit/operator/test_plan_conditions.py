@@ -28,13 +28,13 @@ TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=c
 def steps(**facts: GangFacts) -> list[Step]:
     roles: dict[RoleName, GangFacts] = {role: facts.get(role, UP) for role in get_args(RoleName)}
     return [
-        Step(Gang(role, 0, 1), RESTARTED if found is DOWN and facts else FRESH, found)
-        for role, found in roles.items()
+        Step(Gang(role, 0, 1), RESTARTED if observed is DOWN and facts else FRESH, observed)
+        for role, observed in roles.items()
     ]
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "progress", "expected"),
+    ("status", "gang_steps", "progress", "expected"),
     [
         (STARTED, steps(), None, ("False", "BufferUnreachable")),
         (STARTED, steps(), Progress(0), ("False", "Starting")),
@@ -56,8 +56,8 @@ def steps(**facts: GangFacts) -> list[Step]:
         "rollout down",
     ],
 )
-def test_running(status, found, progress, expected) -> None:  # type: ignore[no-untyped-def]
-    finding = running(status, found, [], progress)
+def test_running(status, gang_steps, progress, expected) -> None:  # type: ignore[no-untyped-def]
+    finding = running(status, gang_steps, [], progress)
     assert (finding.status, finding.reason) == expected
 
 
@@ -99,7 +99,7 @@ def test_transition_time_moves_only_with_the_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "word"),
+    ("stated", "word"),
     [
         ([], "Pending"),
         ([("Running", "False", "PodsPending")], "Pending"),
@@ -114,17 +114,17 @@ def test_transition_time_moves_only_with_the_status() -> None:
     ],
     ids=str,
 )
-def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
+def test_state_word(stated: list[tuple[str, str, str]], word: str) -> None:
     conditions = [
         Condition(type=kind, status=status, reason=reason, last_transition_time=clock.text(START))
-        for kind, status, reason in found
+        for kind, status, reason in stated
     ]
     assert state_word(conditions) == word
     assert summary(conditions)["state"] == word
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("stated", "reason"),
     [
         ([], ""),
         (
@@ -145,8 +145,8 @@ def test_state_word(found: list[tuple[str, str, str]], word: str) -> None:
     ],
     ids=["nothing", "waits", "trains", "resumed", "suspended", "failed"],
 )
-def test_the_reason_is_that_of_the_state(found: list[tuple[str, str, str]], reason: str) -> None:
+def test_the_reason_is_that_of_the_state(stated: list[tuple[str, str, str]], reason: str) -> None:
     conditions = [
-        Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in found
+        Condition(type=t, status=s, reason=r, last_transition_time="") for t, s, r in stated
     ]
     assert summary(conditions)["reason"] == reason

@@ -27,10 +27,10 @@ def test_job_deadline(
 ) -> None:
     progress = clock.text(START) if step else None
     status = RLJobStatus(start_time=clock.text(START), step=step, last_progress_time=progress)
-    found = job_deadline(
+    expired = job_deadline(
         make_job(**spec).spec, status, START + timedelta(seconds=after), "pods are pending"
     )
-    assert (found[0] if found else None) == reason
+    assert (expired[0] if expired else None) == reason
 
 
 def test_a_job_that_has_not_started_meets_no_deadline() -> None:

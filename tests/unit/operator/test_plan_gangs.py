@@ -28,7 +28,7 @@ def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, o
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "create", "delete", "attempt", "retry"),
+    ("status", "present", "create", "delete", "attempt", "retry"),
     [
         pytest.param(None, [], (0, 1), 0, 1, True, id="a new gang is created whole"),
         pytest.param(DUE, [], (0, 1), 0, 3, True, id="an attempt that is due is created"),
@@ -55,8 +55,8 @@ def pods(attempt: int = 3, count: int = 2, **change: object) -> list[dict[str, o
         pytest.param(None, pods(attempt=5, count=1), (1,), 0, 5, True, id="no status, half a gang"),
     ],
 )
-def test_advance(status, found, create, delete, attempt, retry) -> None:  # type: ignore[no-untyped-def]
-    step = advance(GANG, status, found, FailurePolicy(), START)
+def test_advance(status, present, create, delete, attempt, retry) -> None:  # type: ignore[no-untyped-def]
+    step = advance(GANG, status, present, FailurePolicy(), START)
     assert step.create == create
     assert len(step.delete) == delete
     assert step.status.attempt == attempt
@@ -64,8 +64,8 @@ def test_advance(status, found, create, delete, attempt, retry) -> None:  # type
 
 
 def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
-    found = [make_pod(attempt=3), make_pod(attempt=3, index=1, phase="Failed", ends={"trainer": 1})]
-    step = advance(GANG, CREATED, found, FailurePolicy(), START)
+    gang = [make_pod(attempt=3), make_pod(attempt=3, index=1, phase="Failed", ends={"trainer": 1})]
+    step = advance(GANG, CREATED, gang, FailurePolicy(), START)
     assert [deletion.name for deletion in step.delete] == [
         "demo-trainer-0-3-0",
         "demo-trainer-0-3-1",
@@ -75,7 +75,7 @@ def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "attempt"),
+    ("status", "present", "attempt"),
     [
         (CREATED, pods(), 4),
         (CREATED, [], 4),
@@ -91,8 +91,8 @@ def test_a_failed_pod_takes_its_gang_to_the_next_attempt() -> None:
         "older pods",
     ],
 )
-def test_retire_takes_a_new_number_only_where_pods_were_made(status, found, attempt) -> None:  # type: ignore[no-untyped-def]
-    assert retire(status, found, START).attempt == attempt
+def test_retire_takes_a_new_number_only_where_pods_were_made(status, present, attempt) -> None:  # type: ignore[no-untyped-def]
+    assert retire(status, present, START).attempt == attempt
 
 
 def test_retire_keeps_the_count_of_restarts() -> None:

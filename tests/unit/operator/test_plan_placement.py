@@ -54,8 +54,8 @@ def test_users_may_let_autoscalers_move_pods() -> None:
         "cluster-autoscaler.kubernetes.io/safe-to-evict": None,
     }
     overrides = [{"roles": ["rollout"], "template": {"metadata": {"annotations": annotations}}}]
-    found = render(make_job(podTemplateOverrides=overrides), "rollout")["metadata"]["annotations"]
-    assert found == {"karpenter.sh/do-not-disrupt": "false"}
+    merged = render(make_job(podTemplateOverrides=overrides), "rollout")["metadata"]["annotations"]
+    assert merged == {"karpenter.sh/do-not-disrupt": "false"}
 
 
 @pytest.mark.parametrize(("role", "needs"), NEEDED_SECONDS.items())

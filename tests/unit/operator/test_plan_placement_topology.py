@@ -20,8 +20,8 @@ def render(role: Any, size: int, **spec: Any) -> KubeObject:
     return pod(make_job(**spec), Gang(role, 1, size), 1, 0, "10.0.0.1:7700", Images())
 
 
-def affinity(found: KubeObject) -> dict[str, Any]:
-    wanted: dict[str, Any] = found["spec"]["affinity"]["podAffinity"]
+def affinity(manifest: KubeObject) -> dict[str, Any]:
+    wanted: dict[str, Any] = manifest["spec"]["affinity"]["podAffinity"]
     return wanted
 
 
@@ -38,17 +38,17 @@ def test_a_job_s_level_takes_the_place_of_the_zone(role: str) -> None:
 
 
 def test_a_gang_s_level_is_about_its_own_pods_beside_that_of_the_job() -> None:
-    found = affinity(
+    rules = affinity(
         render("rollout", 2, rollout={"nodesPerReplica": 2, "topology": {"required": RACK}})
     )
-    (term,) = found["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = rules["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == RACK
     assert term["labelSelector"]["matchLabels"] == {
         "sluice.dev/job-name": "demo",
         "sluice.dev/role": "rollout",
         "sluice.dev/replica": "1",
     }
-    (wish,) = found["preferredDuringSchedulingIgnoredDuringExecution"]
+    (wish,) = rules["preferredDuringSchedulingIgnoredDuringExecution"]
     assert wish["podAffinityTerm"]["topologyKey"] == ZONE
 
 
@@ -77,12 +77,12 @@ def test_one_pod_is_always_together() -> None:
 def test_in_a_queue_of_kueue_the_level_is_an_annotation(
     spec: dict[str, Any], wanted: dict[str, str]
 ) -> None:
-    found = render("trainer", 2, **QUEUE, **spec)
-    annotations = found["metadata"]["annotations"]
+    manifest = render("trainer", 2, **QUEUE, **spec)
+    annotations = manifest["metadata"]["annotations"]
     assert {key: annotations[key] for key in (REQUIRED, PREFERRED) if key in annotations} == wanted
     keys = [
         each["podAffinityTerm"]["topologyKey"]
-        for terms in affinity(found).values()
+        for terms in affinity(manifest).values()
         for each in terms
     ]
     assert keys == [ZONE], "the level itself is Kueue's matter alone"
@@ -90,9 +90,9 @@ def test_in_a_queue_of_kueue_the_level_is_an_annotation(
 
 @pytest.mark.parametrize("role", ["buffer", "rendezvous"])
 def test_services_may_be_anywhere(role: str) -> None:
-    found = render(role, 1, topology={"required": BLOCK})
-    assert "affinity" not in found["spec"]
-    assert REQUIRED not in found["metadata"].get("annotations", {})
+    manifest = render(role, 1, topology={"required": BLOCK})
+    assert "affinity" not in manifest["spec"]
+    assert REQUIRED not in manifest["metadata"].get("annotations", {})
 
 
 @pytest.mark.parametrize(

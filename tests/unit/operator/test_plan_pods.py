@@ -93,13 +93,13 @@ def to_yaml(objects: list[KubeObject]) -> str:
     return text.getvalue()
 
 
-def literal(found: Any) -> Any:
+def literal(node: Any) -> Any:
     """Texts of several lines as such, for people who read the golden files."""
-    if isinstance(found, dict):
-        return {key: literal(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return [literal(value) for value in found]
-    return LiteralScalarString(found) if isinstance(found, str) and "\n" in found else found
+    if isinstance(node, dict):
+        return {key: literal(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [literal(value) for value in node]
+    return LiteralScalarString(node) if isinstance(node, str) and "\n" in node else node
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -114,8 +114,8 @@ def render(job: RLJob, role: str, index: int = 0, size: int = 1) -> KubeObject:
     return pod(job, Gang(role, 0, size), 3, index, "10.0.0.1:7700", Images())  # type: ignore[arg-type]
 
 
-def containers(found: KubeObject) -> dict[str, dict[str, Any]]:
-    return {container["name"]: container for container in found["spec"]["containers"]}
+def containers(body: KubeObject) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in body["spec"]["containers"]}
 
 
 def env(container: dict[str, Any]) -> dict[str, Any]:
@@ -192,12 +192,12 @@ def test_every_container_knows_what_the_contract_promises(role: str) -> None:
             assert variables[f"SLUICE_PORT_{port['name'].upper()}"] == str(port["containerPort"])
 
 
-def place(found: KubeObject, container: str, path: str) -> tuple[Any, Any] | None:
+def place(body: KubeObject, container: str, path: str) -> tuple[Any, Any] | None:
     """(volume's source, directory in it) of what a container has at this path; None: nothing."""
-    mounts = {mount["mountPath"]: mount for mount in containers(found)[container]["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for mount in containers(body)[container]["volumeMounts"]}
     if path not in mounts:
         return None
-    volume = next(each for each in found["spec"]["volumes"] if each["name"] == mounts[path]["name"])
+    volume = next(each for each in body["spec"]["volumes"] if each["name"] == mounts[path]["name"])
     return {key: value for key, value in volume.items() if key != "name"}, mounts[path].get(
         "subPath"
     )

@@ -49,10 +49,10 @@ def whole(policy: dict[str, Any]) -> KubeObject | None:
     return group_object(make_job(podGroupPolicy=policy), group, pods)
 
 
-def of_kueue(found: dict[str, str]) -> dict[str, str]:
+def of_kueue(marks: dict[str, str]) -> dict[str, str]:
     return {
         key.removeprefix("kueue.x-k8s.io/"): value
-        for key, value in found.items()
+        for key, value in marks.items()
         if key.startswith("kueue")
     }
 
@@ -171,11 +171,11 @@ def test_kubernetes_own_gangs() -> None:
 def test_the_group_of_a_further_engine_is_of_its_pods_alone(policy: dict[str, Any]) -> None:
     group, pods = render(policy, ENGINE)
     assert group is not None
-    found = group_object(make_job(podGroupPolicy=policy), group, pods)
-    assert found is not None
-    assert found["metadata"]["name"] == "demo-rollout-3-2"
-    gang = found["spec"].get("schedulingPolicy", {}).get("gang", {})
-    assert found["spec"].get("minMember", gang.get("minCount")) == 1
+    manifest = group_object(make_job(podGroupPolicy=policy), group, pods)
+    assert manifest is not None
+    assert manifest["metadata"]["name"] == "demo-rollout-3-2"
+    gang = manifest["spec"].get("schedulingPolicy", {}).get("gang", {})
+    assert manifest["spec"].get("minMember", gang.get("minCount")) == 1
 
 
 def test_a_group_has_the_priority_of_its_trainer() -> None:

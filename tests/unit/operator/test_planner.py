@@ -16,7 +16,7 @@ ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo
 def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
     world = World(make_job())
     first = world.step()
-    assert {found["kind"] for found in first.create} == {
+    assert {each["kind"] for each in first.create} == {
         "ConfigMap",
         "Secret",
         "Service",
@@ -24,7 +24,7 @@ def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
         "NetworkPolicy",
     }
     second = world.step()
-    assert [found["metadata"]["name"] for found in second.create] == [
+    assert [each["metadata"]["name"] for each in second.create] == [
         "demo-rendezvous-0-1-0",
         "demo-buffer-0-1-0",
         "demo-rollout-0-1-0",
@@ -36,9 +36,9 @@ def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
 
 def test_an_unchanged_world_needs_nothing() -> None:
     world = settled()
-    found = world.plan()
-    assert (found.create, found.delete, found.events) == ((), (), ())
-    assert found.status == world.status
+    decision = world.plan()
+    assert (decision.create, decision.delete, decision.events) == ((), (), ())
+    assert decision.status == world.status
     assert world.names() == ALL
 
 
@@ -113,8 +113,8 @@ def test_a_buffer_that_restarts_hides_nothing() -> None:
 def test_the_attempt_is_written_before_anything_is_destroyed() -> None:
     world = settled()
     world.end("demo-trainer-0-1-0", 1, message="error: out of memory")
-    found = world.step(delete=True)  # the operator dies right after the status write
-    assert [deletion.name for deletion in found.delete] == ["demo-trainer-0-1-0"]
+    first = world.step(delete=True)  # the operator dies right after the status write
+    assert [deletion.name for deletion in first.delete] == ["demo-trainer-0-1-0"]
     assert world.status.roles[-1].gangs[0].attempt == 2
     assert world.names("trainer") == ["demo-trainer-0-1-0"]
     again = world.step()
@@ -152,7 +152,7 @@ def test_the_new_attempt_waits_until_the_old_pods_are_gone() -> None:
     for _ in range(3):
         assert world.step().create == ()
     world.remove_terminating()
-    assert [found["metadata"]["name"] for found in world.step().create] == ["demo-trainer-0-2-0"]
+    assert [each["metadata"]["name"] for each in world.step().create] == ["demo-trainer-0-2-0"]
 
 
 def test_the_trainer_has_a_budget() -> None:
@@ -359,14 +359,14 @@ def test_a_trainer_that_hangs_is_restarted_and_counted() -> None:
     world.advance(59)
     assert world.step().delete == ()
     world.advance(1)
-    found = world.step()
-    assert [(deletion.name, deletion.grace) for deletion in found.delete] == [
+    decision = world.step()
+    assert [(deletion.name, deletion.grace) for deletion in decision.delete] == [
         ("demo-trainer-0-1-0", 30)
     ]
     assert world.status.restarts == 1
     assert world.status.last_failure is not None
     assert world.status.last_failure.reason == "ProgressDeadlineExceeded"
-    assert found.events[0].reason == "ProgressDeadlineExceeded"
+    assert decision.events[0].reason == "ProgressDeadlineExceeded"
 
 
 def test_the_plan_is_asked_again_when_a_deadline_comes() -> None:
@@ -416,8 +416,8 @@ def test_terminal_states_are_for_ever() -> None:
 
 def test_somebody_elses_job_is_left_alone() -> None:
     world = World(make_job(managedBy="kueue.x-k8s.io/multikueue"))
-    found = plan(world.job, world.observed(), START)
-    assert (found.status, found.create) == (RLJobStatus(), ())
+    decision = plan(world.job, world.observed(), START)
+    assert (decision.status, decision.create) == (RLJobStatus(), ())
 
 
 def test_a_changed_spec_reaches_the_config_map() -> None:
@@ -469,5 +469,5 @@ def test_autoscalers_see_one_pod_of_each_engine() -> None:
     assert selected == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
 
 
-def labels(found: KubeObject) -> dict[str, str]:
-    return dict(found["metadata"]["labels"])
+def labels(pod: KubeObject) -> dict[str, str]:
+    return dict(pod["metadata"]["labels"])

@@ -19,8 +19,8 @@ GPU_ENGINE: dict[str, Any] = {"gpusPerReplica": 8, "replicas": 1}
 
 
 def pods(job: RLJob, role: str = "") -> list[KubeObject]:
-    found = [each for each in render_all(job) if each["kind"] == "Pod"]
-    return [each for each in found if role in ("", each["metadata"]["labels"]["sluice.dev/role"])]
+    of_job = [each for each in render_all(job) if each["kind"] == "Pod"]
+    return [each for each in of_job if role in ("", each["metadata"]["labels"]["sluice.dev/role"])]
 
 
 def of_ours(pod: KubeObject, level: Any) -> list[str]:
@@ -68,22 +68,21 @@ def test_a_template_sets_another_user_for_the_whole_pod(role: str) -> None:
             "template": {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}},
         }
     ]
-    (found,) = pods(make_job(podTemplateOverrides=overrides), role)
+    (pod,) = pods(make_job(podTemplateOverrides=overrides), role)
     assert (
-        found["spec"]["securityContext"].items()
+        pod["spec"]["securityContext"].items()
         >= {"runAsUser": 1000, "fsGroup": 1000, "runAsNonRoot": True}.items()
     )
-    assert all("runAsUser" not in each["securityContext"] for each in found["spec"]["containers"])
+    assert all("runAsUser" not in each["securityContext"] for each in pod["spec"]["containers"])
 
 
 def test_the_worker_beside_an_engine_of_root_has_a_user_of_its_own() -> None:
-    (found,) = pods(make_job(rollout=GPU_ENGINE), "rollout")
+    (pod,) = pods(make_job(rollout=GPU_ENGINE), "rollout")
     users = {
-        each["name"]: each["securityContext"].get("runAsUser")
-        for each in found["spec"]["containers"]
+        each["name"]: each["securityContext"].get("runAsUser") for each in pod["spec"]["containers"]
     }
     assert users == {"engine": None, "worker": 65532}
-    assert "runAsUser" not in found["spec"]["securityContext"], "the engine's user is its image's"
+    assert "runAsUser" not in pod["spec"]["securityContext"], "the engine's user is its image's"
 
 
 # -- the checks themselves: each finds what it is about

@@ -63,8 +63,8 @@ async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[ProbeTarget, Rende
 
 @pytest.fixture
 async def services() -> AsyncIterator[tuple[ProbeTarget, Rendezvous, Buffer]]:
-    async with serving() as found:
-        yield found
+    async with serving() as served:
+        yield served
 
 
 async def test_progress_is_what_buffer_and_rendezvous_say(services: Any) -> None:

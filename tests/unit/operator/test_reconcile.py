@@ -33,8 +33,8 @@ class Recorder:
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         self.note("apply")
-        for found in objects:
-            self.world._create(found)
+        for body in objects:
+            self.world._create(body)
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
         self.note("delete")

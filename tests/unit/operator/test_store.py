@@ -23,8 +23,8 @@ def pod(name: str = "p", version: int = 1, **more: Any) -> dict[str, Any]:
 
 def make(clock: Any = lambda: 0.0) -> Store:
     return Store(
-        lambda found: KEY if "alien" not in found["metadata"]["name"] else None,
-        lambda found: found,
+        lambda document: KEY if "alien" not in document["metadata"]["name"] else None,
+        lambda document: document,
         clock,
     )
 

@@ -55,9 +55,9 @@ def event(reason: str, uid: str = "u1", **fields: Any) -> dict[str, Any]:
     ids=["none", "old style", "series", "the newest", "of an earlier pod", "told otherwise"],
 )
 def test_newest(events: list[dict[str, Any]], expected: tuple[str, int] | None) -> None:
-    found = (
+    by_pod = (
         {"demo-trainer-0-1-0": Warned(expected[0], f"of {expected[0]}", expected[1])}
         if expected
         else {}
     )
-    assert newest(events, PODS) == found
+    assert newest(events, PODS) == by_pod

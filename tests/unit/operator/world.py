@@ -118,23 +118,23 @@ class World:
         """One pass. delete: the operator crashes before it deletes; create: after it has created so
         many objects."""
         self.seen |= set(self.pods)
-        found = self.plan()
-        self.stored = manifest(found.status)
+        decision = self.plan()
+        self.stored = manifest(decision.status)
         if delete:
-            return found
-        for deletion in found.delete:
+            return decision
+        for deletion in decision.delete:
             if deletion.kind == "RLJob":
                 self.job_deleted = True
             elif deletion.kind != "Pod":
                 del self.objects[deletion.kind, deletion.name]
             else:
                 self._delete(deletion.name, deletion.grace)
-        for each in found.create[:create]:
+        for each in decision.create[:create]:
             self._create(each)
         if create is not None:
-            return found
-        self.events += found.events
-        return found
+            return decision
+        self.events += decision.events
+        return decision
 
     def settle(self, passes: int = 20) -> None:
         """Pass after pass, with pods that start and end as they are told at once, until nothing
@@ -197,25 +197,25 @@ class World:
     def names(self, role: str = "") -> list[str]:
         return sorted(name for name, pod in self.pods.items() if role in ("", podstate.role(pod)))
 
-    def _create(self, found: KubeObject) -> None:
-        name = found["metadata"]["name"]
-        if found["kind"] != "Pod":
-            stored = deepcopy(found)
-            if found["kind"] == "Service":
+    def _create(self, body: KubeObject) -> None:
+        name = body["metadata"]["name"]
+        if body["kind"] != "Pod":
+            stored = deepcopy(body)
+            if body["kind"] == "Service":
                 stored["spec"]["clusterIP"] = "10.0.0.1"
-            self.objects[found["kind"], name] = stored
+            self.objects[body["kind"], name] = stored
             return
         assert name not in self.pods, f"{name} is created twice"
         assert name not in self.seen, (
             f"{name} is created again: two executions would share an attempt"
         )
         labels = {
-            key.rpartition("/")[2]: value for key, value in found["metadata"]["labels"].items()
+            key.rpartition("/")[2]: value for key, value in body["metadata"]["labels"].items()
         }
         place: dict[str, Any] = {key: int(labels[key]) for key in ("replica", "attempt", "index")}
         self.pods[name] = make_pod(labels["role"], **place, phase="Pending")
         del self.pods[name]["status"]["startTime"]
-        self.pods[name]["metadata"]["labels"] |= found["metadata"]["labels"]
+        self.pods[name]["metadata"]["labels"] |= body["metadata"]["labels"]
         if labels["role"] in self.gated_roles:
             self.pods[name]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
 

@@ -70,14 +70,14 @@ def player(play: Play, engine: Script, seconds: float = 5.0) -> Player:
     return Player(play, "mine.py:play", generator, Words(), seconds, None)
 
 
-def drain_after_the_last(engine: Script, made: Player) -> None:
+def drain_after_the_last(engine: Script, playing: Player) -> None:
     """The pod ends while the engine's last answer is on its way."""
     request = engine.generate
 
     async def drained(*arguments: Any, **options: Any) -> Generation:
         answer = await request(*arguments, **options)
         if not engine.answers:
-            made.generator.draining.set()
+            playing.generator.draining.set()
         return answer
 
     engine.generate = drained  # type: ignore[method-assign]
@@ -86,9 +86,9 @@ def drain_after_the_last(engine: Script, made: Player) -> None:
 async def run(
     play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None
 ) -> Sample:
-    found = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
-    codec.sample_to_message(found)
-    return found
+    played = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
+    codec.sample_to_message(played)
+    return played
 
 
 async def ask_twice(episode: Episode) -> None:

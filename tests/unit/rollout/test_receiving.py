@@ -67,12 +67,12 @@ def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
         came.append(data.copy_(bucket.data))
 
     monkeypatch.setattr(transfer.dist, "broadcast", broadcast)
-    found = transfer.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
-    assert [name for name, _ in found] == ["a", "b", "c"]
-    for (_, one), (_, other) in zip(found, sent, strict=True):
+    pairs = transfer.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
+    assert [name for name, _ in pairs] == ["a", "b", "c"]
+    for (_, one), (_, other) in zip(pairs, sent, strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
-    assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in found] == [
+    assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in pairs] == [
         True,
         True,
         False,

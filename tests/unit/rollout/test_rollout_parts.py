@@ -33,15 +33,15 @@ def answer(tokens: int, finish: str = "stop", **more: Any) -> dict[str, Any]:
 
 def test_spans_of_an_answer_count() -> None:
     told = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 2}]
-    made = generation(answer(3, weight_versions=[*told, {"version": "5", "start": 2, "end": 3}]))
-    assert made == Generation(
+    parsed = generation(answer(3, weight_versions=[*told, {"version": "5", "start": 2, "end": 3}]))
+    assert parsed == Generation(
         [0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None
     )
 
 
 def test_versions_of_tokens_are_put_together_to_spans() -> None:
-    made = generation(answer(5, "length", sluice_versions=[None, "3", "3", "4", "4"]))
-    assert made.spans == [
+    parsed = generation(answer(5, "length", sluice_versions=[None, "3", "3", "4", "4"]))
+    assert parsed.spans == [
         WeightSpan(UNKNOWN_VERSION, 0, 1),
         WeightSpan(3, 1, 3),
         WeightSpan(4, 3, 5),

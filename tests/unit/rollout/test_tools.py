@@ -85,9 +85,9 @@ TEMPLATE = (
 @pytest.fixture
 def tokenizer() -> Any:
     words = ["<pad>", "<user>", "<assistant>", "<tool>", "<end>", "?", "3", "%sluice-turn%"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<end>")
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<end>")
     fast.chat_template = TEMPLATE
     return fast
 

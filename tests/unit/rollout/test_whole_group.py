@@ -235,9 +235,9 @@ async def test_a_branch_cut_off_by_a_drain_aborts_even_where_the_function_swallo
             return
 
     engine = Script([10], "11")
-    made = player(play, engine)
-    drain_after_the_last(engine, made)
-    sample = await made(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    playing = player(play, engine)
+    drain_after_the_last(engine, playing)
+    sample = await playing(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
     again = await run(best_of_three, Script([20], [21], [22], [23]), sample)
     assert again.tokens.tolist() == [*PROMPT, 10, 22, 90, 23]
@@ -307,12 +307,12 @@ def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
     plays = function.load_all(spec)
     house: Any = House()
 
-    def made(found: tuple[str, Any] | None) -> Any:
-        return found and player(found[1], engine)
+    def player_of(loaded: tuple[str, Any] | None) -> Any:
+        return loaded and player(loaded[1], engine)
 
-    players = {key: made(found) for key, found in plays.of.items()}
+    players = {key: player_of(loaded) for key, loaded in plays.of.items()}
     return GroupMaker(
-        spec, house, house.generator, house.judge, house, made(plays.default), players=players
+        spec, house, house.generator, house.judge, house, player_of(plays.default), players=players
     )
 
 

@@ -34,9 +34,9 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.close()
+    serving = Server()
+    yield serving
+    serving.close()
 
 
 def test_a_process_that_is_well_says_so(server: Server) -> None:

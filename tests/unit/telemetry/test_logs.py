@@ -64,10 +64,10 @@ for logger in (log, logging.getLogger("kopf")):
     except ZeroDivisionError:
         logger.exception("pass failed")
 """
-    found = records(program)
-    assert [record["level"] for record in found] == ["error", "error"]
+    written = records(program)
+    assert [record["level"] for record in written] == ["error", "error"]
     assert all(
-        record["exception"].endswith("ZeroDivisionError: division by zero") for record in found
+        record["exception"].endswith("ZeroDivisionError: division by zero") for record in written
     )
 
 

@@ -40,8 +40,8 @@ def test_reliability_is_of_several_samples() -> None:
 
 def test_a_rate_is_the_mean_over_the_groups_that_have_enough_samples() -> None:
     groups = [[1.0, 0.0, 0.9, 1.0], [0.0, 0.0], [1.0]]
-    found = pass_rates(groups, [1, 2, 8])
-    assert found == {
+    rates = pass_rates(groups, [1, 2, 8])
+    assert rates == {
         "pass@1": pytest.approx((0.5 + 0 + 1) / 3),
         "pass@2": pytest.approx((1 - 1 / 6 + 0) / 2),
     }

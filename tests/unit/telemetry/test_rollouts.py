@@ -39,10 +39,10 @@ def groups() -> list[SampleGroup]:
 def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
     path = rollouts.write(tmp_path / "rollouts", 12, groups())
     assert path == tmp_path / "rollouts/step_0000012.parquet"
-    [found] = rollouts.read(path)
+    [group] = rollouts.read(path)
     expected = groups()[0]
-    assert found.prompt == expected.prompt
-    for a, b in zip(found.samples, expected.samples, strict=True):
+    assert group.prompt == expected.prompt
+    for a, b in zip(group.samples, expected.samples, strict=True):
         for name in ("tokens", "loss_mask", "rollout_log_probs"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
             assert getattr(a, name).dtype == getattr(b, name).dtype
@@ -80,5 +80,5 @@ def test_dumps_from_before_there_were_teachers_are_read(tmp_path: Path) -> None:
 
     path = rollouts.write(tmp_path, 3, groups())
     parquet.write_table(parquet.read_table(path).drop_columns(["teacher_log_probs"]), path)
-    [found] = rollouts.read(path)
-    assert [sample.teacher_log_probs for sample in found.samples] == [None, None]
+    [group] = rollouts.read(path)
+    assert [sample.teacher_log_probs for sample in group.samples] == [None, None]

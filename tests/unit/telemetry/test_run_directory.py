@@ -61,7 +61,7 @@ def test_summary(tmp_path: Path) -> None:
             {"version": version, "dataset": dataset, f"eval/{dataset}": reward},
         )
     assert evaluation_means(tmp_path) == [(0, 0.1), (2, 0.8)]
-    found = summarize(
+    summary = summarize(
         tmp_path,
         state="Succeeded",
         restarts=1,
@@ -70,17 +70,17 @@ def test_summary(tmp_path: Path) -> None:
         device_seconds={"trainer/training": 3.0, "trainer/waiting": 1.0},
         colocated=False,
     )
-    assert found["goodput"] == 0.75
-    assert found["steps"] == 2
-    assert (found["reward_first"], found["reward_last"]) == (0.1, 0.4)
-    assert (found["eval_first"], found["eval_last"]) == (0.1, 0.8)
-    assert found["logprob_diff_max"] == 2e-6
-    assert (found["groups_trained"], found["groups_lost"], found["restarts"]) == (4, 0, 1)
-    assert found["samples_trained"] == 8
+    assert summary["goodput"] == 0.75
+    assert summary["steps"] == 2
+    assert (summary["reward_first"], summary["reward_last"]) == (0.1, 0.4)
+    assert (summary["eval_first"], summary["eval_last"]) == (0.1, 0.8)
+    assert summary["logprob_diff_max"] == 2e-6
+    assert (summary["groups_trained"], summary["groups_lost"], summary["restarts"]) == (4, 0, 1)
+    assert summary["samples_trained"] == 8
 
 
 def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
-    found = summarize(
+    summary = summarize(
         tmp_path,
         state="Failed",
         restarts=0,
@@ -89,7 +89,7 @@ def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
         device_seconds={},
         colocated=False,
     )
-    assert (found["steps"], found["reward_first"], found["eval_last"]) == (0, None, None)
+    assert (summary["steps"], summary["reward_first"], summary["eval_last"]) == (0, None, None)
 
 
 def test_timeline_spans_join_equal_states_and_leave_gaps() -> None:

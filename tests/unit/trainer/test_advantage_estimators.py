@@ -30,9 +30,9 @@ def responses(**changes: Any) -> Responses:
 
 
 def advantages(
-    given: Responses | None = None, custom: Custom | None = None, **algorithm: Any
+    batch: Responses | None = None, custom: Custom | None = None, **algorithm: Any
 ) -> list[list[float]]:
-    estimates = estimate(given or responses(), Algorithm.model_validate(algorithm), custom)
+    estimates = estimate(batch or responses(), Algorithm.model_validate(algorithm), custom)
     assert all(row.dtype == torch.float32 for row in estimates.advantages)
     return [row.tolist() for row in estimates.advantages]
 
@@ -60,9 +60,9 @@ def test_rloo() -> None:
 
 
 def test_opo_weighs_the_groups_mean_by_length() -> None:
-    given = responses(lengths=torch.tensor([1, 3, 4, 5, 2, 2]))
+    batch = responses(lengths=torch.tensor([1, 3, 4, 5, 2, 2]))
     mean = (1 * 1 + 3 * 0 + 4 * 2) / 8
-    assert advantages(given, estimator="opo") == approximately(
+    assert advantages(batch, estimator="opo") == approximately(
         [[0], [2 - mean] * 4, [1 - mean] * 2]
     )
     with pytest.raises(EstimatorError, match="lengths of all responses"):
@@ -134,11 +134,11 @@ def test_reinforce_plus_plus_baseline() -> None:
 
 
 def test_remax_subtracts_the_greedy_reward() -> None:
-    given = responses(baselines=torch.tensor([4.0, 0.5, 7.0]))
-    assert advantages(given, estimator="remax")[:2] == approximately(
+    batch = responses(baselines=torch.tensor([4.0, 0.5, 7.0]))
+    assert advantages(batch, estimator="remax")[:2] == approximately(
         [[1], [1.5, -0.5, 1.5, -0.5]]  # masked tokens have no reward to go
     )
-    with_kl = advantages(given, estimator="remax", kl={"coef": 1.0})
+    with_kl = advantages(batch, estimator="remax", kl={"coef": 1.0})
     assert [with_kl[1][0], with_kl[1][2]] == pytest.approx([2 - 0.3 - 0.5, 2 - 0.2 - 0.5])
 
 
@@ -172,16 +172,16 @@ OWN_FUNCTION = {"estimator": "custom", "function": "mine.py:advantages"}
 
 
 def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
-    def mine(given: Responses, algorithm: Algorithm) -> list[Tensor]:
-        best = [given.rewards[given.groups == group].max() for group in given.groups[given.own]]
-        per_token = [torch.arange(len(mask)) * 1.0 for mask in given.masks]
+    def mine(batch: Responses, algorithm: Algorithm) -> list[Tensor]:
+        best = [batch.rewards[batch.groups == group].max() for group in batch.groups[batch.own]]
+        per_token = [torch.arange(len(mask)) * 1.0 for mask in batch.masks]
         return [best[0], per_token[1] * algorithm.gamma, best[2]]
 
     assert advantages(None, mine, **OWN_FUNCTION, gamma=0.5) == [[5], [0, 0.5, 1, 1.5], [2, 2]]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("output", "message"),
     [
         ([torch.zeros(())] * 2, "mine.py:advantages gave 2 advantages for 3 responses"),
         (
@@ -191,14 +191,14 @@ def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
         ([torch.zeros(()), torch.tensor(math.nan), torch.zeros(())], "advantage 1 is not finite"),
     ],
 )
-def test_what_an_own_estimator_gives_is_checked(given: list[Tensor], message: str) -> None:
+def test_what_an_own_estimator_gives_is_checked(output: list[Tensor], message: str) -> None:
     with pytest.raises(EstimatorError, match=message):
-        advantages(None, lambda responses, algorithm: given, **OWN_FUNCTION)
+        advantages(None, lambda responses, algorithm: output, **OWN_FUNCTION)
 
 
 def test_a_masked_token_may_have_any_own_advantage() -> None:
-    given = [torch.zeros(()), torch.tensor([1.0, math.nan, 2.0, math.inf]), torch.tensor(math.nan)]
-    assert advantages(None, lambda responses, algorithm: given, **OWN_FUNCTION)[1][0] == 1
+    output = [torch.zeros(()), torch.tensor([1.0, math.nan, 2.0, math.inf]), torch.tensor(math.nan)]
+    assert advantages(None, lambda responses, algorithm: output, **OWN_FUNCTION)[1][0] == 1
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_shares_of_a_batch_get_what_the_whole_gets(estimator: str) -> None:
     kl, values = [m * 0.25 for m in masks], [m * 0.5 for m in masks]
 
     def share(*places: int) -> list[list[float]]:
-        given = Responses(
+        part = Responses(
             REWARDS,
             GROUPS,
             torch.tensor(places),
@@ -227,6 +227,6 @@ def test_shares_of_a_batch_get_what_the_whole_gets(estimator: str) -> None:
             [values[p] for p in places],
             torch.tensor([0.1 * p for p in places]),
         )
-        return advantages(given, estimator=estimator, kl={"coef": 0.1})
+        return advantages(part, estimator=estimator, kl={"coef": 0.1})
 
     assert share(0, 1, 2, 3, 4, 5) == share(0, 1, 2) + share(3) + share(4, 5)

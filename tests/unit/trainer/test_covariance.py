@@ -25,15 +25,15 @@ IDENTITY = np.array(
 
 def test_covariance_is_the_product_of_what_is_left_after_the_means() -> None:
     log_probs, advantages = torch.tensor([-1.0, -3.0]), torch.tensor([2.0, -1.0])
-    found = covariances(log_probs, advantages, -2.0, 0.5)
-    assert found.tolist() == pytest.approx([1 * 1.5, -1 * -1.5])
+    products = covariances(log_probs, advantages, -2.0, 0.5)
+    assert products.tolist() == pytest.approx([1 * 1.5, -1 * -1.5])
 
 
 def test_the_mean_of_the_products_is_the_covariance_of_statistics() -> None:
     torch.manual_seed(0)
     log_probs, advantages = torch.randn(50).double(), torch.randn(50).double()
-    found = covariances(log_probs, advantages, float(log_probs.mean()), float(advantages.mean()))
-    assert float(found.mean()) == pytest.approx(
+    products = covariances(log_probs, advantages, float(log_probs.mean()), float(advantages.mean()))
+    assert float(products.mean()) == pytest.approx(
         float(torch.cov(torch.stack([log_probs, advantages]), correction=0)[0, 1])
     )
 
@@ -49,10 +49,10 @@ def test_a_share_is_rounded_down_but_never_nothing_of_something(
 
 
 def test_clip_cov_draws_from_tokens_between_the_bounds_that_ppo_does_not_clip() -> None:
-    found = between(
+    candidates = between(
         torch.tensor([1.0, 1.1, 4.9, 5.0, 2.0]), torch.tensor([0.0, 0, 0, 0, 1]), 1.0, 5.0
     )
-    assert found.tolist() == [False, True, True, False, False]
+    assert candidates.tolist() == [False, True, True, False, False]
 
 
 def test_a_tokens_lot_is_its_own_wherever_it_lies() -> None:

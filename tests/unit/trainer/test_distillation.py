@@ -45,13 +45,13 @@ def objective(
 
 
 def test_the_reverse_kl_of_a_token_is_the_difference_of_its_log_probs() -> None:
-    found = reverse_kl(STUDENT, TAUGHT, torch.tensor([True, True, False]))
-    assert found.tolist() == [-0.5, 1.0, 0.0]
+    divergence = reverse_kl(STUDENT, TAUGHT, torch.tensor([True, True, False]))
+    assert divergence.tolist() == [-0.5, 1.0, 0.0]
 
 
 def test_it_comes_off_the_advantage_times_its_coefficient() -> None:
-    found = distilled_advantages(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([-0.5, 1.0, 0.0]), 2.0)
-    assert found.tolist() == [2.0, -1.0, 2.0]
+    net = distilled_advantages(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([-0.5, 1.0, 0.0]), 2.0)
+    assert net.tolist() == [2.0, -1.0, 2.0]
 
 
 def test_without_a_reward_the_loss_is_the_reverse_kl() -> None:

@@ -45,14 +45,14 @@ def shape(path: Path, **changes: object) -> ModelShape:
 
 
 def test_qwen3(tmp_path: Path) -> None:
-    found = shape(tmp_path)
-    assert (found.qk_norm, found.qkv_bias, found.head_dim, found.tied) == (True, False, 32, False)
-    assert found.rope == Rope(1e6)
+    model = shape(tmp_path)
+    assert (model.qk_norm, model.qkv_bias, model.head_dim, model.tied) == (True, False, 32, False)
+    assert model.rope == Rope(1e6)
 
 
 def test_qwen2_has_biases(tmp_path: Path) -> None:
-    found = shape(tmp_path, model_type="qwen2", head_dim=None, tie_word_embeddings=True)
-    assert (found.qk_norm, found.qkv_bias, found.head_dim, found.tied) == (False, True, 16, True)
+    model = shape(tmp_path, model_type="qwen2", head_dim=None, tie_word_embeddings=True)
+    assert (model.qk_norm, model.qkv_bias, model.head_dim, model.tied) == (False, True, 16, True)
 
 
 def test_rope_of_transformers_5(tmp_path: Path) -> None:
@@ -75,15 +75,15 @@ def test_rope_of_llama_3_1(tmp_path: Path) -> None:
 
 
 def test_layers_may_be_dense_or_mixtures(tmp_path: Path) -> None:
-    found = shape(tmp_path, **MIXTURE, use_qk_norm=True)
-    assert found.experts is not None
-    assert [found.is_mixture(layer) for layer in range(2)] == [False, True]
-    assert (found.experts.shared_ffn, found.experts.scaling, found.experts.score) == (
+    model = shape(tmp_path, **MIXTURE, use_qk_norm=True)
+    assert model.experts is not None
+    assert [model.is_mixture(layer) for layer in range(2)] == [False, True]
+    assert (model.experts.shared_ffn, model.experts.scaling, model.experts.score) == (
         64,
         2.5,
         "sigmoid",
     )
-    assert (found.qk_norm, found.rope_dim) == (True, 16)
+    assert (model.qk_norm, model.rope_dim) == (True, 16)
 
 
 def test_every_other_layer_a_mixture(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_every_other_layer_a_mixture(tmp_path: Path) -> None:
         "moe_intermediate_size": 32,
         "num_hidden_layers": 5,
     }
-    found = shape(
+    model = shape(
         tmp_path, model_type="qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[3], **sizes
     )
-    assert [found.is_mixture(layer) for layer in range(5)] == [False, True, False, False, False]
+    assert [model.is_mixture(layer) for layer in range(5)] == [False, True, False, False, False]
 
 
 def test_yarn_stretches_slow_channels_only() -> None:

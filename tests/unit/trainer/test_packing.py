@@ -239,14 +239,14 @@ def test_a_share_predicts_its_own_response_tokens() -> None:
     shares = [
         micro_batch(shard, [0, 1], CPU, split=Split(context=2, rank=rank)) for rank in range(2)
     ]
-    found = torch.full_like(whole.targets, -1)
+    gathered = torch.full_like(whole.targets, -1)
     for share in shares:
         assert share.own is not None
         assert share.sequence.tolist() == whole.sequence.tolist()
-        found[share.own] = share.targets
+        gathered[share.own] = share.targets
         before = share.tokens[share.predicting]
         assert before.tolist() == whole.tokens[whole.predicting[share.own]].tolist()
-    assert found.tolist() == whole.targets.tolist()
+    assert gathered.tolist() == whole.targets.tolist()
 
 
 @pytest.mark.parametrize("context", [2, 3])
@@ -301,10 +301,10 @@ def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
         torch.randn(size, heads, 16, generator=generator).requires_grad_()
         for size, heads in ((queries, 4), (keys, 2), (keys, 2))
     )
-    found = attention._long(q, k, v, 0.3)
+    attended = attention._long(q, k, v, 0.3)
     expected = attention._span_by_span(q, k, v, _end_of(queries, keys), 0.3)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected)]
+    torch.testing.assert_close(attended, expected)
+    gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (attended, expected)]
     torch.testing.assert_close(*gradients)
 
 

@@ -139,8 +139,8 @@ def example(**changes: object) -> Responses:
 
 
 def test_metrics_are_means_over_the_trained_tokens() -> None:
-    found = Estimate([torch.tensor([1.0, 2.0]), torch.tensor([6.0, 99.0])])
-    sums = token_sums(example(), found)
+    estimate = Estimate([torch.tensor([1.0, 2.0]), torch.tensor([6.0, 99.0])])
+    sums = token_sums(example(), estimate)
     assert metrics(sums, Algorithm()) == {"rollout/advantages": pytest.approx(3)}
     assert metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))[
         "rollout/kl"

@@ -25,8 +25,8 @@ def choices(draw: st.DrawFn) -> tuple[Tensor, int]:
 
 
 @given(choices())
-def test_rows_come_column_by_column_and_their_sums_go_back(given: tuple[Tensor, int]) -> None:
-    chosen, most = given
+def test_rows_come_column_by_column_and_their_sums_go_back(choice: tuple[Tensor, int]) -> None:
+    chosen, most = choice
     by = routes(chosen, int(chosen.sum()), most)
     expected = [
         (token, column)
@@ -45,8 +45,8 @@ def test_rows_come_column_by_column_and_their_sums_go_back(given: tuple[Tensor, 
 
 
 @given(choices())
-def test_gradients_are_those_of_the_same_sums(given: tuple[Tensor, int]) -> None:
-    chosen, most = given
+def test_gradients_are_those_of_the_same_sums(choice: tuple[Tensor, int]) -> None:
+    chosen, most = choice
     by = routes(chosen, int(chosen.sum()), most)
     tokens = torch.randn(len(chosen), 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: joined(spread(x, by).square(), by), tokens)

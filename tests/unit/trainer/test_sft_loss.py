@@ -27,14 +27,14 @@ def inputs(algorithm: Algorithm, rows: slice = slice(None), **more: Any) -> Loss
 
 def test_the_loss_is_the_mean_of_minus_log_pi_over_trained_tokens() -> None:
     log_probs = torch.log(torch.tensor([0.5, 0.01, 0.25, 0.1])).requires_grad_()
-    found = sft_objective(log_probs, torch.zeros(4), inputs(SFT), SFT)
+    terms = sft_objective(log_probs, torch.zeros(4), inputs(SFT), SFT)
     expected = -math.log(0.5 * 0.25 * 0.1) / 3
-    assert found.loss.item() == pytest.approx(expected)
-    assert {name: value.item() for name, value in found.sums.items()} == pytest.approx(
+    assert terms.loss.item() == pytest.approx(expected)
+    assert {name: value.item() for name, value in terms.sums.items()} == pytest.approx(
         {"loss": expected, "nll": expected, "entropy_loss": 0.0}
     )
-    assert not found.maxima, "there is no engine to compare with"
-    found.loss.backward()
+    assert not terms.maxima, "there is no engine to compare with"
+    terms.loss.backward()
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == pytest.approx([-1 / 3, 0, -1 / 3, -1 / 3])
 
@@ -65,9 +65,9 @@ def test_micro_batches_add_up() -> None:
 
 def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None:
     log_probs = torch.tensor([-1.0, -math.inf, -2.0, -3.0], requires_grad=True)
-    found = sft_objective(log_probs, torch.zeros(4), inputs(SFT), SFT)
-    assert found.loss.item() == pytest.approx(2.0)
-    found.loss.backward()
+    terms = sft_objective(log_probs, torch.zeros(4), inputs(SFT), SFT)
+    assert terms.loss.item() == pytest.approx(2.0)
+    terms.loss.backward()
     assert log_probs.grad is not None
     assert torch.isfinite(log_probs.grad).all()
 
@@ -75,8 +75,8 @@ def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None
 def test_slimes_default_weighs_answers_alike_whatever_their_length() -> None:
     algorithm = Algorithm(loss_function="sft", aggregation="sequence_mean")
     log_probs = torch.tensor([-1.0, -9.0, -3.0, -5.0])
-    found = sft_objective(log_probs, torch.zeros(4), inputs(algorithm), algorithm)
-    assert found.loss.item() == pytest.approx(((1 + 3) / 2 + 5) / 2)
+    terms = sft_objective(log_probs, torch.zeros(4), inputs(algorithm), algorithm)
+    assert terms.loss.item() == pytest.approx(((1 + 3) / 2 + 5) / 2)
 
 
 def test_entropy_and_the_kl_to_the_reference_are_added_as_in_other_losses() -> None:
@@ -85,9 +85,9 @@ def test_entropy_and_the_kl_to_the_reference_are_added_as_in_other_losses() -> N
     )
     log_probs, entropy = torch.tensor([-1.0, -9.0, -2.0, -3.0]), torch.tensor([1.0, 9.0, 2.0, 3.0])
     reference = log_probs - 0.25
-    found = sft_objective(log_probs, entropy, inputs(algorithm, ref_log_probs=reference), algorithm)
-    assert found.sums["kl_loss"].item() == pytest.approx(0.25), "k1: log pi - log pi_ref"
-    assert found.loss.item() == pytest.approx(2.0 - 0.5 * 2.0 + 2.0 * 0.25)
-    assert found.sums["nll"].item() == pytest.approx(2.0), (
+    terms = sft_objective(log_probs, entropy, inputs(algorithm, ref_log_probs=reference), algorithm)
+    assert terms.sums["kl_loss"].item() == pytest.approx(0.25), "k1: log pi - log pi_ref"
+    assert terms.loss.item() == pytest.approx(2.0 - 0.5 * 2.0 + 2.0 * 0.25)
+    assert terms.sums["nll"].item() == pytest.approx(2.0), (
         "the perplexity is of the likelihood alone"
     )

@@ -13,10 +13,10 @@ UP, DOWN = "model.layers.3.mlp.experts.w13_weight", "model.layers.3.mlp.experts.
 def split(experts: int, max_bytes: int, name: str = UP) -> list[torch.Tensor]:
     """A stack of `experts` times 24 bytes, taken apart."""
     stack = torch.arange(experts * 6, dtype=torch.float32).view(experts, 2, 3)
-    found = list(Layout().in_parts([(name, stack)], max_bytes))
-    assert {name for name, _ in found} == {name}
-    assert torch.equal(torch.cat([part.view(-1, 2, 3) for _, part in found]), stack)
-    return [part for _, part in found]
+    parts = list(Layout().in_parts([(name, stack)], max_bytes))
+    assert {name for name, _ in parts} == {name}
+    assert torch.equal(torch.cat([part.view(-1, 2, 3) for _, part in parts]), stack)
+    return [part for _, part in parts]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_a_part_says_which_one_it_is() -> None:
 
 def test_other_tensors_stay_whole() -> None:
     tensor = torch.zeros(8, 2, 3)
-    [(name, found)] = Layout().in_parts([("model.embed_tokens.weight", tensor)], 10)
+    [(name, part)] = Layout().in_parts([("model.embed_tokens.weight", tensor)], 10)
     assert name == "model.embed_tokens.weight"
-    assert found is tensor
+    assert part is tensor

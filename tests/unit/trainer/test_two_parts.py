@@ -19,13 +19,13 @@ def drawn(heads: int, kv_heads: int, queries: int, keys: int) -> list[Tensor]:
 @pytest.mark.parametrize(("queries", "keys"), [(1, 2), (32, 33), (32, 64), (48, 160), (160, 192)])
 def test_two_parts_are_the_whole(heads: int, kv_heads: int, queries: int, keys: int) -> None:
     query, key, value = tensors = drawn(heads, kv_heads, queries, keys)
-    found = attend(query, key, value, 0.3)
+    attended = attend(query, key, value, 0.3)
     mask = causal_lower_right(queries, keys)
     keys_of_all, values_of_all = (x.repeat_interleave(heads // kv_heads, 1) for x in (key, value))
     expected = F.scaled_dot_product_attention(
         query, keys_of_all, values_of_all, attn_mask=mask, scale=0.3
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(attended, expected)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    gradients = torch.autograd.grad((found * weights).sum(), tensors)
+    gradients = torch.autograd.grad((attended * weights).sum(), tensors)
     torch.testing.assert_close(gradients, torch.autograd.grad((expected * weights).sum(), tensors))

@@ -24,9 +24,9 @@ from sluice_trainer.algorithms.value_loss import clipped_value_loss, explained_v
 def test_the_larger_of_both_errors_counts(
     prediction: float, old: float, goal: float, loss: float, clipped: int
 ) -> None:
-    found = clipped_value_loss(*(torch.tensor([x]) for x in (prediction, old, goal)), clip=0.2)
-    assert found.loss.item() == pytest.approx(loss)
-    assert found.clipped.item() == clipped
+    value_loss = clipped_value_loss(*(torch.tensor([x]) for x in (prediction, old, goal)), clip=0.2)
+    assert value_loss.loss.item() == pytest.approx(loss)
+    assert value_loss.clipped.item() == clipped
 
 
 def test_a_value_beyond_the_bound_has_no_gradient() -> None:

@@ -47,10 +47,10 @@ def samples(draw: st.DrawFn, index: int = 0) -> Sample:
     sample.response = draw(st.text(max_size=10))
     if sample.response_length and draw(st.booleans()):
         scores = st.floats(-50, 0, width=32)
-        found = draw(
+        teacher_scores = draw(
             st.lists(scores, min_size=sample.response_length, max_size=sample.response_length)
         )
-        sample.teacher_log_probs = np.asarray(found, dtype=np.float32)
+        sample.teacher_log_probs = np.asarray(teacher_scores, dtype=np.float32)
     return sample
 
 
@@ -106,15 +106,15 @@ def test_chunks_of_interleaved_messages_come_together(messages: list[bytes], siz
                 for i, p in enumerate(parts)
             ]
         )
-    assembler, found = codec.Assembler(), {}
+    assembler, assembled = codec.Assembler(), {}
     while any(pieces):
         for queue in pieces:
             if queue:
                 chunk = queue.pop(0)
                 whole = assembler.add(chunk)
                 if whole is not None:
-                    found[chunk.key] = whole
-    assert found == dict(enumerate(messages))
+                    assembled[chunk.key] = whole
+    assert assembled == dict(enumerate(messages))
 
 
 def test_chunks_stay_below_the_message_limit() -> None:

@@ -53,8 +53,8 @@ async def serve(secured: Tls) -> tuple[grpc.aio.Server, str]:
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     """Of a server of job one."""
-    server, found = await serve(of("one"))
-    yield found
+    server, server_address = await serve(of("one"))
+    yield server_address
     await server.stop(None)
 
 
