@@ -1,4 +1,4 @@
-"""Where prompts come from: a file, or the user's own code."""
+"""The source of a job's prompts: a file, or the user's own code."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,5 +1,5 @@
-"""What the buffer's tests and benchmark share: jobs, prompt files, groups, a buffer in this process
-or in its own."""
+"""Tools that the buffer's tests and benchmark share: jobs, prompt files, groups, a buffer in this
+process or in its own."""
 
 from __future__ import annotations
 

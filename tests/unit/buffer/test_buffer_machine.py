@@ -194,7 +194,7 @@ def packed(groups: dict[int, Group]) -> dict[int, bytes]:
 
 
 def view(memory: Memory) -> dict[str, object]:
-    """What a restart must preserve."""
+    """The state that a restart must preserve."""
     return copy.deepcopy(
         {
             "groups": packed(memory.groups),

@@ -42,7 +42,8 @@ def replayed(house: Make, dump: Path, **changes: object) -> House:
 
 
 def first_tokens(one: House, step: int) -> list[int]:
-    """What `make_group` wrote into its samples: the group's number in the run that was dumped."""
+    """The numbers that `make_group` wrote into its samples: each group's in the run that was
+    dumped."""
     ids = one.buffer.memory.batches[step]
     data = [shard_group(one.buffer, group_id, [0]) for group_id in ids]
     return [int(np.frombuffer(group.samples[0].tokens, dtype="<i4")[0]) for group in data]

@@ -13,7 +13,7 @@ from tests.unit.buffer.buffer_tools import House
 
 
 def too_long(message: pb.Prompt) -> pb.SampleGroup:
-    """What a worker hands in for a prompt that it cannot use."""
+    """The group that a worker hands in for a prompt that it cannot use."""
     group = SampleGroup(codec.prompt_from_message(message), [Sample(index=0), Sample(index=1)])
     for sample in group.samples:
         sample.fail("prompts row 1: the prompt has 9 tokens, at most 8 fit")

@@ -1,5 +1,5 @@
-"""What an administrator adds: defaults of jobs, labels, annotations, volumes, arguments, bounds of
-the operator."""
+"""Additions of an administrator: defaults of jobs, labels, annotations, volumes, arguments, bounds
+of the operator."""
 
 from __future__ import annotations
 

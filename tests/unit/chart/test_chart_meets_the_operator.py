@@ -1,4 +1,4 @@
-"""What the chart and the code must agree on."""
+"""The chart and the code agree on settings, images, ports, labels and versions."""
 
 from __future__ import annotations
 

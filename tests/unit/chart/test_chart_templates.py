@@ -1,4 +1,4 @@
-"""What the chart makes: golden files for three sets of values, and what must hold in each."""
+"""The chart's manifests: golden files for three sets of values, and rules that hold in each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the images install is what pyproject.toml and the Makefile say; they run as the chart and
-the plan expect."""
+"""The images install what pyproject.toml and the Makefile say; they run as the chart and the plan
+expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line begins: quickly, quietly, and with words on every command."""
+"""The command line begins quickly, quietly, and with words on every command."""
 
 from __future__ import annotations
 

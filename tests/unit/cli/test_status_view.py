@@ -1,4 +1,4 @@
-"""What `sluice status` prints, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them
+"""The view of `sluice status`, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them
 anew."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokenizers may teach each other."""
+"""Tokenizers teach each other only where their vocabularies agree."""
 
 from __future__ import annotations
 

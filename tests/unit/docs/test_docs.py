@@ -1,5 +1,5 @@
-"""What pages and examples name exists: links, anchors, files, commands; and every manifest in them
-is valid."""
+"""Links, anchors, files and commands that pages and examples name exist; every manifest in them is
+valid."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_python_of_a_page_compiles(page: Path) -> None:
 
 
 def test_pages_are_read() -> None:
-    """What the other tests go through is there."""
+    """There are manifests, commands and examples for the other tests to go through."""
     assert len(MANIFESTS) > 10
     assert len(COMMANDS) > 20
     assert len(EXAMPLES) > 8

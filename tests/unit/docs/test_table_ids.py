@@ -56,7 +56,8 @@ def _nameless(call: ast.Call) -> list[ast.expr]:
 
 
 def _words(row: ast.expr) -> tuple[str, ...] | None:
-    """What pytest writes out of a row; None of one that has an id or holds nothing else."""
+    """Cells of a row that pytest writes in its id; None of a row with an id or of such cells
+    alone."""
     cells: list[ast.expr] = row.elts if isinstance(row, ast.Tuple) else [row]
     if isinstance(row, ast.Call) and _name(row.func) == "param":
         if any(keyword.arg == "id" for keyword in row.keywords):

@@ -39,7 +39,7 @@ def verl(arguments: str, *options: str, entry: str = "verl.trainer.main_ppo") ->
 
 
 def unwrapped(result: Result) -> str:
-    """What stands above the manifest, in one line."""
+    """The notes above the manifest, in one line."""
     return " ".join(result.stdout.partition("apiVersion")[0].replace("#", "").split())
 
 

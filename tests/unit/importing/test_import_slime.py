@@ -1,4 +1,4 @@
-"""What single arguments of slime become."""
+"""Translations of single arguments of slime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single keys of verl become."""
+"""Translations of single keys of verl."""
 
 from __future__ import annotations
 

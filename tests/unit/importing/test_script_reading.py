@@ -1,4 +1,4 @@
-"""What a reader cannot know of a script it says; what it can, it follows to the end."""
+"""A reader follows a script to its end, and says what it cannot know of it."""
 
 from __future__ import annotations
 

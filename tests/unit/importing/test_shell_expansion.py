@@ -94,7 +94,7 @@ def read(line: str) -> list[list[str]]:
 
 
 def run(line: str) -> list[list[str]]:
-    """What the real bash calls `x` with; on a descriptor that no redirection of a line catches."""
+    """The calls of `x` by the real bash; on a descriptor that no redirection of a line catches."""
     preamble = 'exec 9>&1\nx() { printf \'%s\\0\' "$#" "$@" >&9; }\n'
     answer = subprocess.run(
         [str(BASH), "--norc", "-c", f"{preamble}{SET}{line}"],

@@ -1,4 +1,4 @@
-"""Which spec a job is reconciled with."""
+"""The spec with which a job is reconciled."""
 
 from __future__ import annotations
 

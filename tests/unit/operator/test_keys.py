@@ -1,6 +1,4 @@
-"""What is derived from the operator's key: the same for all of its replicas, another for every
-job.
-"""
+"""Keys derived from the operator's: the same for all of its replicas, others for every job."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an API server warns of while it takes a job's objects reaches the job's user: over real
-HTTP, once."""
+"""Warnings of an API server as it takes a job's objects reach the job's user: over real HTTP,
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads: the lock in plain data, over an API of the test's own."""
+"""The lock that makes a leader, in plain data, over an API of the test's own."""
 
 from __future__ import annotations
 

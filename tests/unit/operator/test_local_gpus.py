@@ -1,4 +1,4 @@
-"""How many GPUs a job needs at the least to begin on one machine."""
+"""The number of GPUs that a job needs at the least to begin on one machine."""
 
 from __future__ import annotations
 

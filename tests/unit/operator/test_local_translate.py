@@ -1,4 +1,4 @@
-"""How a pod's manifest becomes commands for a laptop."""
+"""A pod's manifest becomes commands for a laptop."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What pods tell NCCL. In a cluster: nothing, so that MNNVL and NVLS are its, and the user's, to
-choose."""
+"""Variables of pods for NCCL. In a cluster: none, so that MNNVL and NVLS are its, and the user's,
+to choose."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def message(world: World, kind: str) -> str:
 
 
 def workload(**unmet: str) -> KubeObject:
-    """What Kueue says of a group. unmet: condition -> why it is not met; empty: it is."""
+    """Kueue's word on a group. unmet: condition -> why it is not met; empty: it is."""
     conditions = [
         {"type": kind, "status": str(not why), "message": why} for kind, why in unmet.items()
     ]

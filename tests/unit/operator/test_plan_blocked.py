@@ -1,4 +1,4 @@
-"""Why a pod does not start, in words that say what to do, and where they are shown."""
+"""Reasons why a pod does not start, in words that say what to do, and where they are shown."""
 
 from typing import Any
 

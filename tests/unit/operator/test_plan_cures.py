@@ -1,4 +1,4 @@
-"""What the API server refuses comes with what to do. The messages are servers' own, of 1.29 and
+"""A refusal of the API server comes with what to do. The messages are servers' own, of 1.29 and
 later."""
 
 from __future__ import annotations

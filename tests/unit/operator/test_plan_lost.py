@@ -1,4 +1,4 @@
-"""When a job misses pods: all of a gang were seen once, and one is not there."""
+"""A job misses pods once all of a gang were seen, and one is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pods would like to be, and what of it users may change."""
+"""Pods have wishes about their place, of which users may change some."""
 
 from dataclasses import fields
 from typing import Any

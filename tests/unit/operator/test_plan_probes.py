@@ -1,4 +1,4 @@
-"""What a kubelet asks our containers."""
+"""Probes: the questions of a kubelet to our containers."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What Kueue, Volcano and Kubernetes' own gang scheduling are told, as their documentation wants
-it."""
+"""Pods and groups for Kueue, Volcano and Kubernetes' own gang scheduling, as their documentation
+wants them."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""What containers ask for: never nothing, what the spec says, and what a template
-says over that.
-"""
+"""Resources of containers: never none, those of the spec, and those of a template over them."""
 
 from __future__ import annotations
 

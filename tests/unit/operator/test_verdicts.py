@@ -1,4 +1,4 @@
-"""When a job counts as running for the first time: what time-to-running is measured by."""
+"""The first time that a job counts as running: the end of time-to-running."""
 
 from __future__ import annotations
 

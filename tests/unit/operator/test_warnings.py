@@ -1,4 +1,4 @@
-"""Which of a namespace's events say why a pod does not start."""
+"""Events of a namespace that say why a pod does not start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the rewards of the examples pay for: the order in which a model from random weights can find
-things out."""
+"""Rewards of the examples pay in the order in which a model from random weights can find things
+out."""
 
 from __future__ import annotations
 

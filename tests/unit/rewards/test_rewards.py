@@ -1,4 +1,5 @@
-"""Which reward judges a row, what it may return, and the rewards that compare texts."""
+"""The reward that judges a row, the values that it may return, and the rewards that compare
+texts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def verdict(
     architecture: int | None = None,
     programs: bool = False,
 ) -> int:
-    """What the filter says to a call."""
+    """The filter's answer to a call."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, architecture or ARCHITECTURES[machine], 0, *padded)
     code = list(struct.iter_unpack("<HBBI", seccomp.build(machine, programs=programs)))

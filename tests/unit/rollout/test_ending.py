@@ -1,5 +1,4 @@
-"""When an engine that is told to end does so. The engine's part is a stand-in; its shape is
-SGLang's."""
+"""An engine ends after it is told to. Its part is played by a stand-in; its shape is SGLang's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an engine ends: with 0 only where it was told to, whatever SGLang says of it."""
+"""An engine ends with 0 only where it was told to, whatever SGLang says of it."""
 
 from __future__ import annotations
 

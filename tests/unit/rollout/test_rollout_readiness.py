@@ -1,4 +1,4 @@
-"""When an engine is ready, in the words of the worker beside it."""
+"""An engine's readiness, in the words of the worker beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kubelet and Prometheus get from a process."""
+"""Answers of a process to a kubelet and to Prometheus."""
 
 from __future__ import annotations
 

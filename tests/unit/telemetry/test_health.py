@@ -1,4 +1,4 @@
-"""What a sick run looks like in its metrics, and what people are told."""
+"""Signs of a sick run in its metrics, and the words that people are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind is readable whatever killed its writer."""
+"""A run's directory is readable whatever killed its writer."""
 
 from __future__ import annotations
 

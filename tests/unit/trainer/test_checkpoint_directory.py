@@ -1,4 +1,4 @@
-"""Which checkpoints count, whose the directory is, and which checkpoints go."""
+"""Checkpoints that count and that go, and the job whose directory it is."""
 
 from __future__ import annotations
 

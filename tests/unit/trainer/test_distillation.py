@@ -1,4 +1,4 @@
-"""What a teacher adds to advantages, worked out by hand; and that it is the gradient of the reverse
+"""A teacher's part in advantages, worked out by hand; and that it is the gradient of the reverse
 KL."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine may answer: whatever it is, it concerns that engine alone."""
+"""An engine's answer, whatever it is, concerns that engine alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the trainer waits for peers that are away, once it was told to end."""
+"""The trainer's wait for peers that are away, once it was told to end."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_returns_by_hand() -> None:
 
 
 def test_a_masked_token_is_no_step_of_the_discount() -> None:
-    """What a tool says makes no answer worth less; the masked tokens themselves have no return."""
+    """A tool's words make no answer worth less; the masked tokens themselves have no return."""
     returns = discounted_returns(rows([1, 50, 50, 4]), rows([1, 0, 0, 1]), 0.5)
     assert returns[0].tolist() == [1 + 0.5 * 4, 0, 0, 4]
 

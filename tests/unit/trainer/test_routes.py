@@ -12,7 +12,7 @@ from sluice_trainer.megatron.model.routes import joined, routes, spread
 
 @st.composite
 def choices(draw: st.DrawFn) -> tuple[Tensor, int]:
-    """What tokens choose among columns, a token perhaps nothing, and a bound for a token."""
+    """Choices of tokens among columns, of a token perhaps none, and a bound for a token."""
     columns = draw(st.integers(1, 5))
     rows = draw(st.lists(st.sets(st.integers(0, columns - 1)), max_size=7))
     chosen = torch.zeros(len(rows), columns, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What goes over the wire comes back the same; what is broken is refused by name."""
+"""Messages come back from the wire as they went; broken ones are refused by name."""
 
 from __future__ import annotations
 
