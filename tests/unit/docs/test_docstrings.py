@@ -1,4 +1,4 @@
-"""Docstrings open with what a thing is or does, and so name their subject."""
+"""Words: docstrings open with what a thing is or does, and names say what they hold."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 RELATIVE = re.compile(r"(What|Who|Whom|Whose|Whether)\b")
+NAMELESS = {"found", "made", "given"}
+"""Names that say how a value came about."""
+FOLDERS = ("sluice", "cli", "operator", "services", "observability", "tests", "benchmarks")
 FILES = [
     path
-    for folder in ("sluice", "cli", "operator", "services")
+    for folder in (*FOLDERS, "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "wire/v1" not in str(path)
 ]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_docstring_opens_with_a_relative_clause(path: Path) -> None:
-    nodes = ast.walk(ast.parse(path.read_text()))
+def test_docstrings_and_names_are_words_for_a_stranger(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
     documented = [
         n
         for n in nodes
@@ -28,3 +31,14 @@ def test_no_docstring_opens_with_a_relative_clause(path: Path) -> None:
     ]
     texts = [text for node in documented if (text := ast.get_docstring(node))]
     assert [text.splitlines()[0] for text in texts if RELATIVE.match(text)] == []
+    assert NAMELESS.isdisjoint(filter(None, map(name_of, nodes)))
+
+
+def name_of(node: ast.AST) -> str | None:
+    """The name that a node gives to something."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+    return None
