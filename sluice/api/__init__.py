@@ -13,6 +13,7 @@ from sluice.api.data import (
 )
 from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
 from sluice.api.load import ManifestError, load_job, parse_documents, parse_job, read_documents
+from sluice.api.rollout import Rollout, Sampling
 from sluice.api.status import (
     ROLES,
     Condition,
@@ -25,15 +26,9 @@ from sluice.api.status import (
     RoleName,
     RoleStatus,
 )
-from sluice.api.training import (
-    Checkpoint,
-    Optimizer,
-    Parallelism,
-    Rollout,
-    Sampling,
-    Trainer,
-    WeightSync,
-)
+from sluice.api.storage import Checkpoint
+from sluice.api.trainer import Optimizer, Parallelism, Trainer
+from sluice.api.weight_sync import WeightSync
 
 __all__ = [
     "API_VERSION",

@@ -22,11 +22,13 @@ from sluice.api.lifecycle import (
     TlsSpec,
     Topology,
 )
+from sluice.api.rollout import Rollout
 from sluice.api.room import room_rules
 from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.status import RLJobStatus
-from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS
-from sluice.api.training import BufferSpec, Checkpoint, Rollout, Trainer, WeightSync
+from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint
+from sluice.api.trainer import Trainer
+from sluice.api.weight_sync import WeightSync
 
 KIND = "RLJob"
 PLURAL = "rljobs"

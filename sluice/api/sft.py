@@ -14,7 +14,7 @@ from sluice.api.base import Rule
 from sluice.api.cel import differs, escaped
 from sluice.api.losses import Clip, Gate
 from sluice.api.off_policy import OffPolicy
-from sluice.api.training import Partial
+from sluice.api.rollout import Partial
 
 SFT = "sft"
 IS_SFT = f"(self.algorithm.?lossFunction.orValue('') == '{SFT}')"

@@ -1,5 +1,4 @@
-"""Volume claims that the operator makes: of the buffer, and for checkpoints;
-and the rules of `spec.checkpoint`.
+"""spec.buffer and spec.checkpoint, with the volume claims that the operator makes for them.
 
 A job without a word about its checkpoints gets a claim for them. A lost trainer goes on from there,
 the final model stays when the job is deleted, and engines that read weights from a directory find
@@ -12,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, Once, Quantity, Rule
+from sluice.api.base import Model, Once, PositiveFloat, PositiveInt, Quantity, Rule
+from sluice.api.foreign import PodTemplate, VolumeSource
 
 
 class BufferStorage(Model):
@@ -108,3 +108,61 @@ CHECKPOINT_ACROSS_GROUPS = (
     ),
 )
 """Rules of the job's spec."""
+
+
+class BufferSpec(Model):
+    """The service that hands out prompts and keeps samples until they are trained."""
+
+    storage: BufferStorage = Field(default_factory=BufferStorage)
+    memory: Quantity = Field(
+        "2Gi", description="Memory request and limit of the buffer's container."
+    )
+    lease_seconds: PositiveFloat = Field(
+        60.0, description="A lease without a heartbeat for this long goes to another worker."
+    )
+    template: PodTemplate = Field(
+        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+    )
+
+
+class Checkpoint(Model):
+    """The part of the training that is kept, and where."""
+
+    volume: VolumeSource | None = Field(
+        None,
+        description="Kubernetes volume source for checkpoints, in place of the operator's claim.",
+    )
+    storage: CheckpointStorage | None = Field(
+        None,
+        description="The claim that the operator makes. Default, without volume and ephemeral: one "
+        "of 100Gi.",
+    )
+    ephemeral: bool = Field(
+        False,
+        description="Keep checkpoints, the final model and metrics in the trainer's pod alone: "
+        "they go with it, and a trainer that is lost after its first checkpoint fails the job.",
+    )
+    every_steps: PositiveInt = Field(
+        20, description="Steps between checkpoints. The last step is always saved."
+    )
+    keep: PositiveInt = Field(2, description="How many checkpoints are kept.")
+    async_: Annotated[bool, Field(alias="async")] = Field(
+        False,
+        alias="async",
+        description="Write beside training. It counts, and the buffer forgets, only once it is on "
+        "the disk.",
+    )
+    export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
+        True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."
+    )
+
+    rules = PLACES
+
+    @property
+    def claim(self) -> CheckpointStorage | None:
+        """The claim that the operator makes; None: checkpoints lie elsewhere."""
+        return (
+            None
+            if self.volume is not None or self.ephemeral
+            else self.storage or CheckpointStorage()
+        )

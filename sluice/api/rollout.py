@@ -1,0 +1,182 @@
+"""spec.rollout: the engines, and how they sample."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from sluice.api.base import (
+    Model,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+)
+from sluice.api.foreign import PodTemplate
+from sluice.api.lifecycle import Topology
+from sluice.api.paths import GroupFilter, UserFunction
+from sluice.api.resources import Resources
+
+
+class Sampling(Model):
+    """How responses are sampled."""
+
+    temperature: PositiveFloat = Field(1.0, description="Training logits are divided by it too.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Sample among the likeliest tokens that together have this probability."
+    )
+    top_k: int = Field(-1, description="-1: all tokens.", ge=-1)
+    max_response_tokens: PositiveInt = Field(
+        1024, description="Longest response; a longer one is cut off there."
+    )
+    stop: Annotated[list[str], Field(max_length=32)] = Field(
+        default_factory=list, description="Stop strings."
+    )
+
+    @property
+    def truncated(self) -> bool:
+        """True where some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+class Partial(Model):
+    """The treatment of responses that an interruption cut off."""
+
+    enabled: bool = Field(
+        False,
+        description="Continue responses that an interruption cut off, instead of dropping them.",
+    )
+    mask_off_policy: bool = Field(
+        False, description="Train only on the tokens of the newest weights."
+    )
+
+
+class HooksSpec(Model):
+    """Own functions (prompt, sample) that may change each finished sample, sync or async."""
+
+    before_reward: UserFunction | None = Field(None, description="Before the sample is judged.")
+    after_reward: UserFunction | None = Field(
+        None, description="After it was judged: its reward is set."
+    )
+
+
+EngineArg = Annotated[
+    str | int | float | bool | list[str],
+    WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
+class Rollout(Model):
+    """The engines that generate."""
+
+    replicas: NonNegativeInt | None = Field(
+        None,
+        description="Engines. No default: an autoscaler owns it where it is left out; minReplicas "
+        "at the start.",
+    )
+    min_replicas: PositiveInt = Field(
+        1,
+        description="Engines that a queue admits together with the trainer (podGroupPolicy), and "
+        "that the job starts with where replicas is left out. An autoscaler goes no lower.",
+    )
+    engine: Literal["sglang", "vllm"] = Field(
+        "sglang", description="What generates. vllm: vLLM 0.32."
+    )
+    gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
+    nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
+    engine_args: Annotated[
+        dict[str, EngineArg],
+        WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+    ] = Field(
+        default_factory=dict,
+        description="Further arguments of the engine's server, without the leading dashes.",
+    )
+    batch_size: PositiveInt = Field(32, description="Prompt groups of one training step.")
+    samples_per_prompt: PositiveInt = Field(
+        8, description="Responses of one prompt: the size of a group."
+    )
+    sampling: Sampling = Field(default_factory=Sampling)
+    concurrency: PositiveInt = Field(
+        256, description="Requests that one worker keeps open at its engine."
+    )
+    mode: Literal["sync", "async"] = Field(
+        "sync",
+        description="sync: every sample comes from the newest weights. async: maxStaleness steps "
+        "may lie between.",
+    )
+    max_staleness: NonNegativeInt = Field(
+        0, description="Steps that a sample's weights may be behind. 0 with mode sync."
+    )
+    partial: Partial = Field(default_factory=Partial)
+    dynamic_filter: GroupFilter | None = Field(
+        None,
+        description="`nonzero_std` drops groups whose rewards are all equal; or an own function by "
+        "dotted path.",
+    )
+    over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
+        1.0, description="Start this many times batchSize groups and take the first that finish."
+    )
+    function: UserFunction | None = Field(
+        None,
+        description="Own generate function `async def play(episode)`, for several turns and tools; "
+        "or, decorated with `whole_group`, `async def play(episodes)` for all samples of a prompt.",
+    )
+    function_seconds: PositiveFloat = Field(
+        120.0,
+        description="`function` may take this long between two turns of the model (its tools); "
+        "then its sample fails.",
+    )
+    hooks: HooksSpec = Field(default_factory=HooksSpec)
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU; "
+        "without GPUs 250m and 1Gi.",
+    )
+    worker_resources: Resources = Field(
+        default_factory=Resources,
+        description="Of the container beside the engine, which judges samples. Default: requests "
+        "of 500m and 1Gi; without GPUs 100m and 256Mi.",
+    )
+    topology: Topology | None = Field(
+        None, description="Domain of the cluster for the pods of one engine."
+    )
+    template: PodTemplate = Field(
+        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+    )
+
+    rules = (
+        Rule(
+            "self.maxStaleness == 0 || self.mode == 'async'",
+            lambda r: r.max_staleness == 0 or r.mode == "async",
+            "maxStaleness > 0 needs mode: async",
+            "maxStaleness",
+        ),
+        Rule(
+            "self.mode == 'sync' || self.maxStaleness >= 1",
+            lambda r: r.mode == "sync" or r.max_staleness >= 1,
+            "mode: async needs maxStaleness of at least 1 (1 is one step off)",
+            "maxStaleness",
+        ),
+        Rule(
+            "!has(self.replicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
+            lambda r: not r.replicas or r.min_replicas <= r.replicas,
+            "replicas must be at least minReplicas {} or 0",
+            "replicas",
+            lambda r: str(r.min_replicas),
+        ),
+        Rule(
+            "self.engine != 'vllm' || self.nodesPerReplica == 1",
+            lambda r: r.engine != "vllm" or r.nodes_per_replica == 1,
+            "a vLLM engine is one pod here: nodesPerReplica must be 1, or engine sglang",
+            "nodesPerReplica",
+        ),
+        Rule(
+            "self.engine != 'vllm' || self.sampling.temperature == 1.0 || "
+            "(self.sampling.topP == 1.0 && self.sampling.topK <= 0)",
+            lambda r: r.engine != "vllm" or r.sampling.temperature == 1 or not r.sampling.truncated,
+            "vLLM tells log-probs of all tokens at temperature 1, or at another one without topP "
+            "and topK: set temperature to 1, or leave them out, or engine sglang",
+            "sampling.temperature",
+        ),
+    )

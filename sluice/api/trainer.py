@@ -1,0 +1,206 @@
+"""spec.trainer: what trains, how it is laid out, and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import (
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+)
+from sluice.api.foreign import PodTemplate
+from sluice.api.lifecycle import Topology
+from sluice.api.resources import Resources
+
+
+class Parallelism(Model):
+    """How model and sequences are spread over trainer processes.
+    What is left of them is data parallel.
+    """
+
+    tensor: PositiveInt = Field(
+        1,
+        description="Ranks that share every matrix, and the tokens between them (sequence "
+        "parallel).",
+    )
+    pipeline: PositiveInt = Field(1, description="Ranks that share the layers, equally many each.")
+    context: PositiveInt = Field(
+        1,
+        description="Ranks that share the tokens of a micro-batch, which may have this many times "
+        "maxTokensPerGpu.",
+    )
+    expert: PositiveInt = Field(
+        1,
+        description="Ranks that share the experts of a mixture, across tensor, context and data "
+        "parallel ranks.",
+    )
+    virtual_pipeline: Annotated[int, Field(ge=2, le=1024)] | None = Field(
+        None, description="Runs of layers of each pipeline rank: smaller bubbles, more messages."
+    )
+
+    rules = (
+        Rule(
+            "!has(self.virtualPipeline) || self.pipeline > 1",
+            lambda p: p.virtual_pipeline is None or p.pipeline > 1,
+            "virtualPipeline needs pipeline of at least 2",
+            "virtualPipeline",
+        ),
+    )
+
+
+class Optimizer(Model):
+    """AdamW, its state spread over the ranks."""
+
+    lr: NonNegativeFloat = Field(1e-6, description="Learning rate, after the warm-up.")
+    min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule ends.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate goes from lr to minLr."
+    )
+    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up from 0.")
+    decay_steps: PositiveInt | None = Field(
+        None, description="Length of the schedule. Default: all steps."
+    )
+    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="Adam's decay of the gradients' mean."
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.95, description="Adam's decay of the gradients' squares."
+    )
+    eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
+    clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+
+
+def _whole(field: str) -> Rule:
+    """FSDP2 spreads parameters and sequences over all ranks: there is no other way to share."""
+    return Rule(
+        f"self.backend != 'fsdp' || self.parallelism.{field} == 1",
+        lambda t: t.backend != "fsdp" or getattr(t.parallelism, field) == 1,
+        f"backend: fsdp has no parallelism.{field}: it spreads parameters and sequences over all "
+        "trainer processes; leave it out, or choose backend: megatron",
+        f"parallelism.{field}",
+    )
+
+
+class Trainer(Model):
+    """The trainer."""
+
+    nodes: PositiveInt = Field(1, description="Trainer pods.")
+    gpus_per_node: NonNegativeInt = Field(
+        1, description="GPUs, and trainer processes, of one pod; 0: CPU."
+    )
+    colocate: bool = Field(
+        False,
+        description="Trainer and engines share the same GPUs and take turns. Needs rollout.mode: "
+        "sync.",
+    )
+    offload: Literal["none", "optimizer", "all"] | None = Field(
+        None,
+        description="What the trainer keeps in host memory while the engines generate, with "
+        "colocate. Default: all on GPU, none on CPU.",
+    )
+    cpu_offload: Literal["none", "all"] = Field(
+        "none",
+        description="What the trainer keeps in host memory also while it trains: all: weights, "
+        "gradients and optimizer, whose step the CPU takes. For models that do not fit "
+        "otherwise; needs backend: fsdp.",
+    )
+    device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        "gpu.nvidia.com",
+        description="DeviceClass of the GPUs in the ResourceClaims that colocate makes in a "
+        "cluster.",
+    )
+    processes_per_node: PositiveInt | None = Field(
+        None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
+    )
+    backend: Literal["megatron", "fsdp"] = Field(
+        "megatron",
+        description="What trains. megatron: fastest, for the families that docs/models.md lists. "
+        "fsdp: FSDP2, for any causal language model of transformers.",
+    )
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    steps: PositiveInt | None = Field(
+        None, description="Training steps (batches). Exactly one of steps and epochs."
+    )
+    epochs: PositiveInt | None = Field(
+        None, description="Passes over the prompts. Exactly one of steps and epochs."
+    )
+    steps_per_batch: PositiveInt = Field(
+        1, description="Optimizer steps that a batch is split into."
+    )
+    max_tokens_per_gpu: PositiveInt = Field(
+        8192, description="Tokens of one micro-batch; a longer sequence goes alone."
+    )
+    recompute: Literal["none", "full"] = Field(
+        "none", description="Recompute activations in the backward pass."
+    )
+    precision: Literal["bf16", "fp32"] | None = Field(
+        None, description="Default: bf16 on GPU, fp32 on CPU."
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each "
+        "GPU; without GPUs 250m and 1Gi for each process.",
+    )
+    topology: Topology | None = Field(
+        None, description="Domain of the cluster for the trainer's pods."
+    )
+    template: PodTemplate = Field(
+        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+    )
+
+    rules = (
+        Rule(
+            "has(self.steps) != has(self.epochs)",
+            lambda t: (t.steps is None) != (t.epochs is None),
+            "exactly one of steps and epochs must be set",
+            "steps",
+        ),
+        Rule(
+            "self.?offload.orValue('none') == 'none' || self.colocate",
+            lambda t: t.offload in (None, "none") or t.colocate,
+            "only a trainer that shares its GPUs offloads: it needs colocate: true",
+            "offload",
+        ),
+        Rule(
+            "self.cpuOffload == 'none' || self.backend == 'fsdp'",
+            lambda t: t.cpu_offload == "none" or t.backend == "fsdp",
+            "only backend: fsdp trains from host memory",
+            "cpuOffload",
+        ),
+        *map(_whole, ("tensor", "pipeline", "context", "expert")),
+    )
+
+    @property
+    def offloaded(self) -> Literal["none", "optimizer", "all"]:
+        """The parts of the trainer that lie in host memory while the engines generate."""
+        return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
+
+    @property
+    def processes(self) -> int:
+        """Trainer processes of one pod."""
+        return self.processes_per_node or max(self.gpus_per_node, 1)
+
+    @property
+    def devices(self) -> int:
+        """GPUs of all nodes; on CPUs 1."""
+        return max(self.nodes * self.gpus_per_node, 1)
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+    @property
+    def model_parallel_size(self) -> int:
+        return self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.world_size // self.model_parallel_size

@@ -1,0 +1,60 @@
+"""spec.weightSync: how weights get from the trainer to the engines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.base import (
+    Model,
+    PositiveFloat,
+)
+
+LONGEST_PAUSE_SECONDS = 600.0
+
+
+class WeightSync(Model):
+    """How new weights reach the engines."""
+
+    transport: Literal["nccl", "gloo", "disk", "ipc"] | None = Field(
+        None,
+        description="Default: nccl on GPU, gloo on CPU. With trainer.colocate: ipc (memory that "
+        "both open) on one machine, disk in a cluster.",
+    )
+    bucket_mi_b: Annotated[int, Field(ge=1, le=65536, alias="bucketMiB")] = Field(
+        2048,
+        alias="bucketMiB",
+        description="Weights are sent in flat buckets of this size. While it sends, the trainer "
+        "needs three of them.",
+    )
+    pause_mode: Literal["in_place", "retract", "abort"] = Field(
+        "retract",
+        description="What happens to running responses: go on with old cache, recompute the cache, "
+        "or end.",
+    )
+    timeout_seconds: PositiveFloat = Field(
+        300.0, description="Deadline of each phase of an update."
+    )
+    verify: bool = Field(
+        True, description="Check after each update that the engine serves the new version."
+    )
+    engine_plugin: bool = Field(
+        True,
+        description="Start SGLang with sluice's plugin (vLLM always has its own): it receives a "
+        "bucket into one buffer, loads all experts of a mixture's layer at once, survives a "
+        "trainer that dies in the middle of an update, keeps requests from what older weights have "
+        "left in its prefix cache, tells which weights sampled each token, and ends when it is "
+        "told to, not seconds later. false: for an engine image whose SGLang has no plugins, or "
+        "other ones; it then has to tell the weights of each token itself, as SGLang does from "
+        "0.5.21 on. A directory (disk) always holds single experts.",
+    )
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long an engine may stay paused:
+        until a trainer that died in an update has a successor.
+
+        The operator's probes and the worker beside the engine judge by it.
+        """
+        return max(LONGEST_PAUSE_SECONDS, 2 * self.timeout_seconds)
