@@ -49,7 +49,7 @@ async def test_beyond_the_bound_no_call_is_begun_until_one_has_ended(gate: threa
     def search() -> None:
         gate.wait()
 
-    threads = Threads("test", size=2, most_hanging=2)
+    threads = Threads("test", size=1, most_hanging=2)  # of more, some would begin at once
     calls = [threads.call(search, seconds=0.02) for _ in range(4)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LateError] * 2 + [NoThreadError] * 2
