@@ -132,26 +132,51 @@ class Storage:
         self._gate = threading.Condition()
         self._readers = 0
         self._reopening = False
+        self._create()
         self._open()
         _sync_names(directory)
 
-    def _open(self) -> None:
+    def _create(self) -> None:
+        """Give a new database its name once it is whole on the disk.
+
+        LMDB begins a file with pages that it does not sync: where power goes then, they are
+        nothing, and the file is refused ever after.
+        """
+        path, unborn = self.directory / "buffer.lmdb", self.directory / "buffer.lmdb.new"
+        if path.exists():
+            return
+        unborn.unlink(missing_ok=True)
         try:
-            self._env = lmdb.open(
-                str(self.directory / "buffer.lmdb"),
-                map_size=self.map_size,
-                subdir=False,
-                max_dbs=len(TABLES),
-                sync=True,
-                metasync=True,
-                writemap=False,
-                readahead=False,
-                lock=True,
-                max_readers=64,
-            )
+            with self._environment(unborn) as environment:
+                for name in TABLES:
+                    environment.open_db(name.encode())
+                environment.sync(True)
+        except lmdb.Error as error:
+            raise _translate(error, str(unborn)) from error
+        unborn.rename(path)
+        unborn.with_name("buffer.lmdb.new-lock").unlink(missing_ok=True)
+
+    def _environment(self, path: Path) -> lmdb.Environment:
+        return lmdb.open(
+            str(path),
+            map_size=self.map_size,
+            subdir=False,
+            max_dbs=len(TABLES),
+            sync=True,
+            metasync=True,
+            writemap=False,
+            readahead=False,
+            lock=True,
+            max_readers=64,
+        )
+
+    def _open(self) -> None:
+        path = self.directory / "buffer.lmdb"
+        try:
+            self._env = self._environment(path)
             self._tables = {name: self._env.open_db(name.encode()) for name in TABLES}
         except lmdb.Error as error:
-            raise _translate(error, f"{self.directory}/buffer.lmdb") from error
+            raise _translate(error, str(path)) from error
 
     def reopen(self) -> None:
         """Start again from the disk, after a failed write: LMDB gives an environment up that met an
