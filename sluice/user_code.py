@@ -16,6 +16,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from sluice.peers import modules
+from sluice.peers.slime.types import Sample, Status
+
 
 class LoadError(Exception):
     """The function cannot be had. The message names the path and the cause."""
@@ -23,7 +26,10 @@ class LoadError(Exception):
 
 @cache
 def load(dotted: str) -> Callable[..., Any]:
-    """The function behind a dotted path."""
+    """The function behind a dotted path. Its file may import its neighbours, and of slime and verl
+    what `sluice.peers` has.
+    """
+    modules.install()
     module_name, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
     if not module_name or dotted.endswith(".py"):
         raise LoadError(
@@ -54,6 +60,8 @@ def _file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"sluice_custom_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file")
+    if (neighbours := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(neighbours)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -64,9 +72,9 @@ def _file(path: Path) -> ModuleType:
 def load_reward(dotted: str) -> Callable[[Any], Any]:
     """A reward function as one of a sample (or of a list of samples), whichever way it was written.
 
-    sluice: f(sample); slime: f(args, sample, **kwargs), where args has no attributes but those that
-    a reward needs of slime's (rm_type, rm_url, reward_key: all None); verl: f(data_source,
-    solution_str, ground_truth, extra_info=None).
+    sluice: f(sample); slime: f(args, sample, **kwargs), where the sample is slime's, and args has
+    no attributes but those that a reward needs of slime's (rm_type, rm_url, reward_key: all None);
+    verl: f(data_source, solution_str, ground_truth, extra_info=None).
     """
     function = load(dotted)
     try:
@@ -79,9 +87,29 @@ def load_reward(dotted: str) -> Callable[[Any], Any]:
         len(required := [p for p in parameters.values() if _positional(p)]) > 1
         and required[0].name == "args"
     ):
-        args = SimpleNamespace(rm_type=None, rm_url=None, reward_key=None)
-        return lambda sample: function(args, sample)
+        return _slime(function)
     return function
+
+
+def _slime(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    args = SimpleNamespace(rm_type=None, rm_url=None, reward_key=None)
+
+    def call(sample: Any) -> Any:
+        many = isinstance(sample, list)
+        return function(args, [_slimes(one) for one in sample] if many else _slimes(sample))
+
+    return call
+
+
+def _slimes(sample: Any) -> Sample:
+    """Slime's sample; what a generate function has set beside its fields is there again."""
+    status = Status.TRUNCATED if sample.truncated else Status.COMPLETED
+    names = ("prompt", "response", "label", "metadata", "tokens", "response_length")
+    theirs = Sample(**{name: getattr(sample, name) for name in names}, status=status)
+    for name, value in {**sample.metadata, "truncated": sample.truncated}.items():
+        if not hasattr(theirs, name):
+            setattr(theirs, name, value)
+    return theirs
 
 
 def _positional(parameter: inspect.Parameter) -> bool:

@@ -184,8 +184,9 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) ->
         )
     if "items" in schema:
         schema["items"] = _structural(schema["items"], definitions, models)
-    if isinstance(node.get("default"), str | int | float | bool) and node["default"] != "":
-        schema["default"] = node["default"]
+    default = node.get("default")
+    if isinstance(default, str | int | float | bool | list) and default not in ("", []):
+        schema["default"] = default
     if model := models.get(node.get("_model", "")):
         _fill(schema, model)
     return schema

@@ -64,6 +64,10 @@ class ModelSource(Model):
         "pretrained",
         description="`random`: take the shape from config.json and draw the weights (data.seed).",
     )
+    fp32_lm_head: bool = Field(
+        False,
+        description="Compute logits in float32, in engines and trainer; weights stay as they are.",
+    )
 
 
 class RowSource(Model):
@@ -142,7 +146,7 @@ class PromptSource(Model):
     function: GenerateFunction | None = Field(
         None,
         description="Own generate function for the prompts of this source. `none`: one answer of "
-        "the model. Default: rollout.function.",
+        "the model. Default: rollout.function, or rollout.environment.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

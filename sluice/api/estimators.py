@@ -22,6 +22,7 @@ EstimatorName = Literal[
     "gpg",
     "grpo_passk",
     "max_rl",
+    "optimal_token_baseline",
     "gdpo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
@@ -43,6 +44,7 @@ class EstimatorKind:
     critic: it has a value model.
     greedy: it compares each response with the greedy one to the same prompt.
     parts: it looks at parts of the reward, each for itself.
+    energies: it weighs tokens by the gradient they have brought, which takes one more forward pass.
     token_kl: `kl.coef` comes off token by token; else off the response's reward beforehand.
     loss, aggregation: the ones that it comes with.
     """
@@ -54,6 +56,7 @@ class EstimatorKind:
     critic: bool = False
     greedy: bool = False
     parts: bool = False
+    energies: bool = False
     token_kl: bool = False
     loss: PolicyLossName = "clip"
     aggregation: Aggregation = "sequence_mean"
@@ -69,6 +72,7 @@ ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
     "gpg": EstimatorKind(),
     "grpo_passk": EstimatorKind(),
     "max_rl": EstimatorKind(),
+    "optimal_token_baseline": EstimatorKind(energies=True),
     "gdpo": EstimatorKind(whitened=True, parts=True, token_kl=True),
     "reinforce_plus_plus": EstimatorKind(
         grouped=False, whitened=True, discounts=True, token_kl=True

@@ -152,6 +152,12 @@ class RLJobSpec(Model):
             "weightSync.enginePlugin",
         ),
         Rule(
+            "self.trainer.routingReplay == 'none' || self.rollout.engine != 'vllm'",
+            lambda s: s.trainer.routing_replay == "none" or s.rollout.engine != "vllm",
+            "routingReplay needs an engine that tells its routing: rollout.engine sglang",
+            "trainer.routingReplay",
+        ),
+        Rule(
             "!has(self.debug.replay) || self.rollout.?replicas.orValue(1) == 0",
             lambda s: s.debug.replay is None or s.rollout.replicas == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",

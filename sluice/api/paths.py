@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,9 +15,9 @@ from sluice.api import marks
 from sluice.api.base import Model
 from sluice.api.marks import MarkedField, field_path, places
 
-PathKind = Literal["model", "tokenizer", "data", "rollouts", "function"]
-"""Kind of a path's target: a checkpoint, a tokenizer, prompt files,
-dumped rollouts, a Python function."""
+PathKind = Literal["model", "tokenizer", "data", "rollouts", "function", "word"]
+"""Kind of a path's target: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
+function; or a word of a command, which may name a file."""
 VolumeName = Literal["model", "data"]
 VOLUMES: Mapping[PathKind, VolumeName] = {
     "model": "model",
@@ -24,7 +26,7 @@ VOLUMES: Mapping[PathKind, VolumeName] = {
     "rollouts": "data",
 }
 """Volume of the spec, spec.<name>.volume, to whose root a path is relative if it is there.
-Functions never are."""
+Functions and words of commands never are."""
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
 
 
@@ -51,6 +53,8 @@ LossFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^sft$"), Mark("funct
 """The word `sft`, or a Python function as in UserFunction."""
 GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$"), Mark("function")]
 """The word `none`, or a Python function as in UserFunction."""
+CommandWord = Annotated[_Path, Mark("word")]
+"""A word of a command: a file where there is one of this name (`command_word`)."""
 GroupFilter = Annotated[str, Field(pattern=DOTTED_PATH + "|^nonzero_std$"), Mark("function")]
 """The word `nonzero_std`, or a Python function as in UserFunction."""
 
@@ -91,6 +95,15 @@ def volume_of(path: MarkedPath, spec: Mapping[str, Any]) -> dict[str, Any] | Non
     """Source of the volume that the path is relative to; None: it is relative to none."""
     name = VOLUMES.get(path.kind)
     return (spec.get(name) or {}).get("volume") if name else None
+
+
+def command_word(word: str, base: Path) -> str:
+    """The word; or, where a file of this name lies in `base`, that file's absolute path.
+
+    Links are not followed: an interpreter knows by its own path which environment it is of.
+    """
+    file = os.path.abspath(base / Path(word).expanduser())
+    return file if os.path.isfile(file) else word
 
 
 def _texts(spec: Mapping[str, Any], parts: tuple[str, ...]) -> list[MarkedField]:

@@ -17,6 +17,13 @@ _MEMORY_FIELDS = {
     "rows": "spec.buffer.memory",
 }
 """Container -> the field that bounds its memory."""
+_LESS_MEMORY = {
+    "trainer": "lower spec.trainer.maxTokensPerGpu, or set spec.trainer.recompute: full",
+    "engine": "lower spec.rollout.concurrency or spec.rollout.engineArgs.memFractionStatic",
+    "worker": "lower spec.rollout.concurrency",
+    "buffer": "lower spec.rollout.batchSize",
+}
+"""Container -> what makes it take less."""
 
 
 def memory_field(role: str, container: str) -> str:
@@ -27,6 +34,11 @@ def memory_field(role: str, container: str) -> str:
         f"resources.limits.memory of {container or 'its container'} in the template of {role}"
     )
     return _MEMORY_FIELDS.get(container, in_template)
+
+
+def less_memory(container: str) -> str:
+    """Fields with which a user makes a container take less memory, in words."""
+    return _LESS_MEMORY.get(container, "take a machine with more")
 
 
 class Resources(Model):

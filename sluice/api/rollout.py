@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, WithJsonSchema
 
 from sluice.api.base import (
+    FreeForm,
     Model,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Rule,
 )
+from sluice.api.environment import EpisodeLimits, OtherModel, RolloutEnvironment
 from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
 from sluice.api.paths import GroupFilter, UserFunction
@@ -120,13 +122,31 @@ class Rollout(Model):
     function: UserFunction | None = Field(
         None,
         description="Own generate function `async def play(episode)`, for several turns and tools; "
-        "or, decorated with `whole_group`, `async def play(episodes)` for all samples of a prompt.",
+        "or, decorated with `whole_group`, `async def play(episodes)` for all samples of a prompt. "
+        "slime's `generate(args, sample, sampling_params)` and verl's agent loops work as they "
+        "are.",
+    )
+    function_args: FreeForm = Field(
+        default_factory=dict,
+        description="Its further arguments, by name; for slime's functions attributes of `args`, "
+        "for verl's agent loops arguments of the class, and keys of its configuration below "
+        "`config`.",
     )
     function_seconds: PositiveFloat = Field(
         120.0,
-        description="`function` may take this long between two turns of the model (its tools); "
-        "then its sample fails.",
+        description="`function` or `environment` may take this long between two turns of the model "
+        "(its tools); then its sample fails.",
     )
+    environment: RolloutEnvironment | None = Field(
+        None,
+        description="In place of `function`: a program in any language, started for each episode, "
+        "that asks the gateway for the model.",
+    )
+    models: Annotated[list[OtherModel], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Models that episodes may ask at the gateway besides the one that is trained.",
+    )
+    limits: EpisodeLimits = Field(default_factory=EpisodeLimits)
     hooks: HooksSpec = Field(default_factory=HooksSpec)
     resources: Resources = Field(
         default_factory=Resources,
@@ -145,7 +165,31 @@ class Rollout(Model):
         default_factory=dict, description="Pod template, merged over ours (strategic merge)."
     )
 
+    @property
+    def has_episode_pods(self) -> bool:
+        """On a cluster each episode is a pod."""
+        return self.environment is not None and self.environment.image is not None
+
+    @property
+    def samples_at_once(self) -> int:
+        """The samples that one worker makes side by side, as far as it may choose."""
+        if self.environment is None or self.environment.image is None:
+            return self.concurrency
+        return min(self.concurrency, self.environment.pods)
+
     rules = (
+        Rule(
+            "!has(self.environment) || !has(self.function)",
+            lambda r: r.environment is None or r.function is None,
+            "environment and function both play the episodes: set one of them",
+            "environment",
+        ),
+        Rule(
+            "!has(self.models) || self.models.all(m, self.models.exists_one(n, n.name == m.name))",
+            lambda r: len({model.name for model in r.models}) == len(r.models),
+            "models: two of them have the same name",
+            "models",
+        ),
         Rule(
             "self.maxStaleness == 0 || self.mode == 'async'",
             lambda r: r.max_staleness == 0 or r.mode == "async",

@@ -18,6 +18,9 @@ from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
 from sluice.api.resources import Resources
 
+Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_proj"]
+
 
 class Parallelism(Model):
     """How model and sequences are spread over trainer processes.
@@ -29,7 +32,7 @@ class Parallelism(Model):
         description="Ranks that share every matrix, and the tokens between them (sequence "
         "parallel).",
     )
-    pipeline: PositiveInt = Field(1, description="Ranks that share the layers, equally many each.")
+    pipeline: PositiveInt = Field(1, description="Ranks that share the layers.")
     context: PositiveInt = Field(
         1,
         description="Ranks that share the tokens of a micro-batch, which may have this many times "
@@ -44,7 +47,29 @@ class Parallelism(Model):
         None, description="Runs of layers of each pipeline rank: smaller bubbles, more messages."
     )
 
+    first_stage_layers: PositiveInt | None = Field(
+        None,
+        description="Layers of the first pipeline rank, which has the embedding besides. "
+        "Default: equally many as the others.",
+    )
+    last_stage_layers: PositiveInt | None = Field(
+        None,
+        description="Layers of the last pipeline rank, which has the output layer besides. "
+        "Default: equally many as the others.",
+    )
+
     rules = (
+        Rule(
+            "!has(self.firstStageLayers) && !has(self.lastStageLayers) || "
+            "self.pipeline > 1 && !has(self.virtualPipeline)",
+            lambda p: (
+                (p.first_stage_layers is None and p.last_stage_layers is None)
+                or (p.pipeline > 1 and p.virtual_pipeline is None)
+            ),
+            "firstStageLayers and lastStageLayers need pipeline of at least 2, without "
+            "virtualPipeline",
+            "firstStageLayers",
+        ),
         Rule(
             "!has(self.virtualPipeline) || self.pipeline > 1",
             lambda p: p.virtual_pipeline is None or p.pipeline > 1,
@@ -75,6 +100,20 @@ class Optimizer(Model):
     )
     eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+
+
+class Balance(Model):
+    """How a batch is shared out to data-parallel ranks. The loss does not depend on it."""
+
+    by: Literal["tokens", "flops"] = Field(
+        "tokens",
+        description="What every rank gets equally much of. flops: a sequence of n tokens costs "
+        "n (1 + n / n0), n0 from the model's config.json: attention makes long ones dearer than "
+        "their tokens.",
+    )
+    equal_counts: bool = Field(
+        False, description="Every rank gets as many sequences as any other, or one less."
+    )
 
 
 def _whole(field: str) -> Rule:
@@ -135,11 +174,24 @@ class Trainer(Model):
     steps_per_batch: PositiveInt = Field(
         1, description="Optimizer steps that a batch is split into."
     )
-    max_tokens_per_gpu: PositiveInt = Field(
-        8192, description="Tokens of one micro-batch; a longer sequence goes alone."
+    max_tokens_per_gpu: PositiveInt | None = Field(
+        None,
+        description="Tokens of one micro-batch; a longer sequence goes alone. Default: 8192, on "
+        "CPU 2048.",
     )
-    recompute: Literal["none", "full"] = Field(
-        "none", description="Recompute activations in the backward pass."
+    balance: Balance = Field(default_factory=Balance)
+    recompute: Recompute = Field(
+        "none",
+        description="Activations that the backward pass computes again instead of keeping them. "
+        "full: all of a layer; selective: those of recomputeModules.",
+    )
+    recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1, max_length=8)] = Field(
+        ["core_attn"],
+        description="Parts of a layer, for recompute: selective. Names are Megatron's.",
+    )
+    routing_replay: Literal["none", "rollout"] = Field(
+        "none",
+        description="rollout: a mixture's tokens go to the experts that the engine sent them to.",
     )
     precision: Literal["bf16", "fp32"] | None = Field(
         None, description="Default: bf16 on GPU, fp32 on CPU."
@@ -175,6 +227,18 @@ class Trainer(Model):
             "only backend: fsdp trains from host memory",
             "cpuOffload",
         ),
+        Rule(
+            "self.recompute != 'selective' || self.backend == 'megatron'",
+            lambda t: t.recompute != "selective" or t.backend == "megatron",
+            "backend: fsdp recomputes whole layers: recompute full or none",
+            "recompute",
+        ),
+        Rule(
+            "self.routingReplay == 'none' || self.backend == 'megatron'",
+            lambda t: t.routing_replay == "none" or t.backend == "megatron",
+            "only backend: megatron replays an engine's routing",
+            "routingReplay",
+        ),
         *map(_whole, ("tensor", "pipeline", "context", "expert")),
     )
 
@@ -182,6 +246,15 @@ class Trainer(Model):
     def offloaded(self) -> Literal["none", "optimizer", "all"]:
         """The parts of the trainer that lie in host memory while the engines generate."""
         return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one micro-batch on each GPU, or in each process on CPU.
+
+        Host memory is small beside a GPU's: 2,048 tokens of a model of 135M parameters keep 4 GB
+        of activations in float32.
+        """
+        return self.max_tokens_per_gpu or (8192 if self.gpus_per_node else 2048)
 
     @property
     def processes(self) -> int:

@@ -14,6 +14,7 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
 DEFAULT_CONTEXT = 32768
+_MARK = "%sluice-turn%"
 
 
 class PromptError(Exception):
@@ -101,3 +102,26 @@ def encode(
     text = render(tokenizer, prompt, chat=chat, tools=tools, arguments=arguments)
     rendered = chat or not isinstance(prompt, str)
     return [int(i) for i in tokenizer.encode(text, add_special_tokens=not rendered)]
+
+
+def between_turns(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    last_token: int,
+    arguments: dict[str, Any] | None = None,
+) -> list[int]:
+    """Tokens that the chat template writes between two turns of the model,
+    where `messages` come between.
+
+    Taken from a conversation of marks, so that what the model said is never rendered again
+    (templates drop thoughts and trim texts). last_token: the last that the model made; where that
+    is the end of its turn it is not written twice.
+    """
+    start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    text: str = tokenizer.apply_chat_template(
+        [*start, *messages], add_generation_prompt=True, tokenize=False, **(arguments or {})
+    )
+    ids: list[int] = tokenizer.encode(
+        text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False
+    )
+    return ids[1:] if ids and ids[0] == last_token else ids

@@ -16,7 +16,7 @@ from sluice.api import RLJobSpec
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.sample import WeightSpan
+    from sluice.sample import Experts, WeightSpan
 
 T = TypeVar("T")
 
@@ -107,7 +107,8 @@ class ServerInfo:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The answer to one request. finish: stop, length or abort. spans: positions count from the
-    first new token.
+    first new token. experts: of all tokens of request and answer but the last, where the engine was
+    started to tell.
     """
 
     tokens: list[int]
@@ -115,6 +116,7 @@ class Generation:
     spans: list[WeightSpan]
     finish: str
     matched_stop: str | None
+    experts: Experts | None = None
 
 
 class Client(Protocol):

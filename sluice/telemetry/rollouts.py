@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, WeightSpan
+from sluice.sample import (
+    Prompt,
+    Sample,
+    SampleGroup,
+    SampleStatus,
+    TokenSequence,
+    WeightSpan,
+    compact,
+)
 
 DIRECTORY = "rollouts"
 _NAME = re.compile(r"step_(\d+)\.parquet")
@@ -70,9 +78,30 @@ def read(path: Path) -> list[SampleGroup]:
 
 
 def _schema() -> Any:
-    from pyarrow import field, float32, float64, int32, int64, list_, schema, string, struct, uint8
+    from pyarrow import (
+        field,
+        float32,
+        float64,
+        int32,
+        int64,
+        list_,
+        schema,
+        string,
+        struct,
+        uint8,
+        uint16,
+    )
 
     span = struct([field("version", int64()), field("start", int32()), field("end", int32())])
+    tokens = {
+        "tokens": list_(int32()),
+        "response_length": int32(),
+        "loss_mask": list_(uint8()),
+        "rollout_log_probs": list_(float32()),
+        "teacher_log_probs": list_(float32()),
+        "weight_versions": list_(span),
+        "routed_experts": list_(list_(uint16())),
+    }
     return schema(
         {
             "step": int64(),
@@ -85,13 +114,9 @@ def _schema() -> Any:
             "label": string(),
             "metadata": string(),
             "tools": string(),
-            "tokens": list_(int32()),
-            "response_length": int32(),
+            **tokens,
             "response": string(),
-            "loss_mask": list_(uint8()),
-            "rollout_log_probs": list_(float32()),
-            "teacher_log_probs": list_(float32()),
-            "weight_versions": list_(span),
+            "branches": list_(struct(list(tokens.items()))),
             "reward": float64(),
             "reward_parts": string(),
             "status": string(),
@@ -118,19 +143,29 @@ def _rows(step: int, groups: Iterable[SampleGroup]) -> Iterator[dict[str, Any]]:
         for sample in group.samples:
             yield shared | {
                 "index": sample.index,
-                "tokens": sample.tokens,
-                "response_length": sample.response_length,
+                **_tokens(sample),
                 "response": sample.response,
-                "loss_mask": sample.loss_mask,
-                "rollout_log_probs": sample.rollout_log_probs,
-                "teacher_log_probs": sample.teacher_log_probs,
-                "weight_versions": [asdict(span) for span in sample.weight_versions],
+                "branches": [_tokens(branch) for branch in sample.branches],
                 "reward": sample.reward,
                 "reward_parts": json.dumps(sample.reward_parts),
                 "status": str(sample.status),
                 "error": sample.error,
                 "sample_metadata": json.dumps(sample.metadata, ensure_ascii=False),
             }
+
+
+def _tokens(sequence: TokenSequence) -> dict[str, Any]:
+    return {
+        "tokens": sequence.tokens,
+        "response_length": sequence.response_length,
+        "loss_mask": sequence.loss_mask,
+        "rollout_log_probs": sequence.rollout_log_probs,
+        "teacher_log_probs": sequence.teacher_log_probs,
+        "weight_versions": [asdict(span) for span in sequence.weight_versions],
+        "routed_experts": None
+        if sequence.routed_experts is None
+        else list(sequence.routed_experts),
+    }
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:
@@ -147,21 +182,32 @@ def _prompt(row: dict[str, Any]) -> Prompt:
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    taught = row["teacher_log_probs"]
     return Sample(
         index=row["index"],
-        tokens=np.asarray(row["tokens"], dtype=np.int32),
-        response_length=row["response_length"],
         response=row["response"],
         reward=row["reward"],
         reward_parts=json.loads(row["reward_parts"]),
-        loss_mask=np.asarray(row["loss_mask"], dtype=np.uint8),
-        rollout_log_probs=np.asarray(row["rollout_log_probs"], dtype=np.float32),
-        weight_versions=[
-            WeightSpan(s["version"], s["start"], s["end"]) for s in row["weight_versions"]
-        ],
         status=SampleStatus(row["status"]),
         metadata=json.loads(row["sample_metadata"]),
         error=row["error"],
-        teacher_log_probs=None if taught is None else np.asarray(taught, dtype=np.float32),
+        branches=[TokenSequence(**_sequence(branch)) for branch in row["branches"] or ()],
+        **_sequence(row),
     )
+
+
+def _sequence(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `TokenSequence`."""
+    taught, experts = row["teacher_log_probs"], row.get("routed_experts")
+    return {
+        "tokens": np.asarray(row["tokens"], dtype=np.int32),
+        "response_length": row["response_length"],
+        "loss_mask": np.asarray(row["loss_mask"], dtype=np.uint8),
+        "rollout_log_probs": np.asarray(row["rollout_log_probs"], dtype=np.float32),
+        "weight_versions": [
+            WeightSpan(s["version"], s["start"], s["end"]) for s in row["weight_versions"]
+        ],
+        "teacher_log_probs": None if taught is None else np.asarray(taught, dtype=np.float32),
+        "routed_experts": None
+        if experts is None
+        else compact(np.asarray(experts, dtype=np.uint16)),
+    }

@@ -4,6 +4,7 @@
     logs/            one file for each process        samples/        prompts, responses, rewards
     tensorboard/     event files                      evaluation.jsonl one line for each evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
+    seconds.jsonl    the trainer's seconds before its first and after its last step, by phase
     failures.jsonl   groups that failed for good, and why
     events.jsonl     what the operator told, such as restarts
     versions.json    releases of the software that trained, and its device
@@ -26,6 +27,7 @@ METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.jsonl"
 FAILURES = "failures.jsonl"
 TIMELINE = "timeline.jsonl"
+SECONDS = "seconds.jsonl"
 SUMMARY = "summary.json"
 JOB = "job.json"
 EVENTS = "events.jsonl"

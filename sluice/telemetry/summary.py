@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sluice.api import RLJobSpec
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.goodput import Goodput
+from sluice.telemetry.planner import advise
 
 
 def summarize(
@@ -21,11 +23,11 @@ def summarize(
     wall_seconds: float,
     totals: Totals,
     device_seconds: Mapping[str, float],
-    colocated: bool,
+    spec: RLJobSpec,
 ) -> dict[str, Any]:
     """The summary. Rewards and evaluations come from the run directory.
 
-    device_seconds: by role/state, of the rendezvous. colocated: trainer and engines share GPUs.
+    device_seconds: by role/state, of the rendezvous.
     """
     books, counters = totals.books(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
@@ -35,7 +37,8 @@ def summarize(
     )
     evaluations = evaluation_means(directory)
     trained = max(steps, default=0)
-    goodput = Goodput.of(device_seconds, counters, trained, colocated=colocated)
+    goodput = Goodput.of(device_seconds, counters, trained, colocated=spec.trainer.colocate)
+    advice = advise(device_seconds, trained, spec)
     return {
         "state": state,
         "steps": trained,
@@ -58,11 +61,25 @@ def summarize(
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
         "wall_seconds": round(wall_seconds, 1),
+        "trainer_seconds": trainer_seconds(directory),
         "goodput": round(goodput.ratio, 4) if goodput.total else None,
         "goodput_text": goodput.text() if goodput.total else "",
+        "plan": advice.text() if advice else "",
         "goodput_seconds": {key: round(value, 1) for key, value in goodput.seconds.items()},
         "device_seconds": {key: round(value, 1) for key, value in device_seconds.items()},
     }
+
+
+def trainer_seconds(directory: Path) -> dict[str, float]:
+    """Seconds of the trainer until its first step (start), in its steps, and after the last (end):
+    of all attempts, and of steps that were trained again too.
+    """
+    seconds = {"start": 0.0, "steps": 0.0, "end": 0.0}
+    for record in run_directory.records(directory / run_directory.SECONDS):
+        seconds[record["part"]] += sum(record["seconds"].values())
+    for record in run_directory.records(directory / run_directory.METRICS):
+        seconds["steps"] += record.get("perf/step_time", 0.0)
+    return {part: round(value, 1) for part, value in seconds.items()}
 
 
 def evaluation_means(directory: Path) -> list[tuple[int, float]]:

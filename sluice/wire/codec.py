@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from sluice.sample import (
+    Experts,
     Prompt,
     Purpose,
     Sample,
     SampleError,
     SampleGroup,
     SampleStatus,
+    TokenSequence,
     WeightSpan,
 )
 from sluice.wire.frames import SerializedGroup
@@ -79,50 +81,90 @@ def prompt_from_message(message: pb.Prompt) -> Prompt:
 def sample_to_message(sample: Sample) -> pb.Sample:
     message = pb.Sample(
         index=sample.index,
-        tokens=np.ascontiguousarray(sample.tokens, dtype="<i4").tobytes(),
-        response_length=sample.response_length,
         response=sample.response,
         reward_parts=sample.reward_parts,
-        loss_mask=np.ascontiguousarray(sample.loss_mask, dtype=np.uint8).tobytes(),
-        rollout_log_probs=np.ascontiguousarray(sample.rollout_log_probs, dtype="<f4").tobytes(),
-        weight_versions=[
-            pb.WeightSpan(version=s.version, start=s.start, end=s.end)
-            for s in sample.weight_versions
-        ],
         status=_STATUS[sample.status],
         metadata_json=_json(sample.metadata) if sample.metadata else "",
         error=sample.error,
+        branches=[pb.Branch(**_packed(branch)) for branch in sample.branches],
+        **_packed(sample),
     )
     if sample.reward is not None:
         message.reward = sample.reward
-    if sample.teacher_log_probs is not None:
-        message.teacher_log_probs = np.ascontiguousarray(
-            sample.teacher_log_probs, dtype="<f4"
-        ).tobytes()
     return message
 
 
+def _packed(sequence: TokenSequence) -> dict[str, Any]:
+    """The fields that a sample and a branch of one have in common."""
+    taught, experts = sequence.teacher_log_probs, sequence.routed_experts
+    return {
+        "tokens": np.ascontiguousarray(sequence.tokens, dtype="<i4").tobytes(),
+        "response_length": sequence.response_length,
+        "loss_mask": np.ascontiguousarray(sequence.loss_mask, dtype=np.uint8).tobytes(),
+        "rollout_log_probs": np.ascontiguousarray(
+            sequence.rollout_log_probs, dtype="<f4"
+        ).tobytes(),
+        "weight_versions": [
+            pb.WeightSpan(version=s.version, start=s.start, end=s.end)
+            for s in sequence.weight_versions
+        ],
+        "teacher_log_probs": b""
+        if taught is None
+        else np.ascontiguousarray(taught, dtype="<f4").tobytes(),
+        "routed_experts": None if experts is None else _experts_to_message(experts),
+    }
+
+
+def _experts_to_message(experts: Experts) -> pb.RoutedExperts:
+    width = experts.dtype.itemsize
+    ids = np.ascontiguousarray(experts, dtype=f"<u{width}").tobytes()
+    return pb.RoutedExperts(ids=ids, rows=len(experts), bytes_per_id=width)
+
+
+def _experts_from_message(message: pb.RoutedExperts, field: str) -> Experts:
+    """Raises SampleError where the bytes are no table of so many rows."""
+    cells = message.rows * message.bytes_per_id
+    if message.bytes_per_id not in (1, 2) or not cells or len(message.ids) % cells:
+        raise SampleError(
+            f"{field}: {len(message.ids)} bytes are not {message.rows} rows of numbers of "
+            f"{message.bytes_per_id} bytes"
+        )
+    ids: Experts = np.frombuffer(message.ids, dtype=f"<u{message.bytes_per_id}")
+    return ids.reshape(message.rows, -1)
+
+
 def sample_from_message(message: pb.Sample) -> Sample:
-    taught = message.teacher_log_probs
+    name = f"samples[{message.index}]"
     return Sample(
         index=message.index,
-        tokens=_array(message.tokens, "<i4", f"samples[{message.index}].tokens"),
-        response_length=message.response_length,
         response=message.response,
         reward=message.reward if message.HasField("reward") else None,
         reward_parts=dict(message.reward_parts),
-        loss_mask=_array(message.loss_mask, "u1", f"samples[{message.index}].lossMask"),
-        rollout_log_probs=_array(
-            message.rollout_log_probs, "<f4", f"samples[{message.index}].rolloutLogProbs"
-        ),
-        weight_versions=[WeightSpan(s.version, s.start, s.end) for s in message.weight_versions],
         status=_STATUS_BACK.get(message.status, SampleStatus.PENDING),
         metadata=json.loads(message.metadata_json) if message.metadata_json else {},
         error=message.error,
-        teacher_log_probs=_array(taught, "<f4", f"samples[{message.index}].teacherLogProbs")
-        if taught
-        else None,
+        branches=[
+            TokenSequence(**_unpacked(branch, f"{name}.branches[{number}]"))
+            for number, branch in enumerate(message.branches)
+        ],
+        **_unpacked(message, name),
     )
+
+
+def _unpacked(message: pb.Sample | pb.Branch, name: str) -> dict[str, Any]:
+    """The fields of a `TokenSequence`. Raises SampleError."""
+    taught = message.teacher_log_probs
+    return {
+        "tokens": _array(message.tokens, "<i4", f"{name}.tokens"),
+        "response_length": message.response_length,
+        "loss_mask": _array(message.loss_mask, "u1", f"{name}.lossMask"),
+        "rollout_log_probs": _array(message.rollout_log_probs, "<f4", f"{name}.rolloutLogProbs"),
+        "weight_versions": [WeightSpan(s.version, s.start, s.end) for s in message.weight_versions],
+        "teacher_log_probs": _array(taught, "<f4", f"{name}.teacherLogProbs") if taught else None,
+        "routed_experts": _experts_from_message(message.routed_experts, f"{name}.routedExperts")
+        if message.HasField("routed_experts")
+        else None,
+    }
 
 
 def _array(data: bytes, dtype: str, field: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sluice.environment import ConfigurationError
 
-PROTOCOL = 2
+PROTOCOL = 3
 KEY, RELEASE_KEY = "sluice-protocol", "sluice-release"
 """Names in a call's metadata. An answer with KEY in its trailing metadata is a refusal for the
 number's sake."""

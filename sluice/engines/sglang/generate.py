@@ -8,6 +8,7 @@ tells only the version at the answer's end).
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -17,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from sluice.engines.base import (
     RESTING,
@@ -27,7 +29,7 @@ from sluice.engines.base import (
     ServerInfo,
 )
 from sluice.engines.http_client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
-from sluice.sample import WeightSpan
+from sluice.sample import Experts, WeightSpan, compact
 
 _VERSIONS = "sluice_versions"
 """Key of our plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
@@ -48,7 +50,7 @@ class Client(HttpClient):
         super().__init__(url, request_seconds=request_seconds)
         self._probe: asyncio.Task[None] | None = None
         self._probed_since = 0.0
-        self.frozen = False
+        self.frozen = self._tells_experts = False
         self.info = ServerInfo(1, None)
 
     async def __aexit__(self, *_: object) -> None:
@@ -58,7 +60,9 @@ class Client(HttpClient):
         await super().__aexit__()
 
     async def learn(self) -> None:
-        self.info = server_info(await self.get("/server_info"))
+        told = await self.get("/server_info")
+        self.info = server_info(told)
+        self._tells_experts = bool(told.get("enable_return_routed_experts"))
         self.frozen = await self._freeze()
 
     async def _freeze(self) -> bool:
@@ -124,6 +128,7 @@ class Client(HttpClient):
             "sampling_params": sampling,
             "return_logprob": True,
             "extra_key": cache or None,
+            **({"return_routed_experts": True} if self._tells_experts else {}),
         }
 
     def read(self, status: int, text: str) -> Generation:
@@ -189,7 +194,16 @@ def _generation(meta: dict[str, Any]) -> Generation:
         spans,
         finish["type"],
         matched if isinstance(matched, str) else None,
+        _experts(meta) if spans else None,
     )
+
+
+def _experts(meta: dict[str, Any]) -> Experts | None:
+    """Numbers of experts as SGLang sends them: int32 [tokens but the last, layers, of a token]."""
+    if not meta.get("routed_experts"):
+        return None
+    ids = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
+    return compact(ids.reshape(meta["prompt_tokens"] + meta["completion_tokens"] - 1, -1))
 
 
 def _spans(meta: dict[str, Any], tokens: int) -> list[WeightSpan] | None:

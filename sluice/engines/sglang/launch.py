@@ -30,6 +30,11 @@ _CPU_ENV = {
     # With two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower.
     "OMP_NUM_THREADS": "1",
 }
+_GRAPHS = "SLUICE_CUDA_GRAPH_MAX_BS"
+"""For our script, which knows how the image's release spells the argument."""
+_MOST_GRAPHED = 512
+"""Requests of the largest graph: SGLang's own limit on the largest GPUs. Each graph costs memory
+and time at the start."""
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
@@ -70,7 +75,7 @@ class Launch:
         """
         rollout = spec.rollout
         if rollout.gpus_per_replica:
-            return _ENV | UNDECIDED
+            return _ENV | UNDECIDED | _graphs(spec)
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
@@ -96,6 +101,10 @@ class Launch:
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
+        if spec.model.fp32_lm_head:
+            args["enable-fp32-lm-head"] = True
+        if spec.trainer.routing_replay == "rollout":
+            args["enable-return-routed-experts"] = True
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
@@ -109,6 +118,19 @@ class Launch:
                 "dist-init-addr": place.head,
             }
         return render_args(args | normalized(rollout.engine_args))
+
+
+def _graphs(spec: RLJobSpec) -> dict[str, str]:
+    """CUDA graphs for as many requests as the worker keeps open: SGLang's own limit goes by the
+    GPU's memory, and what is above it runs kernel by kernel.
+
+    Nothing where the user says something about graphs.
+    """
+    args = normalized(spec.rollout.engine_args)
+    if not spec.weight_sync.engine_plugin or any("cuda-graph" in name for name in args):
+        return {}
+    requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
+    return {_GRAPHS: str(min(requests, _MOST_GRAPHED))}
 
 
 def normalized(args: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,9 @@ class Launch:
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
+        if spec.model.fp32_lm_head:
+            # By its path: vLLM joins these, so other overrides of engineArgs stay.
+            args["hf-overrides.head_dtype"] = "float32"
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:

@@ -1,6 +1,6 @@
-"""Where a zygote keeps the directories of its programs. Standard library only.
+"""Where a process keeps the directories of its programs. Standard library only.
 
-Each zygote holds a lock on a directory of its own. A zygote that was killed cannot clean up, so the
+Each process holds a lock on a directory of its own. One that was killed cannot clean up, so the
 next one removes what nobody holds.
 """
 
@@ -16,16 +16,17 @@ from collections.abc import Iterator
 
 from sluice.rewards.sandbox import tree
 
-_PREFIX = "sluice-sandbox-"
+SANDBOX = "sluice-sandbox-"
+"""Beginning of the names of zygotes' directories."""
 
 
 @contextlib.contextmanager
-def new() -> Iterator[str]:
-    """A directory for as long as this process needs it;
-    those of zygotes that are gone are removed first.
+def new(prefix: str = SANDBOX) -> Iterator[str]:
+    """A directory for as long as this process needs it; those of this prefix whose processes are
+    gone are removed first.
     """
-    _sweep()
-    path, lock = _locked()
+    _sweep(prefix)
+    path, lock = _locked(prefix)
     try:
         yield path
     finally:
@@ -36,21 +37,21 @@ def new() -> Iterator[str]:
         os.close(lock)
 
 
-def _locked() -> tuple[str, int]:
+def _locked(prefix: str) -> tuple[str, int]:
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX)
+        path = tempfile.mkdtemp(prefix=prefix)
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # another zygote took it for an abandoned one; so it does below
+            continue  # another process took it for an abandoned one; so it does below
         if _lock(lock) and os.path.exists(path):
             os.chmod(path, 0o711)  # noqa: S103  (a program of another user passes through to its own directory)
             return path, lock
         os.close(lock)
 
 
-def _sweep() -> None:
-    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{_PREFIX}*")):
+def _sweep(prefix: str) -> None:
+    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{prefix}*")):
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -59,9 +60,9 @@ def _sweep() -> None:
             if os.fstat(lock).st_uid == os.geteuid() and _lock(lock):
                 tree.remove(path)
         except FileNotFoundError:
-            pass  # another zygote was faster
+            pass  # another process was faster
         except OSError as error:
-            print(f"code: {path} cannot be removed: {error}", file=sys.stderr, flush=True)
+            print(f"{path} cannot be removed: {error}", file=sys.stderr, flush=True)
         finally:
             os.close(lock)
 

@@ -22,7 +22,13 @@ _OUTCOME = {
     "eval_last": "held out, last",
     "restarts": "restarts",
     "goodput": "goodput",
+    "plan": "plan",
     "logprob_diff_max": "largest log-prob difference",
+}
+_PARTS = {
+    "start": "trainer, start",
+    "steps": "trainer, all steps",
+    "end": "trainer, after the last step",
 }
 _BOOKS = {
     "samples_trained": "samples trained",
@@ -50,6 +56,8 @@ def outcome(summary: Mapping[str, Any]) -> list[Fact]:
     facts = _facts(summary, _OUTCOME)
     if seconds := summary.get("wall_seconds"):
         facts.insert(1, Fact("took", _duration(seconds)))
+    for part, value in (summary.get("trainer_seconds") or {}).items():
+        facts.append(Fact(_PARTS[part], _duration(value)))
     return facts
 
 
@@ -98,7 +106,7 @@ def _facts(values: Mapping[str, Any], names: Mapping[str, str]) -> list[Fact]:
     return [
         Fact(names[key], _text(value, share=key == "goodput"))
         for key, value in known.items()
-        if value or not key.startswith("groups_") or key in _SHOWN_ALWAYS
+        if value or not key.startswith(("groups_", "plan")) or key in _SHOWN_ALWAYS
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sluice.telemetry.headline import headline
 from sluice.telemetry.report.drawing import Draw, legend_above
+from sluice.telemetry.report.timeline import STATES
 
 StepRecords = Mapping[int, Mapping[str, Any]]
 
@@ -100,13 +101,14 @@ _CURVES = (
         {"perf/tokens_per_second": "tokens a second"},
     ),
 )
-_PARTS = {
-    "perf/train_wait_time": ("waiting for samples", "#cfd8dc"),
-    "perf/data_preprocess_time": ("reading the batch", "#80cbc4"),
-    "perf/actor_train_time": ("training", "#ef6c00"),
-    "perf/update_weights_time": ("weights to engines", "#8e24aa"),
-    "perf/save_model_time": ("checkpoint", "#6d4c41"),
+_PHASES = {
+    "waiting": "waiting for samples",
+    "training": "training",
+    "publishing": "weights to engines",
+    "taking_turn": "taking turns",
+    "saving": "checkpoint",
 }
+"""Phases of the trainer that a step may have -> their names for people."""
 
 
 def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterator[Figure]:
@@ -122,8 +124,9 @@ def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterato
         yield Figure(curves.title, curves.text, partial(_lines, curves, steps))
     yield Figure(
         "Where a step's time goes",
-        "Seconds, as the trainer spends them. A dashed line in any figure: the trainer came back "
-        "in another attempt.",
+        "Seconds, as the trainer spends them: all since the step before, so that a checkpoint "
+        "stands in the step that it held up. A dashed line in any figure: the trainer came back in "
+        "another attempt.",
         partial(_times, steps=steps),
     )
 
@@ -183,12 +186,21 @@ def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
 
 
 def _times(axes: Any, steps: StepRecords) -> None:
-    rows = [[record.get(name, 0.0) for record in steps.values()] for name in _PARTS]
-    labels, colors = zip(*_PARTS.values(), strict=True)
-    axes.stackplot(list(steps), *rows, labels=labels, colors=colors)
-    totals = sorted(sum(column) for column in zip(*rows, strict=True))
-    if any(totals):  # the first step waits for the engines: it must not flatten the others
-        axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))] or None)
+    rows = {
+        phase: [record.get(f"perf/seconds/{phase}", 0.0) for record in steps.values()]
+        for phase in _PHASES
+    }
+    shown = [phase for phase in rows if any(rows[phase])]
+    if not shown:
+        return
+    axes.stackplot(
+        list(steps),
+        *(rows[phase] for phase in shown),
+        labels=[_PHASES[phase] for phase in shown],
+        colors=[STATES[phase] for phase in shown],
+    )
+    totals = sorted(sum(column) for column in zip(*rows.values(), strict=True))
+    axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))])  # one must not flatten the others
     axes.set_xlabel("step")
     axes.set_ylabel("seconds")
     _mark_restarts(axes, steps)

@@ -109,16 +109,18 @@ class ReturnResponse(_message.Message):
     def __init__(self, key: _Optional[int] = ..., accepted: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TakeBatchRequest(_message.Message):
-    __slots__ = ("trainer", "step", "data_parallel_size", "wait_seconds")
+    __slots__ = ("trainer", "step", "data_parallel_size", "wait_seconds", "balance_tokens")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     trainer: Caller
     step: int
     data_parallel_size: int
     wait_seconds: float
-    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    balance_tokens: float
+    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., balance_tokens: _Optional[float] = ...) -> None: ...
 
 class Sequence(_message.Message):
     __slots__ = ("group_id", "index", "length", "response_length", "trainable_tokens", "reward", "rank", "optimizer_step", "min_version", "max_version", "status")
@@ -175,16 +177,18 @@ class TakeBatchResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ..., checkpoint_wanted: _Optional[bool] = ...) -> None: ...
 
 class GetShardRequest(_message.Message):
-    __slots__ = ("trainer", "step", "rank", "data_parallel_size")
+    __slots__ = ("trainer", "step", "rank", "data_parallel_size", "balance_tokens")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     trainer: Caller
     step: int
     rank: int
     data_parallel_size: int
-    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., data_parallel_size: _Optional[int] = ...) -> None: ...
+    balance_tokens: float
+    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., data_parallel_size: _Optional[int] = ..., balance_tokens: _Optional[float] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("trainer", "step", "version", "metrics")

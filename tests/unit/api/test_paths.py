@@ -13,7 +13,15 @@ import pytest
 from sluice.api.base import Model
 from sluice.api.crd import schema_of
 from sluice.api.job import RLJobSpec
-from sluice.api.paths import ModelPath, UserFunction, fields, marked, rewritten, volume_of
+from sluice.api.paths import (
+    ModelPath,
+    UserFunction,
+    command_word,
+    fields,
+    marked,
+    rewritten,
+    volume_of,
+)
 
 EVERY_PATH: dict[str, Any] = {
     "model": {"path": "m1", "referencePath": "m2", "volume": {"hostPath": {"path": "/models"}}},
@@ -27,6 +35,7 @@ EVERY_PATH: dict[str, Any] = {
         "dynamicFilter": "f3.py:f",
         "function": "f4.py:f",
         "hooks": {"beforeReward": "f5.py:f", "afterReward": "f6.py:f"},
+        "environment": {"command": ["w1", "w2"], "verifiers": {"python": "w3"}},
     },
     "reward": {"function": "f7.py:f", "model": {"url": "http://rm", "tokenizer": "t1"}},
     "algorithm": {
@@ -57,6 +66,9 @@ ALL = [
     ("spec.data.prompts[0].function", "function", "f1.py:f"),
     ("spec.rollout.dynamicFilter", "function", "f3.py:f"),
     ("spec.rollout.function", "function", "f4.py:f"),
+    ("spec.rollout.environment.command[0]", "word", "w1"),
+    ("spec.rollout.environment.command[1]", "word", "w2"),
+    ("spec.rollout.environment.verifiers.python", "word", "w3"),
     ("spec.rollout.hooks.beforeReward", "function", "f5.py:f"),
     ("spec.rollout.hooks.afterReward", "function", "f6.py:f"),
     ("spec.reward.function", "function", "f7.py:f"),
@@ -105,6 +117,15 @@ def test_a_path_is_replaced_and_nothing_else() -> None:
 def test_only_what_a_volume_can_hold_is_relative_to_one() -> None:
     held = [path.field for path in marked(RLJobSpec, EVERY_PATH) if volume_of(path, EVERY_PATH)]
     assert held == [field for field, kind, _ in ALL if kind in ("model", "tokenizer")]
+
+
+def test_a_word_of_a_command_is_a_file_where_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "python").symlink_to("real")
+    (tmp_path / "data").mkdir()
+    words = ["python", "./real", "data", "--fast", "/bin/sh", "x" * 5000, "a\0b"]
+    resolved = [f"{tmp_path}/python", f"{tmp_path}/real", *words[2:]]
+    assert [command_word(word, tmp_path) for word in words] == resolved
 
 
 @pytest.mark.parametrize("spec", [

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, WeightSpan
+from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
 from sluice.telemetry import rollouts
 
 
@@ -19,6 +19,10 @@ def groups() -> list[SampleGroup]:
     whole.status, whole.reward, whole.response = SampleStatus.COMPLETED, 0.1, "ä\n<b>"
     whole.reward_parts, whole.metadata = {"score": 0.1}, {"turns": [{"by": "model", "length": 2}]}
     whole.teacher_log_probs = np.array([-0.3, -2.5e-7, 0.0], np.float32)
+    whole.routed_experts = np.array([[1, 0], [2, 3]], np.uint8)
+    branch = TokenSequence(tokens=np.array([5, 6, 7], np.int32))
+    branch.append([1, 2], [-0.2, -3e-7], [WeightSpan(3, 0, 2)])
+    whole.branches = [branch]
     failed = Sample(1)
     failed.append_prompt([5, 6])
     failed.fail("no reward")
@@ -43,21 +47,32 @@ def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
     expected = groups()[0]
     assert group.prompt == expected.prompt
     for a, b in zip(group.samples, expected.samples, strict=True):
-        for name in ("tokens", "loss_mask", "rollout_log_probs"):
-            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-            assert getattr(a, name).dtype == getattr(b, name).dtype
-        np.testing.assert_array_equal(a.teacher_log_probs, b.teacher_log_probs)
+        for one, other in zip(a.sequences, b.sequences, strict=True):
+            for name in ("tokens", "loss_mask", "rollout_log_probs"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+                assert getattr(one, name).dtype == getattr(other, name).dtype
+            np.testing.assert_array_equal(one.teacher_log_probs, other.teacher_log_probs)
+            np.testing.assert_array_equal(one.routed_experts, other.routed_experts)
+            assert one.weight_versions == other.weight_versions
+            assert one.response_length == other.response_length
         for name in (
             "index",
             "response",
             "reward",
             "reward_parts",
-            "weight_versions",
             "status",
             "metadata",
             "error",
         ):
             assert getattr(a, name) == getattr(b, name)
+
+
+def test_a_dump_of_before_there_were_branches_is_read(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    path = rollouts.write(tmp_path, 1, groups())
+    parquet.write_table(parquet.read_table(path).drop_columns(["branches"]), path)
+    assert [sample.branches for sample in rollouts.read(path)[0].samples] == [[], []]
 
 
 def test_steps_are_found_in_their_order(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sluice.api import RLJobSpec
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.report.timeline import spans
@@ -39,6 +40,16 @@ def test_json_is_replaced_in_one_piece(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
 
 
+SPEC = RLJobSpec.model_validate(
+    {
+        "model": {"path": "m"},
+        "data": {"prompts": [{"path": "p"}]},
+        "reward": {"type": "f1"},
+        "trainer": {"steps": 2},
+    }
+)
+
+
 def test_summary(tmp_path: Path) -> None:
     for step, reward in ((1, 0.1), (2, 0.4)):
         run_directory.append(
@@ -47,8 +58,15 @@ def test_summary(tmp_path: Path) -> None:
                 "step": step,
                 "rollout/raw_reward": reward,
                 "train/train_rollout_logprob_abs_diff_max": step * 1e-6,
+                "perf/step_time": 1.5,
             },
         )
+    for part, seconds in (
+        ("start", {"starting": 5.0, "waiting": 1.0}),
+        ("start", {"starting": 2.0}),
+        ("end", {"saving": 0.5}),
+    ):
+        run_directory.append(tmp_path / run_directory.SECONDS, {"part": part, "seconds": seconds})
     for version, dataset, reward in (
         (0, "a", 0.0),
         (0, "b", 0.2),
@@ -68,9 +86,10 @@ def test_summary(tmp_path: Path) -> None:
         wall_seconds=9.99,
         totals=Totals({"groups_leased": 4, "groups_trained": 4, "samples_trained": 8}, {}),
         device_seconds={"trainer/training": 3.0, "trainer/waiting": 1.0},
-        colocated=False,
+        spec=SPEC,
     )
     assert summary["goodput"] == 0.75
+    assert summary["trainer_seconds"] == {"start": 8.0, "steps": 3.0, "end": 0.5}
     assert summary["steps"] == 2
     assert (summary["reward_first"], summary["reward_last"]) == (0.1, 0.4)
     assert (summary["eval_first"], summary["eval_last"]) == (0.1, 0.8)
@@ -87,7 +106,7 @@ def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
         wall_seconds=1.0,
         totals=Totals({}, {}),
         device_seconds={},
-        colocated=False,
+        spec=SPEC,
     )
     assert (summary["steps"], summary["reward_first"], summary["eval_last"]) == (0, None, None)
 

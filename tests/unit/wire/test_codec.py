@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from sluice.sample import (
     SampleError,
     SampleGroup,
     SampleStatus,
+    TokenSequence,
     WeightSpan,
 )
 from sluice.wire import codec
@@ -28,29 +31,40 @@ json_values = st.recursive(
 )
 
 
-@st.composite
-def samples(draw: st.DrawFn, index: int = 0) -> Sample:
-    sample = Sample(index)
-    sample.append_prompt(draw(st.lists(st.integers(0, 2**31 - 1), max_size=6)))
+def fill(draw: st.DrawFn, sequence: TokenSequence) -> None:
+    prompt = draw(st.lists(st.integers(0, 2**31 - 1), max_size=6))
+    sequence.tokens = np.asarray(prompt, dtype=np.int32)
     for version in range(draw(st.integers(0, 3))):
         tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
         log_probs = draw(
             st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens))
         )
-        sample.append(
+        sequence.append(
             tokens, log_probs, [WeightSpan(version, 0, len(tokens))], trainable=draw(st.booleans())
         )
+    if sequence.response_length and draw(st.booleans()):
+        scores = st.floats(-50, 0, width=32)
+        teacher_scores = draw(
+            st.lists(scores, min_size=sequence.response_length, max_size=sequence.response_length)
+        )
+        sequence.teacher_log_probs = np.asarray(teacher_scores, dtype=np.float32)
+    if (rows := draw(st.integers(0, max(len(sequence.tokens) - 1, 0)))) > 0:
+        dtype = draw(st.sampled_from([np.uint8, np.uint16]))
+        sequence.routed_experts = np.arange(rows * 3, dtype=dtype).reshape(rows, 3)
+
+
+@st.composite
+def samples(draw: st.DrawFn, index: int = 0) -> Sample:
+    sample = Sample(index)
+    fill(draw, sample)
+    sample.branches = [TokenSequence() for _ in range(draw(st.integers(0, 2)))]
+    for branch in sample.branches:
+        fill(draw, branch)
     sample.status = draw(st.sampled_from(SampleStatus))
     sample.reward = draw(st.floats(-10, 10))
     sample.reward_parts = draw(st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=2))
     sample.metadata = draw(st.dictionaries(st.text(max_size=4), json_values, max_size=3))
     sample.response = draw(st.text(max_size=10))
-    if sample.response_length and draw(st.booleans()):
-        scores = st.floats(-50, 0, width=32)
-        teacher_scores = draw(
-            st.lists(scores, min_size=sample.response_length, max_size=sample.response_length)
-        )
-        sample.teacher_log_probs = np.asarray(teacher_scores, dtype=np.float32)
     return sample
 
 
@@ -69,17 +83,21 @@ def groups(draw: st.DrawFn) -> SampleGroup:
 
 
 def same(a: Sample, b: Sample) -> bool:
-    arrays = ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs")
-    plain = (
-        "index",
-        "response_length",
-        "response",
-        "reward",
-        "reward_parts",
-        "weight_versions",
-        "status",
-        "metadata",
+    plain = ("index", "response", "reward", "reward_parts", "status", "metadata")
+    return all(getattr(a, n) == getattr(b, n) for n in plain) and all(
+        same_tokens(*pair) for pair in zip(a.sequences, b.sequences, strict=True)
     )
+
+
+def same_tokens(a: TokenSequence, b: TokenSequence) -> bool:
+    arrays = (
+        "tokens",
+        "loss_mask",
+        "rollout_log_probs",
+        "teacher_log_probs",
+        "routed_experts",
+    )
+    plain = ("response_length", "weight_versions")
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and all(
         getattr(a, n) == getattr(b, n) for n in plain
     )
@@ -159,6 +177,32 @@ def test_broken_bytes_name_the_field() -> None:
 
 
 @pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param({"ids": b"1234567", "rows": 3, "bytes_per_id": 1}, id="a part of a row"),
+        pytest.param({"ids": b"123456", "rows": 3, "bytes_per_id": 4}, id="four bytes"),
+        pytest.param({"ids": b"123456", "bytes_per_id": 1}, id="no rows"),
+    ],
+)
+def test_broken_experts_name_the_field(table: dict[str, Any]) -> None:
+    message = pb.Sample(index=2, routed_experts=pb.RoutedExperts(**table))
+    with pytest.raises(SampleError, match=r"samples\[2\]\.routedExperts: . bytes are not . rows"):
+        codec.sample_from_message(message)
+
+
+def test_experts_of_what_is_cut_off_go_with_it() -> None:
+    sample = Sample(0)
+    sample.append_prompt([1, 2])
+    sample.append([3, 4, 5], [-1.0] * 3, [WeightSpan(0, 0, 3)])
+    sample.routed_experts = np.arange(4, dtype=np.uint8)[:, None]
+    sample.cut(1)
+    assert sample.routed_experts[:, 0].tolist() == [0, 1]
+    sample.check_tokens()
+    sample.fail("why")
+    assert sample.routed_experts is None
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"loss_mask": np.ones(1, np.uint8)}, "lossMask: 1 entries for 2 response tokens"),
@@ -172,6 +216,7 @@ def test_broken_bytes_name_the_field() -> None:
         ({"weight_versions": [WeightSpan(0, 1, 2)]}, "weightVersions: span"),
         ({"reward": None}, "reward: None on a completed sample"),
         ({"tokens": np.array([1, -2, 3], np.int32)}, "tokens: a token id is negative"),
+        ({"routed_experts": np.zeros((3, 2), np.uint8)}, "routedExperts: 3 rows for 3 tokens"),
     ],
 )
 def test_invariants(change: dict[str, object], message: str) -> None:

@@ -81,7 +81,9 @@ async def test_a_caller_of_the_same_protocol_is_answered(
     ("metadata", "theirs"),
     [
         pytest.param(OTHER, "protocol 1 (sluice 0.0.9)", id="another number"),
-        pytest.param((("sluice-protocol", "3"),), "protocol 3", id="another number and no release"),
+        pytest.param(
+            (("sluice-protocol", "99"),), "protocol 99", id="another number and no release"
+        ),
         pytest.param((), "a protocol without a number (an older sluice)", id="no number"),
     ],
 )

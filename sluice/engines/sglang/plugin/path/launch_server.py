@@ -39,6 +39,14 @@ def noting(number: int, handler: Any) -> Any:
     return install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
 
 
+def graph_arguments(limit: str) -> list[str]:
+    """CUDA graphs for at most so many requests, as this release of SGLang spells it."""
+    from sglang.srt.server_args import ServerArgs
+
+    several = hasattr(ServerArgs, "cuda_graph_max_bs_decode")  # prefill has graphs too
+    return [f"--cuda-graph-max-bs{'-decode' if several else ''}", limit]
+
+
 def serve() -> int:
     """SGLang's server; its exit code."""
     try:
@@ -51,4 +59,6 @@ def serve() -> int:
 
 if __name__ == "__main__":
     signal.signal = noting  # type: ignore[assignment]
+    if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
+        sys.argv += graph_arguments(graphs)
     sys.exit(serve())

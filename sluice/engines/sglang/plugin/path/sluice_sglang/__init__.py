@@ -9,12 +9,13 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, fence, loopback, receive, stacks, versions
+    from . import ending, fence, host_memory, loopback, receive, stacks, versions
 
     stacks.register()
     receive.register()
     ending.register()
     loopback.register()
+    host_memory.register()
     versions.register()
     fence.register()
 

@@ -1,0 +1,154 @@
+"""spec.rollout.environment: a program that plays each episode."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
+from sluice.api.lifecycle import SecretKey
+from sluice.api.paths import CommandWord
+
+OURS = (
+    "OPENAI_BASE_URL",
+    "OPENAI_API_BASE",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_API_KEY",
+)
+"""Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
+_Value = Annotated[str, Field(max_length=65536)]
+_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_RESERVED = rf"^(SLUICE_.*|{'|'.join(OURS)})$"
+
+
+def _may_be_set(name: str) -> bool:
+    return bool(re.search(_PATTERN, name)) and not re.search(_RESERVED, name)
+
+
+class Verifiers(Model):
+    """An environment of verifiers 0.4: its tasks, its agents' programs and its rewards."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Id of the taskset: a package that is installed beside verifiers."
+    )
+    args: FreeForm = Field(
+        default_factory=dict,
+        description="Configuration of the environment, as verifiers' `env` has it: `taskset`, "
+        "`agent`, ... Agents' programs run beside the worker where it says nothing else.",
+    )
+    python: CommandWord | None = Field(
+        None, description="Interpreter that has verifiers. Default: the worker's own."
+    )
+
+
+class OtherModel(Model):
+    """A model that episodes may ask besides the one that is trained. Nothing of it is trained."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = Field(
+        description="What a program asks for, as `model` of its request."
+    )
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
+        description="Its server, as `http://judge:30000/v1`: it speaks what the program speaks."
+    )
+    model: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None, description="Its name there. Default: `name`."
+    )
+    key: SecretKey | None = Field(
+        None,
+        description="The key that its server asks for. On a laptop the variable NAME_API_KEY.",
+    )
+    timeout_seconds: PositiveFloat = Field(600.0, description="Time of one answer.")
+
+    @property
+    def key_variable(self) -> str:
+        """The worker's variable that holds the key: JUDGE_API_KEY for `judge`."""
+        return f"{self.name.upper().replace('-', '_')}_API_KEY"
+
+
+class EpisodeLimits(Model):
+    """Bounds of an episode whose program is at the gateway, whatever it does there."""
+
+    turns: PositiveInt = Field(
+        256,
+        description="Turns of the model, those of all branches together. One more is refused as if "
+        "it did not fit: the sample is truncated.",
+    )
+    branches: PositiveInt = Field(
+        64,
+        description="Ways through the conversation, each of which is trained as a sequence. One "
+        "more is refused likewise.",
+    )
+    turn_tokens: PositiveInt | None = Field(
+        None, description="Tokens of one turn. Default: what is left of maxResponseTokens."
+    )
+
+
+class RolloutEnvironment(Model):
+    """A program that is started for each episode, and asks the gateway for the model."""
+
+    command: Annotated[list[CommandWord], Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="The program and its arguments. A word that names a file beside the manifest "
+        "(on a cluster: in the worker's working directory) is that file; any other first word is "
+        "looked up on the PATH.",
+    )
+    verifiers: Verifiers | None = Field(
+        None, description="In place of `command`: an environment of the package verifiers."
+    )
+    env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
+        default_factory=dict,
+        description="Further variables of the program, which inherits few of the worker's.",
+    )
+    image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="On a cluster each episode is a pod of this image, which has the program and "
+        "`/bin/sh`. On a laptop the program runs as without it.",
+    )
+    pods: PositiveInt = Field(
+        8,
+        description="With an image: pods of one engine. Those that have no episode wait for one: "
+        "the warm pool.",
+    )
+    egress_to: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="With an image: NetworkPolicyPeers that the program may connect to, besides "
+        "its model. Default: none, no DNS either.",
+    )
+    template: PodTemplate = Field(
+        default_factory=dict,
+        description="With an image: pod template, merged over ours (strategic merge). The "
+        "program's container is `episode`.",
+    )
+
+    rules = (
+        Rule(
+            "has(self.command) != has(self.verifiers)",
+            lambda e: (e.command is None) != (e.verifiers is None),
+            "expected exactly one of command and verifiers",
+        ),
+        Rule(
+            "!has(self.verifiers) || !has(self.image)",
+            lambda e: e.verifiers is None or e.image is None,
+            "verifiers plays beside the worker: leave image out; or give the image a command that "
+            "plays it",
+            "image",
+        ),
+        Rule(
+            f"!has(self.env) || self.env.all(name, name.matches('{_PATTERN}') && "
+            f"!name.matches('{_RESERVED}'))",
+            lambda e: all(map(_may_be_set, e.env)),
+            "env: expected names of variables that sluice does not set itself: not SLUICE_..., "
+            f"{', '.join(OURS)}",
+            "env",
+        ),
+        Rule(
+            "has(self.image) || !has(self.template) && !has(self.egressTo)",
+            lambda e: e.image is not None or not (e.template or e.egress_to),
+            "template and egressTo are of pods, which need an image: set it, or leave them out",
+            "image",
+        ),
+    )

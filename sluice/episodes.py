@@ -1,0 +1,26 @@
+"""Names that programs which play episodes have in common with sluice, wherever they run; and, of
+those in pods, what a worker, the pod's sidecar and the program's shell agree on.
+"""
+
+from __future__ import annotations
+
+PATH = "/episode-pods"
+"""Where a pod joins its worker, beside the gateway."""
+HEARTBEAT_SECONDS = 15.0
+MOST_BYTES = 8 * 2**20
+"""Of a message."""
+ROW, RESULT = "row.json", "result.json"
+VARIABLES, ERRORS, STATUS = ".variables", ".errors", ".status"
+"""Files of an episode's directory: the row's variables as a shell reads them, the program's
+standard error, and its exit status."""
+SHELL = f"""\
+until [ -e "$SLUICE_EPISODE/{ROW}" ]; do sleep 0.2; done
+. "$SLUICE_EPISODE/{VARIABLES}"
+"$@" 2> "$SLUICE_EPISODE/{ERRORS}"
+status=$?
+cat "$SLUICE_EPISODE/{ERRORS}" >&2
+echo $status > "$SLUICE_EPISODE/{STATUS}.new"
+mv "$SLUICE_EPISODE/{STATUS}.new" "$SLUICE_EPISODE/{STATUS}"
+exit $status
+"""
+"""Runs the program ("$@") once there is an episode. The user's image needs a shell, and no more."""

@@ -1,0 +1,1 @@
+"""slime's modules, as far as generate functions use them."""

@@ -1,0 +1,1 @@
+"""verl's modules, as far as agent loops use them."""
