@@ -1,17 +1,16 @@
 """Cost of a checkpoint for training, written in its way and beside it, and for the disk alone.
 
-    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--hidden 512] [--layers 8]
-        [--out docs/results/checkpoints.md]
+    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py [--shape small]
+        [--rounds 8] [--out docs/results/checkpoints.md]
 
-One trainer process with a random Qwen3-shaped model. Steps are timed without any checkpoint, then
-each third step is saved: the time that `save` holds training up, and how much longer the steps
-beside the writing take. The limit is a plain write of as many bytes, with fsync.
+One trainer process, on the GPU where there is one, with a random model. Steps are timed without any
+checkpoint, then checkpoints are written: the time that `save` holds training up, and how much
+longer the steps beside the writing take. The limit is a plain write of as many bytes, with fsync.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -23,33 +22,25 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
 
-VOCAB = 8192
-ROUNDS = 8
+VOCAB = 2048
+"""Tokens that the sequences are made of: every shape has as many."""
 WARM_UP = 3
 
 
-def make_policy(directory: Path, hidden: int, layers: int) -> Policy:
-    config = {
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": hidden // 8,
-        "vocab_size": VOCAB,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+def make_policy(directory: Path, shape: str) -> Policy:
+    write_config(directory, shape, "bfloat16")
     spec = {
         "model": {"path": str(directory), "init": "random"},
         "data": {"prompts": [{"path": "none.jsonl"}]},
         "reward": {"type": "exact_match"},
-        "trainer": {"steps": 1000, "gpusPerNode": 0, "maxTokensPerGpu": 2048},
+        "trainer": {"steps": 1000, "gpusPerNode": int(DEVICE.type == "cuda")},
         "checkpoint": {"keep": 1},
     }
     return Policy(RLJobSpec.model_validate(spec), model_dir=directory, timeout=timedelta(minutes=5))
@@ -73,11 +64,11 @@ def train(policy: Policy) -> float:
     return time.perf_counter() - started
 
 
-def measure(policy: Policy, directory: Path, *, beside: bool) -> dict[str, float]:
+def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> dict[str, float]:
     """Medians: seconds that a save holds training up, the step beside it, and from its begin until
     it is durable."""
     held, steps, until = [], [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         policy.begin_save(directory, policy.step, beside=beside)
         durable = None if beside else policy.finish_save(directory, wait=True)
@@ -117,25 +108,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--rounds", type=int, default=8, help="checkpoints of each kind")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        policy = make_policy(directory, arguments.hidden, arguments.layers)
-        bare = statistics.median([train(policy) for _ in range(WARM_UP + ROUNDS)][WARM_UP:])
+        policy = make_policy(directory, arguments.shape)
+        bare = statistics.median(
+            [train(policy) for _ in range(WARM_UP + arguments.rounds)][WARM_UP:]
+        )
         first, second = directory / "first", directory / "second"
-        now = measure(policy, first, beside=False)
+        now = measure(policy, first, arguments.rounds, beside=False)
         size = sum(file.stat().st_size for file in first.rglob("*.distcp"))
         shutil.rmtree(first)
-        beside = measure(policy, second, beside=True)
+        beside = measure(policy, second, arguments.rounds, beside=True)
         limit = plain_write(directory, size)
     load = os.getloadavg()[0]
     text = table(
         [
             ("checkpoint (weights, fp32 Adam)", f"{size / 2**20:.0f} MiB"),
-            ("a step without a checkpoint", f"{bare:.2f} s"),
+            ("a step without a checkpoint", f"{bare:.3f} s"),
             ("a plain write of as many bytes with fsync: the limit", f"{limit:.2f} s"),
             ("`async: false`: a save holds training up", f"{now['held']:.2f} s"),
             (

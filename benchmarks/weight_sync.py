@@ -313,9 +313,7 @@ def source(options: argparse.Namespace) -> None:
     ranks = parallel.ranks(timedelta(minutes=5))
     shape = read_shape(options.directory)
     dtype = torch.bfloat16 if GPUS else torch.float32
-    net = building.build(
-        transformer_config(shape, spec.trainer.parallelism, dtype=dtype, recompute=False), shape
-    )
+    net = building.build(transformer_config(shape, spec.trainer.parallelism, dtype=dtype), shape)
     for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
     import threading

@@ -99,6 +99,11 @@ class Backend(Weights, Protocol):
         once more.
         """
 
+    def energies(self, shard: Sequence[TrainSequence]) -> list[Tensor]:
+        """1 - 2 p(token) + sum of p^2 of each response token, [response] float32, CPU: one more
+        forward pass.
+        """
+
     def values(self, shard: Sequence[TrainSequence]) -> list[Tensor] | None:
         """The critic's value of the state before each response token, [response] float32, CPU;
         None: no critic.

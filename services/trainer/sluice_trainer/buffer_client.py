@@ -28,8 +28,14 @@ class BufferClient:
     It may raise Stopped: the buffer is away, and the trainer was told to end.
     """
 
-    def __init__(self, env: Environment, background: Background) -> None:
+    def __init__(
+        self, env: Environment, background: Background, balance_tokens: float = 0.0
+    ) -> None:
+        """balance_tokens: n0 of a sequence's cost n (1 + n / n0), by which batches are shared out;
+        0: its tokens.
+        """
         self._background = background
+        self._balance_tokens = balance_tokens
         self._caller = pb.Caller(name=env.name, attempt=env.attempt)
         self._buffer = BufferLocator(env.rendezvous)
 
@@ -92,6 +98,7 @@ class BufferClient:
             step=step,
             data_parallel_size=data_parallel_size,
             wait_seconds=POLL_SECONDS,
+            balance_tokens=self._balance_tokens,
         )
         answer: pb.TakeBatchResponse = self._ask(
             "TakeBatch",
@@ -102,7 +109,11 @@ class BufferClient:
     def shard(self, step: int, rank: int, data_parallel_size: int) -> list[SampleGroup]:
         """This rank's samples."""
         request = pb.GetShardRequest(
-            trainer=self._caller, step=step, rank=rank, data_parallel_size=data_parallel_size
+            trainer=self._caller,
+            step=step,
+            rank=rank,
+            data_parallel_size=data_parallel_size,
+            balance_tokens=self._balance_tokens,
         )
 
         async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:

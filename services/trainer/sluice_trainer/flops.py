@@ -39,6 +39,11 @@ class ModelFlops:
     per_token: float
     per_pair: float
 
+    @property
+    def balance_tokens(self) -> float:
+        """The length at which attention costs as much as all matrices do."""
+        return 2.0 * self.per_token / self.per_pair
+
     def training(self, lengths: Sequence[int]) -> float:
         """Forward and backward over sequences of these lengths in tokens."""
         pairs = sum(length * (length + 1) / 2 for length in lengths)

@@ -11,6 +11,10 @@ trained the engines end what is left of their work and give their memory away; a
 before they wake; with the new weights they wake one after the other: memory for weights, the
 weights, and once the trainer has made room the rest.
 
+No second is lost: a step's time is all since the record of the one before it, so that a checkpoint
+stands in the step that it held up. Start (until the first engine has its weights, or a batch is
+there) and end are written down beside the steps.
+
 A crash anywhere leads back to the last checkpoint: the buffer serves the later batches again, the
 same samples in the same order.
 """
@@ -30,6 +34,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleError, SampleGroup
 from sluice.telemetry import logs, tracing
+from sluice.telemetry.phases import Laps
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer import metrics
@@ -40,7 +45,7 @@ from sluice_trainer.flops import ModelFlops, utilisation
 from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import Profiles, region
 from sluice_trainer.ranks import Ranks
-from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, merged, time_metrics, turn_metrics
 from sluice_trainer.stall import Stall
 from sluice_trainer.turns import Turns
 from sluice_trainer.weights.update import update_engines
@@ -80,13 +85,14 @@ class Loop:
     profiles: Profiles = field(default_factory=Profiles)
     saved_step: int = -1
     save_began: float = 0.0
-    save_seconds: float = 0.0
     evaluated_version: int = -1
     short_of_room: bool = False
     """The buffer has no room for another batch until a checkpoint covers the last step."""
     joiners_after: float = 0.0
     failed_joins: int = 0
     times: dict[str, float] = field(default_factory=dict)
+    laps: Laps = field(default_factory=lambda: Laps(metrics.PHASES))
+    started: bool = False
     turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +121,18 @@ class Loop:
         self._checkpoint(step)
         self._finish_checkpoint(wait=True)
         self._finish(step)
+        self._beside("end", step)
+
+    def _begin_steps(self, step: int) -> None:
+        """End the start, once: what follows is the step after `step`."""
+        if not self.started:
+            self.started = True
+            self._beside("start", step)
+
+    def _beside(self, part: str, step: int) -> None:
+        """Write down the seconds since the last record, which belong to no step."""
+        if self.recorder:
+            self.recorder.beside(part, step, self.laps.next())
 
     # --- one step
 
@@ -122,7 +140,6 @@ class Loop:
     def _step(self, step: int) -> bool:
         """Make a step. False: the prompts have ended before it."""
         tracing.note(step=step)
-        started = time.perf_counter()
         self.times.clear()
         batch = self._next_batch(step - 1)
         if batch is None:
@@ -133,7 +150,7 @@ class Loop:
         if due and self.turns.colocated:
             self._begin_checkpoint(step)
         self._publish(step)
-        self._commit(step, record, time.perf_counter() - started)
+        self._commit(step, record)
         if due:
             self._checkpoint(step)
         return True
@@ -165,7 +182,6 @@ class Loop:
         Rank 0 asks the buffer and tells the others what to do, at least once a second: an engine
         that joins gets its weights here, between two steps, when the weights are at rest.
         """
-        started = time.perf_counter()
         self._state("waiting")
         while True:
             self._finish_checkpoint(wait=False)
@@ -182,9 +198,10 @@ class Loop:
             elif action is Action.STOP:
                 self._checkpoint(step)
                 self._finish_checkpoint(wait=True)
+                self._beside("end", step)
                 raise Stopped
             elif action is not Action.WAIT:
-                self.times["perf/train_wait_time"] = time.perf_counter() - started
+                self._begin_steps(step)
                 return batch if action is Action.TRAIN else None
 
     def _decide(self, step: int) -> tuple[Action, list[pb.Sequence]]:
@@ -241,18 +258,25 @@ class Loop:
             self.recorder.samples(step, groups)
             self._dump(step)
         metrics.count_samples(batch)
-        learned |= self._utilisation(batch)
+        learned |= self._utilisation(groups)
         return learned | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
 
-    def _utilisation(self, batch: list[pb.Sequence]) -> dict[str, float]:
-        """The use that training made of the GPUs; nothing on CPUs."""
+    def _utilisation(self, groups: list[SampleGroup]) -> dict[str, float]:
+        """The use that training made of the GPUs; nothing on CPUs. groups: this rank's. Collective
+        where there are GPUs.
+        """
+        if self.flops is None or not torch.cuda.is_available():
+            return {}
+        samples = [sample for group in groups for sample in group.samples]
+        lengths = [len(sequence.tokens) for sample in samples for sequence in sample.sequences]
+        of_rank = dict(self.ranks.gather((self.ranks.data_parallel_rank, lengths)))
         trainer = self.spec.trainer
         return utilisation(
             self.flops,
-            [sequence.length for sequence in batch],
+            [length for rank in of_rank.values() for length in rank],
             self.times["perf/actor_train_time"],
             trainer.nodes * trainer.gpus_per_node,
-            torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            torch.cuda.get_device_name(),
         )
 
     def _dump(self, step: int) -> None:
@@ -293,6 +317,7 @@ class Loop:
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
         metrics.observe_update(outcomes, seconds, version)
+        self._begin_steps(version)
 
     def _back_off(self, failures: int) -> None:
         """An engine that cannot be brought up to date is tried again later and later: training must
@@ -321,7 +346,6 @@ class Loop:
         self._finish_checkpoint(wait=True)
         self.policy.begin_save(self.checkpoints, step, beside=self.spec.checkpoint.async_)
         self.saved_step, self.save_began = step, started
-        self.save_seconds = time.perf_counter() - started
 
     def _finish_checkpoint(self, *, wait: bool) -> None:
         """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint
@@ -334,19 +358,12 @@ class Loop:
             metrics.checkpoint(durable, seconds, path_of(self.checkpoints, durable))
 
     @tracing.traced("commit")
-    def _commit(self, step: int, record: dict[str, float], seconds: float) -> None:
-        """Tell the buffer that the step is trained, and write it down. The save time is the last
-        checkpoint's.
-        """
+    def _commit(self, step: int, record: dict[str, float]) -> None:
+        """Tell the buffer that the step is trained, and write it down."""
         if self.ranks.rank != 0 or self.recorder is None:
             return
-        tokens = record["rollout/tokens"]
         record |= self.times | self.recorder.dropped(self.peers.buffer.counters())
-        record |= {
-            "perf/save_model_time": self.save_seconds,
-            "perf/step_time": seconds,
-            "perf/tokens_per_second": tokens / seconds,
-        }
+        record |= time_metrics(self.laps.next(), record["rollout/tokens"])
         self.peers.buffer.commit_step(step, record)
         self.recorder.step(step, record)
         metrics.observe(step, record)

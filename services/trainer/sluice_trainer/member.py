@@ -50,6 +50,7 @@ class Member:
             index=self._rank,
             address=self._env.advertise,
             devices=self._devices,
+            starting_seconds=metrics.PHASES.seconds()["starting"],
         )
 
     def _heartbeat(self) -> pb.Heartbeat:

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.telemetry.phases import Phases
+from sluice.telemetry.phases import Phases, process_age
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 
@@ -28,9 +28,12 @@ PHASES = Phases(
     "Time in each phase: starting, waiting (for samples), training, publishing (weights), saving, "
     "taking_turn (of shared GPUs), evaluating, exporting.",
     first="starting",
+    before=process_age(),
 )
 STEP_SECONDS = Histogram(
-    "sluice_trainer_step_seconds", "Time of a step, waiting included.", buckets=_STEP_BUCKETS
+    "sluice_trainer_step_seconds",
+    "Time of a step: all since the one before it, a checkpoint in between included.",
+    buckets=_STEP_BUCKETS,
 )
 UPDATE_SECONDS = Histogram(
     "sluice_trainer_weight_update_seconds",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.environment import Environment
+from sluice.environment import ConfigurationError, Environment
 from sluice_trainer.background import Background
 from sluice_trainer.buffer_client import BufferClient
+from sluice_trainer.flops import model_flops
 from sluice_trainer.member import Member
 from sluice_trainer.weights.session import Session
 
@@ -30,10 +33,24 @@ def connected(
     with ExitStack() as stack:
         background = Background(stop)
         stack.callback(background.close)
-        buffer = BufferClient(env, background)
+        buffer = BufferClient(env, background, balance_tokens(spec))
         stack.callback(buffer.close)
         member = Member(env, rank, background, devices=spec.trainer.devices)
         engines = Session(env, spec, member, rank, background)
         stack.callback(engines.close)
         stack.callback(member.close)
         yield Peers(member, buffer, engines)
+
+
+def balance_tokens(spec: RLJobSpec) -> float:
+    """n0 of a sequence's cost n (1 + n / n0) with `trainer.balance.by: flops`; else 0."""
+    if spec.trainer.balance.by == "tokens":
+        return 0.0
+    path = Path(spec.model.path, "config.json")
+    flops = model_flops(json.loads(path.read_text()))
+    if flops is None:
+        raise ConfigurationError(
+            f"trainer.balance.by: flops needs a model whose operations are known, and of {path} "
+            "they are not; take tokens"
+        )
+    return flops.balance_tokens

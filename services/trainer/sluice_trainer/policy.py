@@ -39,6 +39,7 @@ from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.learner import Learner
+from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 from sluice_trainer.step.survey import OptimizerStep, survey
@@ -74,10 +75,16 @@ class LearningPolicy(ABC):
         distillation = self.spec.algorithm.distillation
         return self._teacher.teaching(distillation) if self._teacher and distillation else None
 
-    @property
     @abstractmethod
+    def _forward_of(self, numbers: TokenNumbers) -> Forward:
+        """The forward pass: [k, r] `numbers` of the response tokens; what `_teaching` compares
+        below.
+        """
+
+    @property
     def _forward(self) -> Forward:
-        """The forward pass: [2, r] log-probs and entropies; what `_teaching` compares below."""
+        """The one of training: [2, r] log-probs and entropies first."""
+        return self._forward_of(log_probs_and_entropies)
 
     @abstractmethod
     def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
@@ -116,6 +123,9 @@ class LearningPolicy(ABC):
         if self.spec.trainer.steps_per_batch > 1:
             shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
         return list(shard), divergences
+
+    def energies(self, shard: Seq[Sequence]) -> list[Tensor]:
+        return self._learner.score(shard, self._forward_of(energies))
 
     def values(self, shard: Seq[TrainSequence]) -> list[Tensor] | None:
         return self.critic.values(shard) if self.critic else None

@@ -5,12 +5,13 @@ Every rank sees the rewards of the whole batch and the tokens of its own share. 
 of the others' tokens (KL penalties of a group's other responses, the sums that whitening needs) is
 gathered and merged by data-parallel rank: ranks that share a model hold the same sequences. A
 failed response is nobody's baseline and is not trained on; it still counts as a sequence of its
-step.
+step. A response that is a tree has several sequences here (`Sample.branches`), and one reward, one
+advantage and one place in its group: each of its sequences is trained with them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -88,7 +89,9 @@ def prepare(
         if (g.group_id, s.index) in place
     }
     sequences = [
-        TrainSequence.of(group, sample, 0.0, policy.step) for (group, _), sample in samples.items()
+        sequence
+        for (group, _), sample in samples.items()
+        for sequence in TrainSequence.of(group, sample, 0.0, policy.step)
     ]
     sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]
@@ -98,13 +101,16 @@ def prepare(
         rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)) + shaped,
         groups=torch.tensor([s.group_id for s in sound]),
         lengths=torch.tensor([s.trainable_tokens for s in sound]),
-        own=torch.tensor([place[key] for key in samples], dtype=torch.int64),
+        own=torch.tensor([place[s.group_id, s.index] for s in sequences], dtype=torch.int64),
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
         values=policy.values(sequences_of_rank),
-        baselines=baselines(samples) if algorithm.kind.greedy else None,
+        baselines=baselines(sequences, samples) if algorithm.kind.greedy else None,
         parts=reward_parts(sound, samples, algorithm, policy.ranks)
         if algorithm.kind.parts
+        else None,
+        energies=trained_energies(sound, sequences_of_rank, policy)
+        if algorithm.kind.energies
         else None,
     )
     estimates = estimate(responses, algorithm, custom)
@@ -192,23 +198,22 @@ def _penalties(
     """
     if kl is None or algorithm.kind.token_kl:
         return {}
-    penalties = {
-        (s.group_id, s.index): algorithm.kl.coef * float((values * torch.tensor(s.loss_mask)).sum())
-        for s, values in zip(sequences, kl, strict=True)
-    }
+    penalties: defaultdict[SampleKey, float] = defaultdict(float)
+    for s, values in zip(sequences, kl, strict=True):
+        total = float((values * torch.tensor(s.loss_mask)).sum())
+        penalties[s.group_id, s.index] += algorithm.kl.coef * total
     return {key: value for part in ranks.gather(penalties) for key, value in part.items()}
 
 
-def baselines(samples: dict[SampleKey, Sample]) -> Tensor:
-    """Reward of the greedy response to each sample's prompt, [samples] float32."""
+def baselines(sequences: Sequence[TrainSequence], samples: dict[SampleKey, Sample]) -> Tensor:
+    """Reward of the greedy response to each sequence's prompt, [sequences] float32."""
     for (group, index), sample in samples.items():
         if not isinstance(sample.metadata.get(BASELINE_REWARD), int | float):
             raise EstimatorError(
                 f"group {group} sample {index} has no {BASELINE_REWARD}, which remax needs"
             )
-    return torch.tensor(
-        [sample.metadata[BASELINE_REWARD] for sample in samples.values()], dtype=torch.float32
-    )
+    rewards = [samples[s.group_id, s.index].metadata[BASELINE_REWARD] for s in sequences]
+    return torch.tensor(rewards, dtype=torch.float32)
 
 
 def reward_parts(
@@ -223,6 +228,21 @@ def reward_parts(
     known = {key: values for part in ranks.gather(of_rank) for key, values in part.items()}
     rows = [known[s.group_id, s.index] for s in sound]
     return torch.tensor(rows, dtype=torch.float32).reshape(len(sound), len(names))
+
+
+def trained_energies(
+    sound: Sequence[pb.Sequence], sequences: Sequence[TrainSequence], policy: Backend
+) -> list[Tensor]:
+    """The energies of each sample's trained tokens, branch after branch: of the whole batch, each
+    [trained tokens] float32.
+    sequences: of this rank. Collective.
+    """
+    of_rank: dict[SampleKey, list[Tensor]] = {}
+    for sequence, row in zip(sequences, policy.energies(sequences), strict=True):
+        trained = row[torch.tensor(sequence.loss_mask) > 0]
+        of_rank.setdefault((sequence.group_id, sequence.index), []).append(trained)
+    known = {key: rows for part in policy.ranks.gather(of_rank) for key, rows in part.items()}
+    return [torch.cat(known[s.group_id, s.index]) for s in sound]
 
 
 def parts_of(key: SampleKey, sample: Sample, names: Sequence[str]) -> list[float]:
@@ -248,7 +268,8 @@ def taught(
         return list(sequences)
     scored = []
     for sequence in sequences:
-        values = samples[sequence.group_id, sequence.index].teacher_log_probs
+        sample = samples[sequence.group_id, sequence.index]
+        values = sample.sequences[sequence.branch].teacher_log_probs
         if values is None and sequence.response_length:
             where = f"group {sequence.group_id} sample {sequence.index}"
             raise EstimatorError(
@@ -317,9 +338,10 @@ def _answers(
 ) -> list[list[TrainSequence]]:
     """This rank's given answers by optimizer step: there is nothing to estimate."""
     answers = [
-        TrainSequence.of(group.group_id, sample, 0.0)
+        sequence
         for group in groups
         for sample in group.samples
+        for sequence in TrainSequence.of(group.group_id, sample, 0.0)
     ]
     return by_optimizer_step(batch, answers, spec.trainer.steps_per_batch)
 

@@ -31,6 +31,8 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
+_TURNS = ("turns", "branch_turns")
+"""Names under which a worker notes the turns of a sample, and of its branches."""
 _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
 
 
@@ -68,6 +70,19 @@ class Recorder:
         self._scalars(metrics, step)
         for finding in self._watch.see(record):
             logs.get().warning(f"step {step}: {finding.text}", kind=finding.kind)
+
+    def beside(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
+        """Write down the seconds, by phase, of what is no step. part: start, end."""
+        run_directory.append(
+            self._directory / run_directory.SECONDS,
+            {
+                "part": part,
+                "step": step,
+                "attempt": self._attempt,
+                "time": time.time(),
+                "seconds": dict(seconds),
+            },
+        )
 
     def dropped(self, counters: Mapping[str, int]) -> dict[str, float]:
         """Groups that the dynamic filter has dropped since the last step, by reason. counters: the
@@ -162,7 +177,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "group_id": group.group_id,
         "index": sample.index,
         "prompt": group.prompt.prompt,
-        **({"turns": sample.metadata["turns"]} if "turns" in sample.metadata else {}),
+        **{name: sample.metadata[name] for name in _TURNS if name in sample.metadata},
         "response": sample.response,
         "label": group.prompt.label,
         "reward": sample.reward,
@@ -216,18 +231,44 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
 
 
 def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Turns of the model in a sample, of those that a generate function made; nothing where there
-    is none.
+    """Turns of the model in a sample, of those that a generate function made, and sequences of it;
+    nothing where there is none.
     """
-    turns = [
-        s.metadata["turns"] for group in groups for s in group.samples if "turns" in s.metadata
-    ]
-    counts = [sum(turn["by"] == "model" for turn in of_sample) for of_sample in turns]
-    return (
-        {"multi_turn/turns/mean": fmean(counts), "multi_turn/turns/max": float(max(counts))}
-        if counts
-        else {}
-    )
+    played = [s for group in groups for s in group.samples if _TURNS[0] in s.metadata]
+    if not played:
+        return {}
+    counts = {
+        "turns": [_turns(sample.metadata) for sample in played],
+        "branches": [len(sample.sequences) for sample in played],
+    }
+    return {
+        f"multi_turn/{name}/{kind}": float(value)
+        for name, values in counts.items()
+        for kind, value in (("mean", fmean(values)), ("max", max(values)))
+    }
+
+
+def _turns(metadata: Mapping[str, Any]) -> int:
+    """Turns of the model, those once that branches share."""
+    own, branches = (metadata.get(name, []) for name in _TURNS)
+    by_model = [turn for turns in (own, *branches) for turn in turns if turn["by"] == "model"]
+    return len({turn.get("turn", place) for place, turn in enumerate(by_model)})
+
+
+def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """perf/* of a step: its time, the parts of it, and its tokens by it.
+
+    seconds: by phase of the trainer, all since the step before. Waiting and saving have slime's
+    names besides.
+    """
+    whole = sum(seconds.values())
+    return {
+        **{f"perf/seconds/{phase}": part for phase, part in sorted(seconds.items())},
+        "perf/train_wait_time": seconds.get("waiting", 0.0),
+        "perf/save_model_time": seconds.get("saving", 0.0),
+        "perf/step_time": whole,
+        "perf/tokens_per_second": tokens / whole,
+    }
 
 
 def merged(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:

@@ -5,22 +5,23 @@ to a backend.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from sluice.sample import Float32, Int32, Sample, UInt8
+from sluice.sample import Experts, Float32, Int32, Sample, UInt8
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
     """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where
-    generation failed.
+    generation failed. experts: as `Sample.routed_experts`.
     """
 
     tokens: Int32
     response_length: int
+    experts: Experts | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.response_length and not 0 < self.response_length < len(self.tokens):
@@ -52,8 +53,8 @@ class TrainSequence(Sequence):
     step starts from. ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response];
     only in a distillation. values, returns: [response]; only with a critic: its values before the
     step, and what it learns. fresh: [response], 1 where the weights that the step starts from
-    sampled the token; None: nowhere. group_id and index say which sample it is, for messages and
-    logs.
+    sampled the token; None: nowhere. group_id and index say which sample it is of, and branch which
+    of its sequences. trained_elsewhere: tokens that the sample's other sequences train.
     """
 
     loss_mask: UInt8
@@ -61,6 +62,8 @@ class TrainSequence(Sequence):
     advantage: float | Float32
     group_id: int = 0
     index: int = 0
+    branch: int = 0
+    trained_elsewhere: int = 0
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     teacher_log_probs: Tensor | None = None
@@ -71,20 +74,26 @@ class TrainSequence(Sequence):
     @classmethod
     def of(
         cls, group_id: int, sample: Sample, advantage: float | Float32, version: int | None = None
-    ) -> TrainSequence:
-        """The trainable part of a sample from the buffer. version: of the weights that the step
-        starts from.
+    ) -> list[TrainSequence]:
+        """The sequences of a sample from the buffer. version: of the weights that the step starts
+        from.
         """
-        return cls(
-            tokens=sample.tokens,
-            response_length=sample.response_length,
-            loss_mask=sample.loss_mask,
-            rollout_log_probs=sample.rollout_log_probs,
-            advantage=advantage,
-            group_id=group_id,
-            index=sample.index,
-            fresh=None if version is None else sample.sampled_by(version),
-        )
+        return [
+            cls(
+                tokens=sequence.tokens,
+                response_length=sequence.response_length,
+                loss_mask=sequence.loss_mask,
+                rollout_log_probs=sequence.rollout_log_probs,
+                advantage=advantage,
+                group_id=group_id,
+                index=sample.index,
+                branch=branch,
+                trained_elsewhere=sample.trainable_tokens - int(sequence.loss_mask.sum()),
+                experts=sequence.routed_experts,
+                fresh=None if version is None else sequence.sampled_by(version),
+            )
+            for branch, sequence in enumerate(sample.sequences)
+        ]
 
     def __post_init__(self) -> None:
         Sequence.__post_init__(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from sluice.sample import BASELINE_REWARD, Prompt, Sample, SampleGroup, SampleStatus
+from sluice.sample import (
+    BASELINE_REWARD,
+    Prompt,
+    Sample,
+    SampleGroup,
+    SampleStatus,
+    TokenSequence,
+)
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.backend import MakeBackend, backend_of
@@ -27,11 +35,51 @@ from tests.integration.trainer.train_steps import digest
 
 FAILED = (2, 1)
 """Group and index of a sample that failed."""
+Grow = Callable[[Sample, int], list[TokenSequence]]
+"""(a sample, a seed) -> its branches."""
 
 
-def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list[SampleGroup]]:
+def bare(sample: Sample, seed: int) -> list[TokenSequence]:
+    """No branches."""
+    return []
+
+
+def grown(sample: Sample, seed: int) -> list[TokenSequence]:
+    """None, one or two branches with tokens of their own."""
+    return [
+        TokenSequence(
+            tokens=drawn.tokens,
+            response_length=drawn.response_length,
+            loss_mask=drawn.loss_mask,
+            rollout_log_probs=drawn.rollout_log_probs,
+        )
+        for drawn in tiny.batch(seed % 3, 100 + seed)
+    ]
+
+
+def halved(sample: Sample, seed: int) -> list[TokenSequence]:
+    """A branch with the sample's tokens that trains every second one, in place of the sample."""
+    odd = (np.arange(sample.response_length) % 2).astype(np.uint8)
+    whole = sample.loss_mask
+    sample.loss_mask = whole * odd
+    return [
+        TokenSequence(
+            tokens=sample.tokens,
+            response_length=sample.response_length,
+            loss_mask=whole * (1 - odd),
+            rollout_log_probs=sample.rollout_log_probs,
+        )
+    ]
+
+
+GROW: dict[str, Grow] = {"bare": bare, "grown": grown, "halved": halved}
+
+
+def batch(
+    seed: int, *, ranks: int, steps: int, branches: str = "grown"
+) -> tuple[list[pb.Sequence], list[SampleGroup]]:
     """Five groups of four samples with rewards, as the buffer deals them out, and all their
-    samples.
+    samples. branches: a name of GROW.
 
     A group's samples lie on all ranks; the first rank has more of them, and where there are four,
     the last has none.
@@ -43,8 +91,8 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
         failed = (group, index) == FAILED
         sample = Sample(
             index,
-            drawn.tokens,
-            drawn.response_length,
+            tokens=drawn.tokens,
+            response_length=drawn.response_length,
             reward=0.0 if failed else float(random.integers(0, 3)),
             loss_mask=drawn.loss_mask * (not failed),
             rollout_log_probs=drawn.rollout_log_probs,
@@ -52,6 +100,7 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
             reward_parts={"right": float(place % 2), "format": float(place % 3)},
             metadata={BASELINE_REWARD: float(group % 2)},
         )
+        sample.branches = [] if failed else GROW[branches](sample, 20 * seed + place)
         if index == 0:
             groups.append(SampleGroup(Prompt(group, "p")))
         groups[-1].samples.append(sample)
@@ -59,7 +108,7 @@ def batch(seed: int, *, ranks: int, steps: int) -> tuple[list[pb.Sequence], list
             pb.Sequence(
                 group_id=group,
                 index=index,
-                length=len(drawn.tokens),
+                length=sum(len(one.tokens) for one in sample.sequences),
                 response_length=drawn.response_length,
                 trainable_tokens=sample.trainable_tokens,
                 reward=sample.reward,
@@ -92,6 +141,7 @@ def train(
     init: str = "pretrained",
     dump: str | None = None,
     backend: MakeBackend | None = None,
+    branches: str = "grown",
 ) -> dict[str, Any]:
     """dump: a file for rank 0's weights. backend: default: the one that `trainer` names."""
     spec = tiny.spec(
@@ -107,10 +157,12 @@ def train(
     rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
     history, advantages = [], []
     while policy.step < steps:
-        sequences, groups = batch(policy.step, ranks=size, steps=spec.trainer.steps_per_batch)
+        sequences, groups = batch(
+            policy.step, ranks=size, steps=spec.trainer.steps_per_batch, branches=branches
+        )
         prepared = prepare(policy, sequences, share(sequences, groups, rank))
         own = {
-            f"{s.group_id}/{s.index}": np.asarray(s.advantage).tolist()
+            f"{s.group_id}/{s.index}/{s.branch}": np.asarray(s.advantage).tolist()
             for part in prepared.shard
             for s in part
         }

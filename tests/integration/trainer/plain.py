@@ -5,7 +5,7 @@ What others compute is compared with it. It shares no more than the loss and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from datetime import timedelta
 from functools import partial
@@ -25,6 +25,7 @@ from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence
 from sluice_trainer.step.learner import Learner
+from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
 from sluice_trainer.step.results import Loss, StepResult
 from sluice_trainer.storages import Offload
@@ -41,15 +42,32 @@ class Lengths:
         self.positions = torch.cat([torch.arange(length) for length in lengths])
 
 
-def forward(model: Any, batch: MicroBatch, *, temperature: float) -> Tensor:
-    """[2, r] log-probs and entropies, from the logits of each sequence."""
+def forward(model: Any, batch: MicroBatch, *, temperature: float, numbers: TokenNumbers) -> Tensor:
+    """[k, r] numbers of `PLAIN`, from the logits of each sequence."""
     rows, targets = [], list(torch.split(batch.targets, list(batch.response_lengths)))
     for tokens, target in zip(_sequences(batch), targets, strict=True):
         logits = model(input_ids=tokens[None]).logits[0, len(tokens) - len(target) :]
         log_p = torch.log_softmax(logits.float() / temperature, -1)
-        chosen = log_p.gather(-1, target[:, None]).squeeze(-1)
-        rows.append(torch.stack([chosen, -(log_p.exp() * log_p).sum(-1)]))
+        rows.append(torch.stack(PLAIN[numbers](log_p, target)))
     return torch.cat(rows, dim=1)
+
+
+def plain_log_probs_and_entropies(log_p: Tensor, target: Tensor) -> list[Tensor]:
+    chosen = log_p.gather(-1, target[:, None]).squeeze(-1)
+    return [chosen, -(log_p.exp() * log_p).sum(-1)]
+
+
+def plain_energies(log_p: Tensor, target: Tensor) -> list[Tensor]:
+    """The squared norm of the gradient of the target's log-prob by the logits, as it reads."""
+    one_hot = torch.nn.functional.one_hot(target, log_p.shape[-1])
+    return [(one_hot - log_p.exp()).square().sum(-1)]
+
+
+PLAIN: dict[TokenNumbers, Callable[[Tensor, Tensor], list[Tensor]]] = {
+    log_probs_and_entropies: plain_log_probs_and_entropies,
+    energies: plain_energies,
+}
+"""(log-probs of all words [n, words], targets [n]) -> what the backends compute in one pass."""
 
 
 def forward_values(model: Any, batch: MicroBatch) -> Tensor:
@@ -116,7 +134,9 @@ class PlainLearner(Learner):
 class PlainFrozen:
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
         self._learner = PlainLearner(tiny.hf_model(model_dir), spec, spec.trainer.optimizer, None)
-        self._forward = partial(forward, temperature=spec.temperature)
+        self._forward = partial(
+            forward, temperature=spec.temperature, numbers=log_probs_and_entropies
+        )
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         return self._learner.score(shard, self._forward)
@@ -156,9 +176,8 @@ class Plain(LearningPolicy):
         nothing = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
         self._offload = Offload("none", **nothing, before=lambda: None)
 
-    @property
-    def _forward(self) -> Forward:
-        return partial(forward, temperature=self.spec.temperature)
+    def _forward_of(self, numbers: TokenNumbers) -> Forward:
+        return partial(forward, temperature=self.spec.temperature, numbers=numbers)
 
     def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
         raise NotImplementedError

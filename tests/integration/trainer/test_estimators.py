@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from sluice_trainer.algorithms.aggregation import Aggregation
 from tests.integration.trainer import estimate_steps, tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gpg": {"estimator": "gpg", "loss": "reinforce"},
     "grpo_passk": {"estimator": "grpo_passk", "overlong": {"buffer": 36, "penalty": 0.5}},
     "max_rl": {"estimator": "max_rl", **KL},
+    "optimal_token_baseline": {"estimator": "optimal_token_baseline", **KL},
     "gdpo": {
         "estimator": "gdpo",
         "rewardParts": [{"name": "right"}, {"name": "format", "weight": 0.5}],
@@ -134,6 +136,28 @@ def test_a_critic_spread_like_the_policy_equals_one_rank(
     same(spread, estimate_steps.train(**job))
 
 
+@pytest.mark.parametrize(
+    ("spread", "world"),
+    [
+        pytest.param({"parallelism": {"tensor": 2}}, 2, id="vocabulary over two ranks"),
+        pytest.param({"parallelism": {"pipeline": 2}}, 2, id="pipeline"),
+        pytest.param({"parallelism": {"context": 2}}, 2, id="context"),
+        pytest.param({"backend": "fsdp"}, 2, id="fsdp"),
+    ],
+)
+def test_token_baselines_are_the_same_however_the_model_is_spread(
+    models: dict[str, Path], spread: dict[str, Any], world: int
+) -> None:
+    job: dict[str, Any] = {
+        "model": str(models["qwen3-tied"]),
+        "algorithm": ALGORITHMS["optimal_token_baseline"],
+    }
+    (elsewhere_,) = elsewhere(world, {**job, "trainer": {**spread, "processesPerNode": world}})
+    alone = estimate_steps.train(**job)
+    same(elsewhere_, alone)
+    assert any(len(set(row)) > 2 for row in alone["advantages"][0].values()), "token by token"
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
     job: dict[str, Any] = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
@@ -148,13 +172,35 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
 def test_a_failed_response_is_nobodys_baseline_and_not_trained(qwen3: Path) -> None:
     result = estimate_steps.train(str(qwen3), algorithm={"estimator": "rloo"}, steps=1)
     group, index = estimate_steps.FAILED
-    assert f"{group}/{index}" not in result["advantages"][0]
+    assert f"{group}/{index}/0" not in result["advantages"][0]
     sequences, _ = estimate_steps.batch(0, ranks=1, steps=1)
     rewards = {s.index: s.reward for s in sequences if s.group_id == group and s.index != index}
     for one, reward in rewards.items():
         others = [r for other, r in rewards.items() if other != one]
-        ours = result["advantages"][0][f"{group}/{one}"]
+        ours = result["advantages"][0][f"{group}/{one}/0"]
         assert ours == pytest.approx([reward - sum(others) / len(others)] * len(ours), abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_a_sample_weighs_the_same_in_one_sequence_and_in_branches(
+    qwen3: Path, aggregation: Aggregation, backend: str
+) -> None:
+    """Each token in its context, and each once: how a sample is cut into sequences is nothing to
+    learn from."""
+    algorithm = {"estimator": "rloo", "aggregation": aggregation, **KL}
+    job: dict[str, Any] = {"model": str(qwen3), "algorithm": algorithm}
+    trainer = {"backend": backend, "maxTokensPerGpu": 1}
+    whole, halved = (
+        estimate_steps.train(**job, trainer=trainer, branches=branches)
+        for branches in ("bare", "halved")
+    )
+    for one, other in zip(halved["history"], whole["history"], strict=True):
+        assert one == pytest.approx(other, rel=2e-3, abs=1e-5)
+    rows = halved["advantages"][-1]
+    for key, row in whole["advantages"][-1].items():
+        branch = key.removesuffix("0") + "1"
+        assert rows[key] == rows[branch] == pytest.approx(row, rel=1e-3, abs=2e-5)
 
 
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen3: Path) -> None:
@@ -162,7 +208,12 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
     (result,) = elsewhere(2, {"model": str(qwen3), "algorithm": algorithm, "steps": 1})
     advantages = result["advantages"][0]
     _, groups = estimate_steps.batch(0, ranks=1, steps=1)
-    masks = {f"{g.group_id}/{s.index}": s.loss_mask for g in groups for s in g.samples}
+    masks = {
+        f"{group.group_id}/{sample.index}/{branch}": sequence.loss_mask
+        for group in groups
+        for sample in group.samples
+        for branch, sequence in enumerate(sample.sequences)
+    }
     tokens = [
         value
         for key, row in advantages.items()

@@ -77,6 +77,8 @@ TWO: dict[str, dict[str, int]] = {
     "pipeline": {"pipeline": 2},
     "context": {"context": 2},
     "virtual pipeline": {"pipeline": 2, "virtualPipeline": 2},
+    "three layers and one": {"pipeline": 2, "firstStageLayers": 3},
+    "one layer and three": {"pipeline": 2, "lastStageLayers": 3},
 }
 
 

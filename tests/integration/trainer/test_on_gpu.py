@@ -15,6 +15,9 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from sluice_trainer.megatron.model import attention, layout
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.step import head
+from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.logits import log_probs_and_entropies
 from tests.integration.trainer import tiny
 
 pytestmark = [
@@ -216,3 +219,29 @@ def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Pat
     together, _ = layer(hidden, counts, probs)
     one_by_one, _ = SequentialMLP.forward(layer, hidden, counts, probs)
     assert (together.float() - one_by_one.float()).norm() / one_by_one.float().norm() < 0.02
+
+
+@pytest.mark.parametrize("tokens", [7, 100], ids=["many chunks", "one chunk"])
+def test_a_float32_head_rounds_no_logit(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Log-probs as in float64, and gradients but for the rounding of what is multiplied."""
+    words, hidden_size = 1000, 64
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", tokens * words)
+    torch.manual_seed(0)
+    hidden = torch.randn(50, hidden_size, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(words, hidden_size, device="cuda").bfloat16().requires_grad_()
+    targets = torch.randint(words, (50,), device="cuda")
+
+    def score(logits: torch.Tensor, chosen: torch.Tensor, _: Any) -> torch.Tensor:
+        return torch.stack(log_probs_and_entropies(logits, chosen, scale=1.0))
+
+    log_probs = scores_of(score, hidden, Head(weight, float32=True), targets)[0]
+    log_probs.sum().backward()
+    exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
+    logits = exact[0] @ exact[1].T
+    expected = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    expected.sum().backward()
+    assert (log_probs - expected).abs().max() < 1e-4
+    for ours, theirs in zip((hidden, weight), exact, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm() < 2**-7

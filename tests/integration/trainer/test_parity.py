@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
 CPU = torch.device("cpu")
@@ -252,17 +254,66 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
         assert max((weights[n] - t).abs().max().item() for n, t in results[0][1].items()) < 1e-5
 
 
-def test_full_recompute_does_not_change_the_result(qwen3: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        pytest.param("qwen3", [], id="full"),
+        pytest.param("qwen3", ["core_attn"], id="attention"),
+        pytest.param("qwen3", ["core_attn", "mlp"], id="attention and MLP"),
+        pytest.param("glm4-moe", ["moe"], id="experts"),
+        pytest.param("glm4-moe", ["shared_experts"], id="shared experts"),
+        pytest.param("deepseek-v3", ["mla_up_proj"], id="latent attention"),
+    ],
+)
+def test_recompute_does_not_change_the_result(
+    name: str, modules: list[str], models: dict[str, Path]
+) -> None:
     shard = tiny.batch(6, seed=0)
-    metrics = [
+    again: dict[str, Any] = {"recompute": "selective", "recomputeModules": modules}
+    results = []
+    for trainer in ({}, again if modules else {"recompute": "full"}):
+        policy = Policy(
+            tiny.spec(models[name], trainer=trainer),
+            model_dir=models[name],
+            timeout=timedelta(seconds=tiny.TIMEOUT),
+        )
+        steps = [policy.train([shard], [tiny.totals(shard)]) for _ in range(5)]
+        results.append((steps[-1], dict(policy.hf_tensors())))
+    (kept, weights), (computed_again, others) = results
+    assert kept == pytest.approx(computed_again, rel=1e-4, abs=1e-6)
+    assert max((others[n] - t).abs().max().item() for n, t in weights.items()) < 1e-6
+
+
+@pytest.mark.parametrize("part", ["core_attn", "mlp"])
+def test_the_named_part_alone_is_computed_again(part: str, qwen3: Path) -> None:
+    policy = Policy(
+        tiny.spec(qwen3, trainer={"recompute": "selective", "recomputeModules": [part]}),
+        model_dir=qwen3,
+        timeout=timedelta(seconds=tiny.TIMEOUT),
+    )
+    layer = policy._learner.chunks[0].module.decoder.layers[0]
+    calls = {"core_attn": 0, "mlp": 0}
+
+    def count(name: str) -> None:
+        calls[name] += 1
+
+    modules = {"core_attn": layer.self_attention.core_attention, "mlp": layer.mlp}
+    for name, module in modules.items():
+        module.register_forward_hook(lambda *_, name=name: count(name))
+    shard = tiny.batch(1, seed=0)
+    policy.train([shard], [tiny.totals(shard)])
+    (other,) = set(calls) - {part}
+    assert (calls[part], calls[other]) == (2, 1)
+
+
+def test_a_part_that_the_model_lacks_is_named(qwen3: Path) -> None:
+    trainer = {"recompute": "selective", "recomputeModules": ["mla_up_proj"]}
+    with pytest.raises(UnsupportedModelError, match="mla_up_proj: qwen3 has no latent attention"):
         Policy(
-            tiny.spec(qwen3, trainer={"recompute": recompute}),
+            tiny.spec(qwen3, trainer=trainer),
             model_dir=qwen3,
             timeout=timedelta(seconds=tiny.TIMEOUT),
-        ).train([shard], [tiny.totals(shard)])
-        for recompute in ("none", "full")
-    ]
-    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5, abs=1e-7)
+        )
 
 
 def test_chunked_logits_do_not_change_the_result(
@@ -279,7 +330,7 @@ def test_chunked_logits_do_not_change_the_result(
         return policy.train([shard], [tiny.totals(shard)])
 
     whole = train()
-    monkeypatch.setattr("sluice_trainer.step.logits.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
+    monkeypatch.setattr("sluice_trainer.step.head.CHUNK_ELEMENTS", 5 * tiny.VOCAB)
     assert train() == pytest.approx(whole, rel=1e-5, abs=1e-7)
 
 

@@ -25,7 +25,7 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
         trainer={"stepsPerBatch": 1, "maxTokensPerGpu": 64},
     )
     policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
-    sequences, groups = estimate_steps.batch(0, ranks=1, steps=1)
+    sequences, groups = estimate_steps.batch(0, ranks=1, steps=1, branches="bare")
     model, total, count = tiny.hf_model(qwen3), 0.0, 0
     for sample in (sample for group in groups for sample in group.samples):
         labels = np.full(len(sample.tokens), -100)

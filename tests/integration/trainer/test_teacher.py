@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from sluice.environment import ConfigurationError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
-from sluice_trainer.step import logits
+from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same
 
@@ -198,7 +198,7 @@ def test_a_teacher_spread_like_the_policy_equals_one_rank(
     )
     alone = estimate_steps.train(**job, trainer=steps)
     same(spread, alone)
-    assert abs(alone["history"][0]["train/opd_reverse_kl"]) > 0.1
+    assert abs(alone["history"][0]["train/opd_reverse_kl"]) > 1e-3, "the teacher is another model"
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -258,7 +258,7 @@ def plain_divergences(
 def test_a_divergence_over_all_words_equals_transformers(
     student: Path, teacher: Path, kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", chunk)
     policy = make(student, {"path": str(teacher)}, coef=0.5, **KINDS[kind])
     batches = [tiny.batch(8, seed=step) for step in range(3)]
     expected = plain_divergences(student, teacher, batches, KINDS[kind], 0.5)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +20,10 @@ import torch
 
 from sluice.api import RLJobSpec
 from sluice.environment import free_port
+from sluice.sample import Experts
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend
+from sluice_trainer.megatron.huggingface.config import read_shape
 from sluice_trainer.sequences import TrainSequence
 
 ROOT = Path(__file__).parents[3]
@@ -224,6 +227,21 @@ def batch(count: int, seed: int, *, longest: int = 40) -> list[TrainSequence]:
             )
         )
     return sequences
+
+
+def with_experts(sequences: list[TrainSequence], model: Path) -> list[TrainSequence]:
+    """The sequences with experts drawn for all tokens but some, which have none."""
+    shape = read_shape(model)
+    assert shape.experts
+    count, each, layers = shape.experts.count, shape.experts.per_token, shape.layers
+    random = np.random.default_rng(len(sequences))
+
+    def experts(sequence: TrainSequence) -> Experts:
+        rows = len(sequence.tokens) - 1 - sequence.index % 2
+        drawn = [random.permutation(count)[:each] for _ in range(rows * layers)]
+        return np.array(drawn, np.uint8).reshape(rows, layers * each)
+
+    return [replace(s, experts=experts(s)) for s in sequences]
 
 
 def totals(sequences: list[TrainSequence]) -> BatchTotals:

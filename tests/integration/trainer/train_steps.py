@@ -49,7 +49,10 @@ def train(
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     history = []
     while policy.step < steps:
-        parts = list(tiny.chunks(tiny.batch(16, seed=policy.step), spec.trainer.steps_per_batch))
+        batch = tiny.batch(16, seed=policy.step)
+        if spec.trainer.routing_replay == "rollout":
+            batch = tiny.with_experts(batch, Path(model))
+        parts = list(tiny.chunks(batch, spec.trainer.steps_per_batch))
         rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
         cuts = [len(part) * share // 100 if size > 1 else len(part) for part in parts]
         shares = zip(parts, cuts, strict=True)

@@ -69,6 +69,34 @@ def test_opo_weighs_the_groups_mean_by_length() -> None:
         advantages(estimator="opo")
 
 
+def test_an_optimal_token_baseline_weighs_rewards_by_the_energy_so_far() -> None:
+    """Group 7, rewards 1, 0, 2 with 2, 1, 2 trained tokens; masked ones have no advantage."""
+    energies = [[0.5, 0.5], [1.0], [0.25, 0.5], [0.3], [0.1], [0.9]]
+    batch = responses(
+        energies=[torch.tensor(row) for row in energies],
+        masks=[torch.tensor([1]), torch.tensor([1, 0, 1, 0]), torch.tensor([1, 1])],
+    )
+    first = (0.5 * 1 + 1.0 * 0 + 0.25 * 2) / (0.5 + 1.0 + 0.25)
+    second = (1.0 * 1 + 0.75 * 2) / (1.0 + 0.75)
+    assert advantages(batch, estimator="optimal_token_baseline") == approximately(
+        [[0], [2 - first, 0, 2 - second, 0], [1 - first, 1 - second]]
+    )
+    with pytest.raises(EstimatorError, match="energies of all responses"):
+        advantages(estimator="optimal_token_baseline")
+
+
+def test_a_token_that_only_one_response_has_teaches_nothing() -> None:
+    batch = responses(
+        rewards=torch.tensor([3.0, 1.0]),
+        groups=torch.tensor([2, 2]),
+        own=torch.tensor([0]),
+        masks=[torch.ones(3)],
+        kl=[torch.zeros(3)],
+        energies=[torch.tensor([0.5, 0.2, 0.1]), torch.tensor([0.5])],
+    )
+    assert advantages(batch, estimator="optimal_token_baseline") == approximately([[1, 0, 0]])
+
+
 def test_gpg_scales_with_the_share_of_rewards_that_are_not_zero() -> None:
     assert advantages(estimator="gpg") == approximately([[0], [6 / 5] * 4, [0, 0]])
 

@@ -81,6 +81,18 @@ def test_prompt_mean_weighs_prompts_alike() -> None:
     assert float(weights.sum()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_branches_weigh_as_the_one_sequence_that_their_sample_is(aggregation: Aggregation) -> None:
+    """Sequence 1 in two branches of 1 and 1 unmasked tokens, each in a call of its own."""
+    whole = token_weights(MASK, SEQUENCE, TOTALS, aggregation, GROUPS)
+    parts = [
+        token_weights(torch.tensor(mask), torch.zeros(3, dtype=torch.int64), TOTALS, *places)
+        for mask in ([1, 0, 0], [0, 0, 1])
+        for places in [(aggregation, GROUPS[1:], [1])]
+    ]
+    assert (parts[0] + parts[1]).tolist() == pytest.approx(whole[2:].tolist())
+
+
 Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=8)
 
 

@@ -1,6 +1,12 @@
+import json
+from pathlib import Path
+
 import pytest
 
+from sluice.api import RLJobSpec
+from sluice.environment import ConfigurationError
 from sluice_trainer.flops import ModelFlops, model_flops, peak_tflops, utilisation
+from sluice_trainer.peers import balance_tokens
 
 DENSE = {
     "hidden_size": 1024,
@@ -56,3 +62,29 @@ def test_the_share_of_a_gpus_peak() -> None:
     assert set(utilisation(flops, [100], 0.6, 1, "Some GPU")) == {"perf/actor_train_tflops"}
     assert utilisation(flops, [100], 0.6, 0, "") == {}
     assert peak_tflops("NVIDIA A100-SXM4-80GB") == 312
+
+
+def spec(directory: Path, by: str) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": str(directory)},
+            "data": {"prompts": [{"path": "p"}]},
+            "reward": {"type": "f1"},
+            "trainer": {"steps": 1, "balance": {"by": by}},
+        }
+    )
+
+
+def test_at_balance_tokens_attention_costs_as_much_as_all_matrices(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    flops = model_flops(DENSE)
+    assert flops is not None
+    n0 = balance_tokens(spec(tmp_path, "flops"))
+    assert flops.per_pair * n0**2 / 2 == pytest.approx(flops.per_token * n0)
+    assert balance_tokens(spec(tmp_path, "tokens")) == 0
+
+
+def test_a_model_of_unknown_operations_is_not_balanced_by_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DENSE | {"kv_lora_rank": 512}))
+    with pytest.raises(ConfigurationError, match=r"trainer\.balance\.by: flops .*config\.json"):
+        balance_tokens(spec(tmp_path, "flops"))

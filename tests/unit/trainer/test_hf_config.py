@@ -12,7 +12,7 @@ import torch
 from sluice.api import Parallelism
 from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
 from sluice_trainer.megatron.huggingface.rope import Rope
-from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.megatron.model.config import check_layout, transformer_config
 from sluice_trainer.unsupported import UnsupportedModelError, check_tied
 
 BASE = {
@@ -192,3 +192,36 @@ def test_a_layout_that_does_not_fit_is_refused_with_its_reason(
 def test_every_reason_is_given_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"key/value heads; .*equal stages"):
         transformer_config(shape(tmp_path), Parallelism(tensor=4, pipeline=3), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "ends", "problem"),
+    [
+        pytest.param(5, {"firstStageLayers": 1}, "", id="1 2 2"),
+        pytest.param(5, {"firstStageLayers": 1, "lastStageLayers": 2}, "", id="1 2 2 by its ends"),
+        pytest.param(
+            6,
+            {"lastStageLayers": 1},
+            "trainer.parallelism.lastStageLayers 1 of 6 layers leave 5 for 2 equal stages",
+            id="what is left is odd",
+        ),
+        pytest.param(
+            4,
+            {"firstStageLayers": 2, "lastStageLayers": 2},
+            "trainer.parallelism.firstStageLayers 2 and trainer.parallelism.lastStageLayers 2 of 4 "
+            "layers leave 0 for 1 equal stages",
+            id="nothing is left",
+        ),
+    ],
+)
+def test_stages_of_unequal_sizes_have_all_layers(
+    tmp_path: Path, layers: int, ends: dict[str, int], problem: str
+) -> None:
+    parallelism = Parallelism.model_validate({"pipeline": 3, **ends})
+    model = shape(tmp_path, num_hidden_layers=layers)
+    if not problem:
+        check_layout(model, parallelism)
+        return
+    with pytest.raises(UnsupportedModelError) as refused:
+        check_layout(model, parallelism)
+    assert problem in str(refused.value)

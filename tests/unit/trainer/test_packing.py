@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import Sample, WeightSpan
+from sluice.sample import Sample, TokenSequence, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
@@ -156,26 +156,28 @@ def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
 
 
 def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
-    sample = Sample(
-        0, ints(1, 2, 3, 4), 3, "", 1.0, {}, np.ones(3, np.uint8), np.zeros(3, np.float32)
-    )
-    sample.weight_versions = [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)]
-    sequences = [TrainSequence.of(0, sample, 1.0, version) for version in (7, 8)]
+    sample = Sample(0, tokens=ints(1))
+    sample.append([2, 3, 4], [0.0] * 3, [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)])
+    sequences = [one for v in (7, 8) for one in TrainSequence.of(0, sample, 1.0, v)]
     batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
     assert batch.loss is not None
     assert batch.loss.fresh is not None
     assert batch.loss.fresh.tolist() == [0, 1, 1, 0, 0, 0]
 
 
-def test_a_sample_becomes_a_train_sequence() -> None:
-    sample = Sample(4, ints(1, 2, 3), 1, "", 1.0, {}, np.ones(1, np.uint8), np.zeros(1, np.float32))
-    sequence = TrainSequence.of(9, sample, -0.5)
-    assert (sequence.group_id, sequence.index, sequence.advantage, sequence.response_length) == (
-        9,
-        4,
-        -0.5,
-        1,
-    )
+def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
+    sample = Sample(4, tokens=ints(1), branches=[TokenSequence(tokens=ints(1, 2))])
+    sample.append([2, 3], [-1.0, -2.0], [WeightSpan(6, 0, 2)])
+    sample.branches[0].append([5], [], [WeightSpan(6, 0, 1)], trainable=False)
+    sample.branches[0].append([6], [-3.0], [WeightSpan(7, 0, 1)])
+    first, second = TrainSequence.of(9, sample, -0.5, version=7)
+    for one in (first, second):
+        assert (one.group_id, one.index, one.advantage) == (9, 4, -0.5)
+    assert (first.branch, first.tokens.tolist(), first.trained_elsewhere) == (0, [1, 2, 3], 1)
+    assert (second.branch, second.tokens.tolist(), second.trained_elsewhere) == (1, [1, 2, 5, 6], 2)
+    assert second.rollout_log_probs.tolist() == [0, -3]
+    assert second.fresh is not None
+    assert second.fresh.tolist() == [0, 1]
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=20))

@@ -3,6 +3,7 @@ metrics."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.sample import BASELINE_REWARD, Sample, SampleStatus
+from sluice.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
@@ -110,10 +111,10 @@ def test_shares_follow_the_optimizer_steps_in_batch_order() -> None:
 
 def test_baselines_come_from_the_samples_metadata() -> None:
     sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED, metadata={BASELINE_REWARD: 0.5})
-    assert baselines({(5, 0): sample}).tolist() == [0.5]
-    assert baselines({}).tolist() == []
+    assert baselines([trained(5, 0)] * 2, {(5, 0): sample}).tolist() == [0.5, 0.5]
+    assert baselines([], {}).tolist() == []
     with pytest.raises(EstimatorError, match="group 5 sample 3 has no baseline_reward"):
-        baselines({(5, 3): Sample(3)})
+        baselines([trained(5, 3)], {(5, 3): Sample(3)})
 
 
 def test_parts_of_rewards_come_with_the_samples() -> None:
@@ -174,6 +175,15 @@ def test_log_probs_of_a_teacher_behind_a_url_come_with_the_samples() -> None:
     assert sequence_of_teacher.teacher_log_probs.tolist() == [-0.5, -1.5]
     with pytest.raises(EstimatorError, match="group 5 sample 0 has no log-probs of the teacher"):
         taught([trained(5, 0)], {(5, 0): Sample(0)}, BY_URL)
+
+
+def test_each_branch_has_its_own_log_probs_of_the_teacher() -> None:
+    scores = np.array([[-0.5, -1.5], [-2.5, 0]], np.float32)
+    branch = TokenSequence(teacher_log_probs=scores[1])
+    sample = Sample(0, teacher_log_probs=scores[0], branches=[branch])
+    pair = [trained(5, 0), replace(trained(5, 0), branch=1)]
+    rows = [sequence.teacher_log_probs for sequence in taught(pair, {(5, 0): sample}, BY_URL)]
+    assert [row.tolist() for row in rows if row is not None] == scores.tolist()
 
 
 def test_where_the_trainer_scores_or_nobody_teaches_they_are_left_alone() -> None:

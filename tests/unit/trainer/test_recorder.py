@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sluice.sample import Prompt, Sample, SampleGroup
+from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
@@ -89,8 +89,20 @@ def test_turns_of_the_model_are_counted() -> None:
         return Sample(0, metadata={"turns": [{"by": one, "length": 1} for one in by]})
 
     groups = [SampleGroup(Prompt(0, "?"), [turns("model"), turns("model", "environment", "model")])]
-    assert turn_metrics(groups) == {"multi_turn/turns/mean": 1.5, "multi_turn/turns/max": 2}
+    counted = turn_metrics(groups)
+    assert (counted["multi_turn/turns/mean"], counted["multi_turn/turns/max"]) == (1.5, 2)
+    assert (counted["multi_turn/branches/mean"], counted["multi_turn/branches/max"]) == (1, 1)
     assert turn_metrics([SampleGroup(Prompt(0, "?"), [Sample(0)])]) == {}
+
+
+def test_a_turn_that_branches_share_is_counted_once() -> None:
+    def turns(*numbers: int) -> list[dict[str, Any]]:
+        return [{"by": "model", "length": 1, "turn": number} for number in numbers]
+
+    metadata = {"turns": turns(0, 1), "branch_turns": [turns(0, 2), turns(3)]}
+    tree = Sample(0, metadata=metadata, branches=[TokenSequence(), TokenSequence()])
+    counted = turn_metrics([SampleGroup(Prompt(0, "?"), [tree])])
+    assert (counted["multi_turn/turns/max"], counted["multi_turn/branches/max"]) == (4, 3)
 
 
 def test_shards_make_whole_groups_again() -> None:

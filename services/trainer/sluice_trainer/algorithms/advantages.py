@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 STD_EPS = 1e-6
 """Added to a group's standard deviation (slime)."""
@@ -70,6 +71,25 @@ def length_weighted(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
         min=1
     )
     return torch.where(count[member] > 1, rewards.double() - baseline[member], 0.0).float()
+
+
+def token_baselines(
+    rewards: Tensor, groups: Tensor, energies: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """Group -> its baseline at each trained token, sum(W_t * r) / sum(W_t) over those that have a
+    t-th one (optimal token baseline, arXiv:2602.07078; verl `optimal_token_baseline`).
+
+    W_t is the energy of a response's trained tokens up to t: where much gradient has been gathered,
+    the reward counts more. rewards: [samples] float; groups: [samples] int; energies: of each
+    sample, [trained tokens]. A token that no other of its group has is given its own reward as
+    baseline, and so nothing to learn.
+    """
+    baselines = {}
+    for group in set(groups.tolist()):
+        (members,) = (groups == group).nonzero(as_tuple=True)
+        weights = pad_sequence([energies[i].double().cumsum(0) for i in members.tolist()])
+        baselines[group] = (weights @ rewards[members].double()) / weights.sum(1).clamp(min=1e-8)
+    return baselines
 
 
 def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:

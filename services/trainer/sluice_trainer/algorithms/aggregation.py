@@ -20,7 +20,8 @@ from sluice.api.estimators import Aggregation as Aggregation
 class BatchTotals:
     """The content of one optimizer step, over all ranks.
 
-    sequences: all of them, also those without an unmasked token. tokens: unmasked response tokens.
+    sequences: samples, with or without an unmasked token; one with branches counts once. tokens:
+    unmasked response tokens.
     longest: tokens that a response may have (`maxResponseTokens`); only token_sum_norm looks at it.
     prompts: group id -> unmasked response tokens; only prompt_mean looks at it.
     """
@@ -37,6 +38,7 @@ def token_weights(
     totals: BatchTotals,
     aggregation: Aggregation,
     groups: Sequence[int] = (),
+    elsewhere: Sequence[int] = (),
 ) -> Tensor:
     """Weights w such that the aggregate of x over the optimizer step is the sum of w * x over all
     its tokens.
@@ -51,14 +53,16 @@ def token_weights(
     `seq-mean-token-sum-norm`).
 
     mask: [tokens] 0 or 1; sequence: [tokens] int, which sequence of the micro-batch a token belongs
-    to; groups: the group id of each of these sequences, for prompt_mean. All tokens of a sequence
-    must be in the same call. Returns [tokens] float32.
+    to; groups: the group id of each of these sequences, for prompt_mean; elsewhere: unmasked tokens
+    in other branches of each one's sample, for sequence_mean: branches are one sequence here,
+    wherever they lie. All tokens of a sequence must be in the same call. Returns [tokens] float32.
     """
     mask = mask.float()
     match aggregation:
         case "sequence_mean":
             size = int(sequence.max()) + 1 if sequence.numel() else 0
-            unmasked = mask.new_zeros(size).index_add_(0, sequence, mask).clamp(min=1)
+            others = mask.new_tensor(elsewhere[:size] or [0.0] * size)
+            unmasked = others.index_add_(0, sequence, mask).clamp(min=1)
             return mask / (unmasked[sequence] * max(totals.sequences, 1))
         case "prompt_mean":
             share = mask.new_tensor([totals.prompts[group] for group in groups]).clamp(min=1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 Identity = npt.NDArray[np.int64]
-"""[tokens, 3]: group id, index of the sample in the group, place in the response."""
+"""[tokens, 3]: group id, index of the sample in the group, place in the sample (`places`)."""
 Keys = npt.NDArray[np.float64]
 
 
@@ -30,6 +30,13 @@ def covariances(
     unmasked tokens. Returns [tokens] float64, detached.
     """
     return (log_probs.detach().double() - mean_log_prob) * (advantages.double() - mean_advantage)
+
+
+def places(branch: int, length: int) -> npt.NDArray[np.int64]:
+    """A place in its sample for each token of a sequence: in its response, behind those of earlier
+    branches. [length]
+    """
+    return np.arange(length, dtype=np.int64) + (branch << 32)
 
 
 def share(count: int, ratio: float) -> int:

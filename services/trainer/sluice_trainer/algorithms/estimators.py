@@ -8,6 +8,7 @@ two (`advantages.Moments`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from sluice_trainer.algorithms.advantages import (
     length_weighted,
     mean_scaled,
     nonzero_scaled,
+    token_baselines,
 )
 from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rewards
 
@@ -36,10 +38,12 @@ class Responses:
     """The input of an estimator. Failed responses are left out.
 
     rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch,
-    equal on all ranks. own [own] int: places in them of the responses that this rank trains. masks,
-    kl: of those, each [response]; kl is 0 where `kl.coef` is. values: of those, each [response],
-    from the critic; baselines [own]: reward of the greedy response to the prompt.
-    parts [samples, parts] float32: of `algorithm.rewardParts`, of the whole batch.
+    equal on all ranks. own [own] int: places in them of the sequences that this rank trains, the
+    same for all branches of a response. masks, kl: of those, each [response]; kl is 0 where
+    `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward of the
+    greedy response to the prompt.
+    parts [samples, parts] float32: of `algorithm.rewardParts`, of the whole batch. energies: of the
+    trained tokens of the whole batch's samples, each [trained tokens].
     """
 
     rewards: Tensor
@@ -51,6 +55,7 @@ class Responses:
     baselines: Tensor | None = None
     lengths: Tensor | None = None
     parts: Tensor | None = None
+    energies: Sequence[Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Estimate:
 
 Estimator = Callable[[Responses, Algorithm], Estimate]
 Custom = Callable[[Responses, Algorithm], Sequence[Tensor]]
-"""`algorithm.function`: one advantage for each own response, a scalar or one for each of its
+"""`algorithm.function`: one advantage for each own sequence, a scalar or one for each of its
 tokens."""
 
 
@@ -119,6 +124,24 @@ def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
 def _max_rl(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token (r - mean(group)) / mean(group)."""
     return _everywhere(mean_scaled(responses.rewards, responses.groups)[responses.own], responses)
+
+
+def _optimal_token_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
+    """At every trained token r - the group's baseline there. Those of a tree's branches follow one
+    another.
+    """
+    if responses.energies is None:
+        raise EstimatorError("optimal_token_baseline needs the energies of all responses")
+    baselines = token_baselines(responses.rewards, responses.groups, responses.energies)
+    rows, before = [], Counter[int]()
+    for place, mask in zip(responses.own.tolist(), responses.masks, strict=True):
+        trained, start = mask > 0, before[place]
+        before[place] += int(trained.sum())
+        baseline = baselines[int(responses.groups[place])][start : before[place]]
+        row = torch.zeros(len(mask))
+        row[trained] = (responses.rewards[place].double() - baseline).float()
+        rows.append(row)
+    return Estimate(rows)
 
 
 def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -180,6 +203,7 @@ _ESTIMATORS: dict[str, Estimator] = {
     "gpg": _gpg,
     "grpo_passk": _grpo_passk,
     "max_rl": _max_rl,
+    "optimal_token_baseline": _optimal_token_baseline,
     "gdpo": _gdpo,
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": _reinforce_plus_plus_baseline,

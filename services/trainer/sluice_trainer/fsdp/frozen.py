@@ -32,7 +32,8 @@ class ShardedFrozen:
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
-        scorer = partial(forward, temperature=self._spec.temperature)
+        model = self._spec.model
+        scorer = partial(forward, temperature=self._spec.temperature, fp32_head=model.fp32_lm_head)
         return score(self.net, shard, self._spec, self._ranks, scorer)
 
     @torch.no_grad()
@@ -52,7 +53,7 @@ class ShardedFrozen:
         """The output layer alone, outside of a forward pass. What it needs stays gathered."""
         assert isinstance(self.net, FSDPModule)
         self.net.unshard()
-        return self.net.logits(hidden)
+        return self.net.final(self.net.output(fp32=self._spec.model.fp32_lm_head)(hidden))
 
 
 def reference(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | None:

@@ -113,7 +113,7 @@ def micro_batches(
     net: Net, shard: Seq[Sequence], spec: RLJobSpec, ranks: Ranks
 ) -> list[MicroBatch]:
     """This rank's sequences in rows, as many on every rank: layers are gathered by all."""
-    most = spec.trainer.max_tokens_per_gpu if net.packs else 1
+    most = spec.trainer.micro_batch_tokens if net.packs else 1
     bins = pack([len(s.tokens) for s in shard], most)
     count = max(*ranks.gather(len(bins)), 1)
     layout = partial(row, device=DEVICE)

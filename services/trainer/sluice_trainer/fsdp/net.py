@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from sluice_trainer.fsdp.families import body, final, packs
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.step.divergence import Teaching
-from sluice_trainer.step.logits import in_chunks, log_probs_and_entropies
+from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.logits import TokenNumbers, log_probs_and_entropies
 from sluice_trainer.step.packing import MicroBatch
 
 Numbers = Callable[["Net", MicroBatch], Tensor]
@@ -46,36 +47,43 @@ class Net(nn.Module):
         layer: nn.Linear = self.model.get_output_embeddings()
         return layer
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, h] -> [n, words]."""
-        return self.final(self.head(hidden))
+    def output(self, *, fp32: bool) -> Head:
+        """The output layer, without what the family does to its logits. Inside of a call."""
+        layer = self.head
+        return Head(layer.weight, layer.bias, fp32)
 
 
 def forward(
-    net: Net, batch: MicroBatch, *, temperature: float, teaching: Teaching | None = None
+    net: Net,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    fp32_head: bool = False,
+    numbers: TokenNumbers = log_probs_and_entropies,
+    teaching: Teaching | None = None,
 ) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens.
+    """[2, r] log-probs and entropies of the response tokens, or other `numbers`.
 
     With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
-    KL as well.
+    KL as well. fp32_head: as `Head.float32`.
     """
     scale = 1.0 / temperature
 
-    def score(hidden: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
-        logits = net.logits(hidden)
-        numbers = log_probs_and_entropies(logits, targets, scale=scale)
+    def score(product: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+        logits = net.final(product)
+        scores = numbers(logits, targets, scale=scale)
         if teaching is None or taught is None:
-            return torch.stack(numbers)
+            return torch.stack(scores)
         words = logits.shape[-1]
         divergences = teaching(logits, taught, columns=words, scale=scale, group=None)
-        return torch.stack((*numbers, *divergences))
+        return torch.stack((*scores, *divergences))
 
-    def numbers(net: Net, batch: MicroBatch) -> Tensor:
+    def of_targets(net: Net, batch: MicroBatch) -> Tensor:
         taught = None if batch.taught is None else batch.taught.to(batch.targets.device)
-        words = net.head.out_features
-        return in_chunks(score, net.hidden(batch), batch.targets, taught, words=words)
+        head = net.output(fp32=fp32_head)
+        return scores_of(score, net.hidden(batch), head, batch.targets, taught)
 
-    result: Tensor = net(batch, numbers)
+    result: Tensor = net(batch, of_targets)
     return result
 
 

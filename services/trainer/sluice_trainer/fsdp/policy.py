@@ -33,6 +33,7 @@ from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.process_group import join
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.staging import Staging
+from sluice_trainer.step.logits import TokenNumbers
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
@@ -96,9 +97,14 @@ class ShardedPolicy(LearningPolicy):
         learner = ShardedLearner(net, spec, self.ranks, rates, total_steps)
         return critic.Critic(settings, learner, forward_values)
 
-    @property
-    def _forward(self) -> Forward:
-        return partial(forward, temperature=self.spec.temperature, teaching=self._teaching)
+    def _forward_of(self, numbers: TokenNumbers) -> Forward:
+        return partial(
+            forward,
+            temperature=self.spec.temperature,
+            fp32_head=self.spec.model.fp32_lm_head,
+            numbers=numbers,
+            teaching=self._teaching,
+        )
 
     def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
         return export.hf_tensors(self._learner.net.model, self._compute, stack_name)

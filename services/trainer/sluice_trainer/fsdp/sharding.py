@@ -74,9 +74,7 @@ def _buffers_to_device(net: nn.Module) -> None:
     """Buffers are nobody's share: a layer expects them where it computes."""
     for module in net.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(
-                name, buffer.to(DEVICE), persistent=name not in module._non_persistent_buffers_set
-            )
+            setattr(module, name, buffer.to(DEVICE))
 
 
 def _has_experts(block: nn.Module) -> bool:

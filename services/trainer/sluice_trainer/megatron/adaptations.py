@@ -185,19 +185,14 @@ def checkpoint_writer_in_process() -> Iterator[list[str]]:
 
 
 def _repair_distributed_optimizer() -> None:
-    """Let optimizer state survive a checkpoint. Two repairs, neither about the CPU.
+    """Let optimizer state survive a checkpoint.
 
     torch's Adam (there is neither TransformerEngine nor Apex) keeps its step as a tensor per
-    parameter. Megatron saves it once per parameter group, but its loader expects it among the
-    tensors of each parameter and fails with KeyError: 'step'. The value set from the group is right
-    already: the loader gets a None to skip.
-
-    The state of a buffer with several buckets (tied embeddings under pipeline parallelism have one
-    of their own) is gathered without the padding between buckets, but cut up by offsets that count
-    it: silently wrong for all buckets but the first. It gets offsets that do not count it.
+    parameter. Megatron's loader expects it among the tensors of each parameter and fails with
+    KeyError: 'step'. The value that is set with the group is right already: the loader gets a None
+    to skip.
     """
     set_state = DistributedOptimizer._set_main_param_and_optimizer_states
-    save_state = DistributedOptimizer.sharded_param_state_fully_reshardable
     if hasattr(set_state, "__wrapped__"):
         return
 
@@ -206,31 +201,7 @@ def _repair_distributed_optimizer() -> None:
         tensors.setdefault("step", None)
         set_state(self, model_param, tensors)
 
-    @functools.wraps(save_state)
-    def without_padding(self: Any, *arguments: Any, **options: Any) -> Any:
-        padded = [buffer.param_index_map for buffer in self.buffers]
-        try:
-            for buffer in self.buffers:
-                buffer.param_index_map = _without_padding(buffer)
-            return save_state(self, *arguments, **options)
-        finally:
-            for buffer, before in zip(self.buffers, padded, strict=True):
-                buffer.param_index_map = before
-
     DistributedOptimizer._set_main_param_and_optimizer_states = with_step
-    DistributedOptimizer.sharded_param_state_fully_reshardable = without_padding
-
-
-def _without_padding(buffer: Any) -> dict[Tensor, tuple[int, int, int]]:
-    """Where each parameter lies in a buffer whose buckets follow each other without padding."""
-    shift, before = [], 0
-    for bucket in buffer.buckets:
-        shift.append(before - bucket.offset)
-        before += bucket.numel_unpadded
-    return {
-        parameter: (start + shift[bucket], end + shift[bucket], bucket)
-        for parameter, (start, end, bucket) in buffer.param_index_map.items()
-    }
 
 
 _repair_distributed_optimizer()

@@ -38,7 +38,12 @@ class Frozen:
         """Log-probs of each response token at the job's temperature: per sequence [response]
         float32, on the CPU.
         """
-        scorer = partial(forward, temperature=self._spec.temperature, vocab=self._shape.vocab)
+        scorer = partial(
+            forward,
+            temperature=self._spec.temperature,
+            vocab=self._shape.vocab,
+            fp32_head=self._spec.model.fp32_lm_head,
+        )
         return score(self.chunks, shard, self._spec, scorer)
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -58,7 +63,8 @@ class Frozen:
         """
         if distillation.whole is None:
             return None
-        return Teaching(partial(head, self.chunks[-1]), distillation.whole, distillation.mixture)
+        last = head(self.chunks[-1], fp32=self._spec.model.fp32_lm_head)
+        return Teaching(last, distillation.whole, distillation.mixture)
 
 
 def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:

@@ -26,12 +26,14 @@ from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import read_shape
+from sluice_trainer.megatron.model import replay
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
 from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
 from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.staging import Staging
+from sluice_trainer.step.logits import TokenNumbers
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
@@ -66,6 +68,8 @@ class Policy(LearningPolicy):
         )
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
+        if spec.trainer.routing_replay == "rollout":
+            replay.install(chunks)
         load_initial(
             chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed
         )
@@ -87,12 +91,13 @@ class Policy(LearningPolicy):
         # through: 0.25 s.
         gc.freeze()
 
-    @property
-    def _forward(self) -> Forward:
+    def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(
             forward,
             temperature=self.spec.temperature,
             vocab=self.shape.vocab,
+            fp32_head=self.spec.model.fp32_lm_head,
+            numbers=numbers,
             teaching=self._teaching,
         )
 

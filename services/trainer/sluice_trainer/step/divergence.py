@@ -121,7 +121,7 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _Divergence.apply
 class Teaching:
     """A teacher with which a training forward pass compares the student.
 
-    head: the teacher's last layer, hidden states [n, 1, h] -> logits [n, local words] of its own
+    head: the teacher's last layer, hidden states [n, h] -> logits [n, local words] of its own
     vocabulary.
     """
 
@@ -140,8 +140,8 @@ class Teaching:
     ) -> tuple[Tensor, Tensor]:
         """Divergences, with gradient, and reverse KL, [n] each.
 
-        student: [n, local words], without padding; columns: of each rank, with it; hidden: [n, 1,
-        h], the teacher's at the same places. Words that only the teacher has are left out: it is
+        student: [n, local words], without padding; columns: of each rank, with it; hidden: [n, h],
+        the teacher's at the same places. Words that only the teacher has are left out: it is
         compared as if it did not know them.
         """
         start = 0

@@ -1,24 +1,15 @@
-"""Log-probs and entropies straight from hidden states.
-
-Only places that predict a response token reach the output layer, and only a chunk of them at a
-time: the logits of a whole row (16k tokens x 152k words x 4 bytes = 10 GB) never exist.
-"""
+"""Log-probs and entropies out of logits, whose words may be spread over tensor-parallel ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from sluice_trainer.compiled import compiled
-
-CHUNK_ELEMENTS = 2**27
-"""Logits that exist at a time (512 MiB in float32). Larger micro-batches recompute theirs in the
-backward pass."""
 
 
 @compiled
@@ -135,19 +126,41 @@ def log_probs_and_entropies(
     return _apply(logits, targets, start, scale, group)
 
 
-Score = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(hidden states [n, ...], targets [n], a teacher's hidden states [n, ...]) -> [k, n] numbers."""
+def energies(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    scale: float,
+    start: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor]:
+    """1 - 2 p(target) + sum of p^2 over the vocabulary, p = softmax(logits x scale): [n] float32.
+
+    The squared norm of the gradient of the target's log-prob by the logits ("logit-gradient proxy",
+    arXiv:2602.07078; verl's `sum_pi_squared`). Without gradients. Arguments as above.
+    """
+    z = logits.detach().float() * scale
+    largest = _all_reduce(z.amax(-1), dist.ReduceOp.MAX, group)
+    exponentials = (z - largest[:, None]).exp()
+    here = (targets >= start) & (targets < start + z.shape[-1])
+    place = torch.where(here, targets - start, 0)
+    target = torch.where(here, exponentials.gather(-1, place[:, None]).squeeze(-1), 0.0)
+    sums = torch.stack((exponentials.sum(-1), exponentials.square().sum(-1), target))
+    total, squares, target = _all_reduce(sums, dist.ReduceOp.SUM, group)
+    return (1 - 2 * target / total + squares / total.square(),)
 
 
-def in_chunks(
-    score: Score, hidden: Tensor, targets: Tensor, taught: Tensor | None, *, words: int
-) -> Tensor:
-    """[k, r]: the scores of all rows, of which each costs `words` logits, a chunk at a time."""
-    chunk = max(CHUNK_ELEMENTS // words, 1)
-    if len(targets) <= chunk:
-        return score(hidden, targets, taught)
-    hiddens, wanted = torch.split(hidden, chunk), torch.split(targets, chunk)
-    teachers = [None] * len(wanted) if taught is None else torch.split(taught, chunk)
-    pieces = zip(hiddens, wanted, teachers, strict=True)
-    scores = [checkpoint(score, *piece, use_reentrant=False) for piece in pieces]
-    return torch.cat(scores, dim=1)
+class TokenNumbers(Protocol):
+    """Numbers of each target by the logits that predict it: `log_probs_and_entropies`,
+    `energies`.
+    """
+
+    def __call__(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        scale: float,
+        start: int = 0,
+        group: dist.ProcessGroup | None = None,
+    ) -> tuple[Tensor, ...]: ...

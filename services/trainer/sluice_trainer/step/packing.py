@@ -46,6 +46,7 @@ class MicroBatch:
     whole row.
     taught: a teacher's hidden states at `predicting`, in host memory; None: no divergence over the
     whole vocabulary.
+    experts: [t, layers x experts of a token] int16, where an engine sent the tokens; -1: not known.
     """
 
     tokens: Tensor
@@ -58,6 +59,7 @@ class MicroBatch:
     loss: LossInputs | None = None
     own: Tensor | None = None
     taught: Tensor | None = None
+    experts: Tensor | None = None
 
     def split(self, values: Tensor) -> list[Tensor]:
         """[r] values per member."""
@@ -102,7 +104,22 @@ def packed_row(
         sequence=_index([np.full(n, i) for i, n in enumerate(responses)], device),
         members=tuple(members),
         response_lengths=tuple(responses),
+        experts=_experts(chosen, lengths, device),
     )
+
+
+def _experts(chosen: Seq[Sequence], lengths: list[int], device: torch.device) -> Tensor | None:
+    """Of a row whose sequences, and what fills it up, have these lengths."""
+    known = [(i, s.experts) for i, s in enumerate(chosen) if s.experts is not None]
+    if not known:
+        return None
+    if len(widths := {experts.shape[1] for _, experts in known}) > 1:
+        raise ValueError(f"experts of a token in one step: {sorted(widths)} numbers")
+    row = np.full((sum(lengths), widths.pop()), -1, np.int16)
+    starts = np.cumsum([0, *lengths])
+    for i, experts in known:
+        row[starts[i] : starts[i] + len(experts)] = experts
+    return torch.from_numpy(row).to(device)
 
 
 def with_loss(
@@ -115,14 +132,15 @@ def with_loss(
     """The packed row with what the loss needs. totals: of the optimizer step over all ranks."""
     chosen = [shard[i] for i in batch.members]
     mask = _values([s.loss_mask for s in chosen], device)
-    metric, groups = metric_aggregation(aggregation), [s.group_id for s in chosen]
+    metric = metric_aggregation(aggregation)
+    places = [s.group_id for s in chosen], [s.trained_elsewhere for s in chosen]
     advantages = [np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen]
     fresh = [np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen]
     rollout = _values([s.rollout_log_probs for s in chosen], device)
     loss = LossInputs(
         advantages=_values(advantages, device),
-        loss_weights=token_weights(mask, batch.sequence, totals, aggregation, groups),
-        metric_weights=token_weights(mask, batch.sequence, totals, metric, groups),
+        loss_weights=token_weights(mask, batch.sequence, totals, aggregation, *places),
+        metric_weights=token_weights(mask, batch.sequence, totals, metric, *places),
         # A masked token's log-prob means nothing and may be anything, but 0 x inf is nan.
         rollout_log_probs=torch.where(mask > 0, rollout, 0.0),
         sequence=batch.sequence,

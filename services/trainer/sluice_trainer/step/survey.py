@@ -24,6 +24,7 @@ from sluice_trainer.algorithms.covariance import (
     between,
     covariances,
     lots,
+    places,
     share,
     smallest,
 )
@@ -189,12 +190,10 @@ def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identit
 
 
 def _identity(batch: MicroBatch, shard: Seq[TrainSequence]) -> Identity:
+    members = zip((shard[i] for i in batch.members), batch.response_lengths, strict=True)
     rows = [
-        np.stack(
-            np.broadcast_arrays(shard[member].group_id, shard[member].index, np.arange(length)),
-            axis=1,
-        )
-        for member, length in zip(batch.members, batch.response_lengths, strict=True)
+        np.stack(np.broadcast_arrays(one.group_id, one.index, places(one.branch, length)), axis=1)
+        for one, length in members
     ]
     return np.concatenate([np.empty((0, 3), np.int64), *rows]).astype(np.int64)
 

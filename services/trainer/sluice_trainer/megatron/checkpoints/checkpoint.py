@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.checkpoints.optimizer_state import optimizer_state
+from sluice_trainer.megatron.checkpoints.optimizer_state import state_to_load, state_to_write
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
@@ -134,7 +134,7 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {final} could not be read: {error}") from error
     for number, chunk in enumerate(chunks):
         chunk.module.load_state_dict(state[f"model{number}"])
-    _restore_optimizer(optimizer, state["optimizer"], state["adam_step"])
+    _restore_optimizer(optimizer, state.get("optimizer", {}), state["adam_step"])
     return state
 
 
@@ -151,11 +151,12 @@ def _state(
 ) -> dict[str, Any]:
     _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
+    of_part = state_to_load if loading else state_to_write
     return {
         **weights,
-        "optimizer": _loaded_state(optimizer, weights)
-        if loading
-        else _state_of(optimizer, weights),
+        "optimizer": {
+            f"part{number}": of_part(part, weights) for number, part in enumerate(_parts(optimizer))
+        },
         "adam_step": _adam_step(optimizer),
         "rng": _rng(),
         "user": user_state,
@@ -204,22 +205,6 @@ def _parts(optimizer: Any) -> list[Any]:
     return [part for part in chained if not part.is_stub_optimizer and part.buffers]
 
 
-def _state_of(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    parts = enumerate(_parts(optimizer))
-    return {f"part{number}": optimizer_state(part, weights) for number, part in parts}
-
-
-def _loaded_state(optimizer: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Host memory for what is to be loaded: all of it, on every rank."""
-    metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
-    return {
-        f"part{number}": part.sharded_state_dict(weights, is_loading=True, metadata=metadata)[
-            "param_state"
-        ]
-        for number, part in enumerate(_parts(optimizer))
-    }
-
-
 def _adam_step(optimizer: Any) -> int:
     steps = {int(group["step"] or 0) for part in _parts(optimizer) for group in _groups(part)}
     assert len(steps) == 1, steps
@@ -238,7 +223,11 @@ def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> No
             group["step"] = step
         kind = METADATA["distrib_optim_sharding_type"]
         part.load_state_dict(
-            {**before, "param_state": tensors[f"part{number}"], "param_state_sharding_type": kind}
+            {
+                **before,
+                "param_state": tensors.get(f"part{number}", {}),  # a rank may have no share
+                "param_state_sharding_type": kind,
+            }
         )
         # All parameters were given one step tensor, which torch's Adam would then count up once for
         # each.

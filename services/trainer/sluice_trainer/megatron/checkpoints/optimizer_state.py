@@ -1,9 +1,10 @@
 """Megatron's distributed optimizer in a checkpoint, as each rank has it.
 
 The content and its names are those of Megatron's `fully_reshardable`, which loads under any layout.
-Megatron makes it by gathering the whole state in the host memory of every rank, five copies of it
-in turn: 10 s for 135M parameters on an H200. Here a parameter's state is written by the rank whose
-share begins it, from where it is, and only a parameter that lies on several ranks is put together.
+Megatron makes it by gathering the whole state in the host memory of every rank, in five copies of
+it one after another, and loads all of it there. Here a parameter's state is written by the rank
+whose share begins it, from where it is, and loaded where a part of it is needed; only what lies on
+several ranks is put together.
 """
 
 from __future__ import annotations
@@ -23,26 +24,51 @@ MAIN = "param"
 """Megatron's name of the weights in float32."""
 
 
-def optimizer_state(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def state_to_write(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Sharded tensors of the parameters that this rank writes, by their numbers. Collective.
 
     optimizer: a DistributedOptimizer. weights: `sharded_state_dict`s of its model.
     """
-    sharded, _ = extract_sharded_tensors_and_factories(weights)
-    of_weight = {weight.data: weight for weight in nested_values(sharded)}
-    names = (MAIN, *optimizer.optimizer_state_keys)
-    rank = optimizer.data_parallel_group.rank()
+    rank, like = optimizer.data_parallel_group.rank(), _by_weight(weights)
     state: dict[int, dict[str, Any]] = {}
     for number, (parameter, first, last) in enumerate(_places(optimizer)):
         if first == last and rank != first:
             continue
-        tensors = _share(optimizer, parameter, names) if first <= rank <= last else {}
+        tensors = _share(optimizer, parameter) if first <= rank <= last else {}
         if first != last:
-            tensors = _together(optimizer, parameter, tensors, names)
+            tensors = _together(optimizer, parameter, tensors)
         if rank == first:
-            like = of_weight[parameter]
-            state[number] = {name: _sharded(tensors[name], name, like) for name in names}
+            state[number] = {
+                name: _sharded(tensor, name, like[parameter], 0) for name, tensor in tensors.items()
+            }
     return state
+
+
+def state_to_load(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The same with empty host memory, for whole parameters that this rank has a part of."""
+    rank, like = optimizer.data_parallel_group.rank(), _by_weight(weights)
+    return {
+        number: {
+            name: _sharded(
+                torch.empty(parameter.numel(), dtype=torch.float32),
+                name,
+                like[parameter],
+                rank - first,
+            )
+            for name in _names(optimizer)
+        }
+        for number, (parameter, first, last) in enumerate(_places(optimizer))
+        if first <= rank <= last
+    }
+
+
+def _by_weight(weights: dict[str, Any]) -> dict[Tensor, Any]:
+    sharded, _ = extract_sharded_tensors_and_factories(weights)
+    return {weight.data: weight for weight in nested_values(sharded)}
+
+
+def _names(optimizer: Any) -> tuple[str, ...]:
+    return (MAIN, *optimizer.optimizer_state_keys)
 
 
 def _places(optimizer: Any) -> Iterator[tuple[Tensor, int, int]]:
@@ -56,21 +82,19 @@ def _places(optimizer: Any) -> Iterator[tuple[Tensor, int, int]]:
             yield parameter, first // share, last // share
 
 
-def _share(optimizer: Any, parameter: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _share(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
     """The part of a parameter's state that this rank has, [elements]."""
     tensors = optimizer._get_main_param_and_optimizer_states(parameter)
-    return {name: tensors[name].detach().view(-1) for name in names}
+    return {name: tensors[name].detach().view(-1) for name in _names(optimizer)}
 
 
-def _together(
-    optimizer: Any, parameter: Tensor, share: dict[str, Tensor], names: tuple[str, ...]
-) -> dict[str, Tensor]:
+def _together(optimizer: Any, parameter: Tensor, share: dict[str, Tensor]) -> dict[str, Tensor]:
     """The whole state of a parameter that lies on several ranks. Collective.
 
     Bits are added up, as whole numbers: each comes from one rank, and the others have none.
     """
     whole = {}
-    for name in names:
+    for name in _names(optimizer):
         tensor = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if name in share:
             place = optimizer._get_model_param_range_map(parameter)["param"]
@@ -80,12 +104,12 @@ def _together(
     return whole
 
 
-def _sharded(tensor: Tensor, name: str, like: Any) -> Any:
-    """The tensor as its weight lies in the model, to be written by this rank."""
+def _sharded(tensor: Tensor, name: str, like: Any, replica: int) -> Any:
+    """The tensor as its weight lies in the model. replica: 0 on the rank that writes it."""
     changes: dict[str, Any] = {
         "key": f"optimizer.state.{name}.{like.key}",
         "data": tensor.view(like.data.shape),
-        "replica_id": (*like.replica_id[:-1], 0),
+        "replica_id": (*like.replica_id[:-1], replica),
     }
     if not isinstance(like, ShardedTensorFactory):
         changes["dtype"] = tensor.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from sluice.api import Parallelism
+from sluice.api.trainer import Recompute, RecomputeModule
 from sluice_trainer.compiled import COMPILED
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape
@@ -27,8 +29,26 @@ def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
         problems.append(
             f"trainer.parallelism.expert {parallelism.expert}: {shape.model_type} has no experts"
         )
+    problems += _stage_problems(shape.layers, parallelism)
     if problems:
         raise UnsupportedModelError("; ".join(problems))
+
+
+def _stage_problems(layers: int, parallelism: Parallelism) -> list[str]:
+    """Why stages of unequal sizes cannot have these layers; nothing where all are equal."""
+    ends = {
+        "firstStageLayers": parallelism.first_stage_layers,
+        "lastStageLayers": parallelism.last_stage_layers,
+    }
+    named = {name: size for name, size in ends.items() if size is not None}
+    if not named:
+        return []
+    left, stages = layers - sum(named.values()), parallelism.pipeline - len(named)
+    if (left == 0) if stages == 0 else (left > 0 and left % stages == 0):
+        return []
+    sizes = " and ".join(f"trainer.parallelism.{name} {size}" for name, size in named.items())
+    rest = f"{stages} equal stages" if stages else "no stage"
+    return [f"{sizes} of {layers} layers leave {left} for {rest}"]
 
 
 def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, int, str, int]]:
@@ -46,9 +66,10 @@ def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, i
         }
     if shape.experts and shape.experts.shared_ffn:
         widths["channels of the shared experts"] = shape.experts.shared_ffn
+    equal = parallelism.first_stage_layers is None and parallelism.last_stage_layers is None
     return [
         *(("tensor", tensor, f"{number} {what}", number) for what, number in widths.items()),
-        (name, stages, f"{shape.layers} layers into equal stages", shape.layers),
+        *([(name, stages, f"{shape.layers} layers into equal stages", shape.layers)] * equal),
         *(
             ("expert", parallelism.expert, f"{e.count} experts", e.count)
             for e in (shape.experts,)
@@ -58,12 +79,21 @@ def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, i
 
 
 def transformer_config(
-    shape: ModelShape, parallelism: Parallelism, *, dtype: torch.dtype, recompute: bool = False
+    shape: ModelShape,
+    parallelism: Parallelism,
+    *,
+    dtype: torch.dtype,
+    recompute: Recompute = "none",
+    recompute_modules: Sequence[RecomputeModule] = (),
 ) -> TransformerConfig:
     """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no
-    dropout.
+    dropout. recompute_modules: with `selective`.
     """
     check_layout(shape, parallelism)
+    if recompute == "selective" and "mla_up_proj" in recompute_modules and not shape.latent:
+        raise UnsupportedModelError(
+            f"trainer.recomputeModules: mla_up_proj: {shape.model_type} has no latent attention"
+        )
     kind = MLATransformerConfig if shape.latent else TransformerConfig
     return kind(
         num_layers=shape.layers,
@@ -99,7 +129,7 @@ def transformer_config(
         **_parallel(parallelism),
         **_experts(shape.experts),
         **_latent(shape.latent),
-        **(_FULL_RECOMPUTE if recompute else {}),
+        **_recompute(recompute, recompute_modules),
     )
 
 
@@ -107,11 +137,16 @@ def _magnitude(shape: ModelShape) -> float:
     return shape.latent.magnitude if shape.latent else shape.rope.attention_factor
 
 
-_FULL_RECOMPUTE = {
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-}
+def _recompute(kind: Recompute, modules: Sequence[RecomputeModule]) -> dict[str, Any]:
+    if kind == "none":
+        return {}
+    if kind == "selective":
+        return {"recompute_granularity": kind, "recompute_modules": list(modules)}
+    return {
+        "recompute_granularity": kind,
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
 
 
 def _parallel(parallelism: Parallelism) -> dict[str, Any]:
@@ -119,6 +154,8 @@ def _parallel(parallelism: Parallelism) -> dict[str, Any]:
         "tensor_model_parallel_size": parallelism.tensor,
         "pipeline_model_parallel_size": parallelism.pipeline,
         "virtual_pipeline_model_parallel_size": parallelism.virtual_pipeline,
+        "num_layers_in_first_pipeline_stage": parallelism.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": parallelism.last_stage_layers,
         "context_parallel_size": parallelism.context,
         "expert_model_parallel_size": parallelism.expert,
         # An expert is a small matrix: it is never split, and ranks of a tensor group hold different

@@ -79,14 +79,16 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
 
     positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the
     sequences in the whole row. spans: this rank's queries. restore: [row] int64, where each token
-    of the row lies among all ranks' shares; None: this rank has the whole row. qkv_format stays
-    "sbhd": Megatron treats the row as one ordinary sequence.
+    of the row lies among all ranks' shares; None: this rank has the whole row. experts: as
+    `MicroBatch.experts`, of this rank's tokens. qkv_format stays "sbhd": Megatron treats the row as
+    one ordinary sequence.
     """
 
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     lengths: tuple[int, ...] = ()
     spans: tuple[Span, ...] = ()
     restore: Tensor | None = None
+    experts: Tensor | None = None
     _dense: DenseLayout | None = None
     _turns: tuple[Tensor, Tensor] | None = None
 

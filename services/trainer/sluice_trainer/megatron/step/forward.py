@@ -10,37 +10,43 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import Tensor
 
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.parallel import from_last_stage
 from sluice_trainer.step.divergence import Teaching
-from sluice_trainer.step.logits import in_chunks, log_probs_and_entropies
+from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.logits import TokenNumbers, log_probs_and_entropies
 from sluice_trainer.step.packing import Forward, MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The micro-batch under way, as the output hook must know it. teaching: to compare it with a
+    """The micro-batch under way, as the output hook must know it.
+
+    fp32_head: as `Head.float32`. numbers: wanted of each token. teaching: to compare it with a
     teacher.
     """
 
     batch: MicroBatch
     temperature: float
     vocab: int
+    fp32_head: bool = False
+    numbers: TokenNumbers = log_probs_and_entropies
     teaching: Teaching | None = None
 
 
-def statistics(
-    logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request
-) -> tuple[Tensor, ...]:
-    """Log-probs and entropies, each [n] float32, of softmax(logits / temperature); and what
-    `teaching` says of it.
+def statistics(logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request) -> Tensor:
+    """The `numbers`, [2, n] float32, of softmax(logits / temperature); and what `teaching` says of
+    it: [4, n].
 
     logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets:
-    [n] int64; taught: the teacher's hidden states at the same places, [n, 1, h].
+    [n] int64; taught: the teacher's hidden states at the same places, [n, h].
     """
     group = parallel_state.get_tensor_model_parallel_group()
     shared = group if group.size() > 1 else None
@@ -48,23 +54,11 @@ def statistics(
     start = group.rank() * columns
     held = max(min(columns, request.vocab - start), 1)
     local = logits if held == columns else logits[:, :held]
-    scores = log_probs_and_entropies(local, targets, scale=scale, start=start, group=shared)
+    scores = request.numbers(local, targets, scale=scale, start=start, group=shared)
     if request.teaching is None or taught is None:
-        return scores
-    return *scores, *request.teaching(local, taught, columns=columns, scale=scale, group=shared)
-
-
-def _score(
-    hidden: Tensor,
-    targets: Tensor,
-    taught: Tensor | None,
-    output_layer: Any,
-    weight: Tensor | None,
-    request: Request,
-) -> Tensor:
-    """[k, n]: the statistics of one chunk. hidden: [n, 1, h]."""
-    logits, _ = output_layer(hidden, weight=weight)
-    return torch.stack(statistics(logits.squeeze(1), targets, taught, request))
+        return torch.stack(scores)
+    taught_scores = request.teaching(local, taught, columns=columns, scale=scale, group=shared)
+    return torch.stack((*scores, *taught_scores))
 
 
 def _output_processor(
@@ -76,15 +70,15 @@ def _output_processor(
     **_: Any,
 ) -> Tensor:
     """GPTModel's hook after the last layer: [k, r] statistics instead of logits."""
-    hidden = _predicting(hidden_states, output_layer.sequence_parallel, context.batch)
-    layer = partial(_without_sequence_parallel, output_layer)
-    score = partial(_score, output_layer=layer, weight=output_weight, request=context)
-    targets, taught = context.batch.targets, context.batch.taught
-    if taught is not None:
-        taught = taught.to(hidden.device)
-    spread = partial(_from_all_shares, batch=context.batch)
-    columns = (output_weight if output_weight is not None else output_layer.weight).shape[0]
-    return spread(in_chunks(score, hidden, targets, taught, words=columns))
+    batch = context.batch
+    hidden = _predicting(hidden_states, output_layer.sequence_parallel, batch).squeeze(1)
+    # Each rank's words give a part of the gradient of the hidden states, which all ranks share.
+    hidden = copy_to_tensor_model_parallel_region(hidden)
+    weight = output_weight if output_weight is not None else output_layer.weight
+    layer = Head(weight, float32=context.fp32_head)
+    score = partial(statistics, request=context)
+    taught = None if batch.taught is None else batch.taught.to(hidden.device)
+    return _from_all_shares(scores_of(score, hidden, layer, batch.targets, taught), batch=batch)
 
 
 def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
@@ -125,33 +119,23 @@ def _value_processor(
     return _from_all_shares(output_layer(hidden).float().view(1, -1), batch=context)
 
 
-def _without_sequence_parallel(output_layer: Any, hidden: Tensor, weight: Tensor | None) -> Any:
-    """The output layer on hidden states that are gathered already: rows are picked before it, not
-    after.
-    """
-    before = output_layer.sequence_parallel
-    output_layer.sequence_parallel = False
-    try:
-        return output_layer(hidden, weight=weight)
-    finally:
-        output_layer.sequence_parallel = before
-
-
 def forward(
     model: Any,
     batch: MicroBatch,
     *,
     temperature: float,
     vocab: int,
+    fp32_head: bool = False,
+    numbers: TokenNumbers = log_probs_and_entropies,
     teaching: Teaching | None = None,
 ) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens on the last pipeline stage, hidden
-    states before it.
+    """[2, r] log-probs and entropies of the response tokens, or other `numbers`, on the last
+    pipeline stage, hidden states before it.
 
     With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
     KL as well.
     """
-    request = Request(batch, temperature, vocab, teaching)
+    request = Request(batch, temperature, vocab, fp32_head, numbers, teaching)
     return _forward(model, batch, _output_processor, request)
 
 
@@ -179,21 +163,17 @@ def _forward(model: Any, batch: MicroBatch, processor: Any, context: Any) -> Ten
 def _hidden_processor(
     *, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any
 ) -> Tensor:
-    """GPTModel's hook after the last layer of a teacher: [own, 1, h] hidden states."""
-    return _predicting(hidden_states, output_layer.sequence_parallel, context)
+    """GPTModel's hook after the last layer of a teacher: [own, h] hidden states."""
+    return _predicting(hidden_states, output_layer.sequence_parallel, context).squeeze(1)
 
 
-def head(model: Any, hidden: Tensor) -> Tensor:
-    """The last layer of a model, [n, 1, h] -> [n, local vocab] logits. Only on the last pipeline
+def head(model: Any, *, fp32: bool) -> Head:
+    """The last layer of a model, with this tensor-parallel rank's words. Only on the last pipeline
     stage.
     """
-    weight = (
-        model.shared_embedding_or_output_weight()
-        if model.share_embeddings_and_output_weights
-        else None
-    )
-    logits: Tensor = _without_sequence_parallel(model.output_layer, hidden, weight)[0].squeeze(1)
-    return logits
+    tied = model.share_embeddings_and_output_weights
+    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    return Head(weight, float32=fp32)
 
 
 @megatron_device()
@@ -221,7 +201,7 @@ def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> l
 @torch.no_grad()
 def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
     """Hidden states before a model's last layer, at the places that predict response tokens: [own,
-    1, h], on the CPU.
+    h], on the CPU.
 
     With context parallelism of this rank's share. Only on the last pipeline stage; before it, none.
     Collective.

@@ -32,7 +32,11 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
     precision = trainer.precision or ("bf16" if DEVICE.type == "cuda" else "fp32")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return transformer_config(
-        shape, trainer.parallelism, dtype=dtype, recompute=trainer.recompute == "full"
+        shape,
+        trainer.parallelism,
+        dtype=dtype,
+        recompute=trainer.recompute,
+        recompute_modules=trainer.recompute_modules,
     )
 
 
@@ -57,7 +61,7 @@ def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
     rounds of stages.
     """
     layout = spec.trainer.parallelism
-    bins = pack([len(s.tokens) for s in shard], spec.trainer.max_tokens_per_gpu * layout.context)
+    bins = pack([len(s.tokens) for s in shard], spec.trainer.micro_batch_tokens * layout.context)
     count = max(parallel.largest_over_data_parallel(len(bins)), 1)
     return equalise(bins, count + -count % (layout.pipeline if layout.virtual_pipeline else 1))
 

@@ -26,9 +26,10 @@ def micro_batch(
     split = split or Split()
     layout = partial(packing, device=device, split=split)
     batch = packed_row(shard, members, device, layout, multiple=split.multiple)
-    if split.context == 1:
-        return batch
-    return _share(batch, split.local(sum(batch.packing.lengths)).to(device))
+    if split.context > 1:
+        batch = _share(batch, split.local(sum(batch.packing.lengths)).to(device))
+    batch.packing.experts = batch.experts
+    return batch
 
 
 def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
@@ -45,6 +46,7 @@ def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
         predicting=place[batch.predicting[predicted]],
         targets=batch.targets[predicted],
         own=predicted,
+        experts=None if batch.experts is None else batch.experts[held],
     )
 
 

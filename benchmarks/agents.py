@@ -1,0 +1,218 @@
+"""The gateway for agents: what a turn costs beside the engine's own time, how many episodes a
+worker has room for, and how much of a continued turn the engine still has in its prefix cache.
+
+    python benchmarks/agents.py [--episodes 40] [--turns 4] [--concurrent 1000]
+
+Overhead and cache: a real SGLang with random weights, on a CPU where there is no GPU, and episodes
+of a long first message and short turns. Overhead is what a client waits for an answer less the time
+that the engine had the request: HTTP both ways, template, tokens, the tree, the answer's JSON, and
+the client's own work, since it runs in this process.
+
+Concurrent episodes: no engine could serve so many here, so answers of random tokens come after some
+seconds of waiting; everything else is what a worker has. Memory and time are this process's, the
+programs' clients included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.processes import small_engine
+from sluice.engines.base import Generation
+from sluice.engines.sglang.generate import Client
+from sluice.environment import free_port
+from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice_rollout.episode import Episode
+from sluice_rollout.function import Player
+from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.generate import Generator
+from sluice_rollout.health import EngineHealth
+from sluice_rollout.prompts import PromptEncoder
+from tests.integration.engines import WORDS, save_model
+from tests.unit.buffer.buffer_tools import make_job
+
+FIRST, LATER, ANSWER = 600, 20, 24
+"""Tokens of the first message, of a later one, of an answer."""
+SPECIAL, MOST = 8, 2000
+PARAMS = {"max_new_tokens": MOST, "temperature": 1.0, "ignore_eos": True}
+MIB = 2**20
+
+
+@dataclass
+class Seen:
+    """Requests that an engine has had: seconds, tokens asked with, of them cached, and answered."""
+
+    seconds: list[float] = field(default_factory=list)
+    turns: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class Watched(Client):
+    """SGLang, and what it says of each request."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.seen = Seen()
+
+    async def generate(self, rid: str, input_ids: list[int], *args: Any, **kw: Any) -> Generation:
+        start = time.perf_counter()
+        answer = await super().generate(rid, input_ids, *args, **kw)
+        self.seen.seconds.append(time.perf_counter() - start)
+        return answer
+
+    def read(self, status: int, text: str) -> Generation:
+        told = json.loads(text)["meta_info"]
+        numbers = (told["prompt_tokens"], told["cached_tokens"], told["completion_tokens"])
+        self.seen.turns.append(numbers)
+        return super().read(status, text)
+
+
+class Waiting(Client):
+    """Random tokens, some seconds later."""
+
+    async def generate(self, rid: str, input_ids: list[int], *args: Any, **kw: Any) -> Generation:
+        await asyncio.sleep(random.uniform(5, 15))
+        tokens = random.choices(range(SPECIAL, SPECIAL + WORDS), k=ANSWER)
+        return Generation(tokens, [-1.0] * ANSWER, [WeightSpan(0, 0, ANSWER)], "length", None)
+
+
+@dataclass
+class Bench:
+    """A worker's gateway, and programs that play at it. waited: seconds of each of their turns."""
+
+    turns: int
+    waited: list[float] = field(default_factory=list)
+
+    async def play(self, episode: Episode) -> None:
+        """A client that sends its whole history with each turn, as they do."""
+        gateway = episode.gateway
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        messages = [{"role": "user", "content": words(FIRST)}]
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for _ in range(self.turns):
+                body = {"model": "m", "messages": messages, "max_tokens": ANSWER}
+                start = time.perf_counter()
+                async with session.post(
+                    f"{gateway.base_url}/chat/completions", json=body
+                ) as response:
+                    answer = await response.json()
+                self.waited.append(time.perf_counter() - start)
+                messages += [
+                    answer["choices"][0]["message"],
+                    {"role": "user", "content": words(LATER)},
+                ]
+
+    @asynccontextmanager
+    async def player(self, engine: Client, model: Path, room: int) -> AsyncIterator[Player]:
+        spec = make_job(
+            model.parent,
+            model__path=str(model),
+            rollout__function="agent.py:play",
+            rollout__sampling__maxResponseTokens=MOST,
+        ).spec
+        encoder = PromptEncoder(spec, model)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        generator = Generator(
+            engine, tokenizer.decode, asyncio.Semaphore(room), lambda: 0, EngineHealth(engine, 60.0)
+        )
+        async with Desk.of(spec, encoder) as desk:
+            yield Player(self.play, "agent", generator, tokenizer, 600.0, None, desk.admit)
+
+
+def words(count: int) -> str:
+    return " ".join(f"w{random.randrange(WORDS):04d}" for _ in range(count))
+
+
+async def episode(player: Player, number: int) -> None:
+    sample = await player(Prompt(number, "?"), [5], Sample(0, reward=1.0), PARAMS)
+    assert sample.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED), sample.error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--episodes", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--concurrent", type=int, default=1000)
+    options = parser.parse_args()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as directory:
+        model = save_model(Path(directory) / "model", 0)
+        asyncio.run(beside_an_engine(model, options))
+        asyncio.run(side_by_side(model, options))
+
+
+async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
+    """Overhead of a turn, one at a time, and what the cache has of it."""
+    port = free_port()
+    server = small_engine(model, port, cpu=not torch.cuda.is_available())
+    try:
+        async with Watched(f"http://127.0.0.1:{port}") as engine:
+            await engine.wait_ready(240)
+            bench = Bench(options.turns)
+            async with bench.player(engine, model, 8) as player:
+                await episode(player, 0)
+                bench.waited.clear()
+                engine.seen = Seen()
+                for number in range(options.episodes):
+                    await episode(player, number + 1)
+    finally:
+        server.terminate()
+        server.wait(60)
+    overhead = [w - s for w, s in zip(bench.waited, engine.seen.seconds, strict=True)]
+    print(f"{len(overhead)} turns, one at a time: the engine {told(engine.seen.seconds)}")
+    print(f"  over the engine: {told(overhead)}")
+    cached = shared = 0
+    turns = engine.seen.turns
+    for at in range(len(turns)):
+        if at % options.turns:
+            asked, _, answered = turns[at - 1]
+            cached, shared = cached + turns[at][1], shared + asked + answered
+    print(f"  in the engine's cache: {cached / shared:.1%} of {shared:,} tokens that are continued")
+
+
+async def side_by_side(model: Path, options: argparse.Namespace) -> None:
+    """Many episodes at once in one worker."""
+    bench, process = Bench(options.turns), psutil.Process()
+    room = options.concurrent
+    async with (
+        Waiting("http://127.0.0.1:9") as engine,
+        bench.player(engine, model, room) as player,
+    ):
+        await episode(player, 0)
+        before, start, work = process.memory_info().rss, time.perf_counter(), time.process_time()
+        await asyncio.gather(*(episode(player, n + 1) for n in range(room)))
+        seconds, work = time.perf_counter() - start, time.process_time() - work
+    turns = options.concurrent * options.turns
+    memory = (process.memory_info().rss - before) / MIB
+    print(f"{options.concurrent} episodes of {options.turns} turns at once: {seconds:.0f} s")
+    print(f"  {work / turns * 1e3:.1f} ms of a core a turn, {work / seconds:.0%} of a core")
+    print(f"  {memory:.0f} MiB more than before, {memory / options.concurrent * 1024:.0f} KiB each")
+
+
+def told(seconds: Sequence[float]) -> str:
+    """Median and 95th percentile."""
+    hundredths = statistics.quantiles(seconds, n=100)
+    return f"p50 {hundredths[49] * 1e3:.1f} ms, p95 {hundredths[94] * 1e3:.1f} ms"
+
+
+if __name__ == "__main__":
+    main()
