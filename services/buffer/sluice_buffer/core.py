@@ -21,7 +21,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
 from sluice_buffer.group import GroupKey, GroupState, LeaseName, unpack_facts
 from sluice_buffer.rules.admission import AdmissionPolicy, admitted, total_steps
-from sluice_buffer.rules.balance import assign
+from sluice_buffer.rules.balance import assign, costs
 from sluice_buffer.rules.filters import NONZERO_STD
 from sluice_buffer.sources.filling import filler_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
@@ -292,9 +292,9 @@ class Buffer:
 
     # -- looking
 
-    def sequences(self, step: int, ranks: int) -> list[pb.Sequence]:
+    def sequences(self, step: int, ranks: int, balance_tokens: float = 0.0) -> list[pb.Sequence]:
         """The fixed batch of a step, in batch order,
-        with the rank and optimizer step of each sequence.
+        with the rank and optimizer step of each sequence. balance_tokens: n0 of its cost.
         """
         ids = self.memory.batches[step]
         facts = [
@@ -302,8 +302,12 @@ class Buffer:
             for i in ids
             for n, f in enumerate(unpack_facts(self.memory.groups[i].summary))
         ]
+        trainer = self.job.spec.trainer
         places = assign(
-            [f.length for _, _, f in facts], self.job.spec.trainer.steps_per_batch, ranks
+            costs([f.length for _, _, f in facts], balance_tokens),
+            trainer.steps_per_batch,
+            ranks,
+            equal_counts=trainer.balance.equal_counts,
         )
         return [
             pb.Sequence(

@@ -113,12 +113,14 @@ class Group:
 
 
 class SampleFacts(NamedTuple):
-    """The facts of a sample that batches, advantages and evaluation metrics need,
-    without its tokens.
+    """The facts of a sample that batches, advantages and evaluation metrics need, without its
+    tokens. Lengths are in tokens.
     """
 
     length: int
+    """Of all its sequences, prompts too: what it costs to train."""
     response_length: int
+    """Without its branches."""
     trainable_tokens: int
     status: int
     """A number of pb.SampleStatus."""

@@ -21,7 +21,8 @@ from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.gateway.desk import Desk, Place
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -30,6 +31,9 @@ from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
 from sluice_rollout.worker import Worker, WorkerError
 
 START_SECONDS = 1800.0
+POD_SECONDS = 1200.0
+"""For which an episode waits for a pod. A worker leases no more episodes than it has pods, so it is
+the start of one that is waited for, or the end of one that is at work."""
 
 
 class Readiness:
@@ -63,7 +67,8 @@ async def serve() -> None:
     )
     spec = env.job().spec
     url = env.variables.get("SLUICE_ENGINE_URL", "")
-    code = Code.of(spec)
+    pods = _episode_pods(env, spec)
+    code = Code.of(spec, pods)
     teacher: Teachers | None = None
     try:
         async with pulse.beating(), engine_of(spec).client(url) as engine:
@@ -80,11 +85,21 @@ async def serve() -> None:
                 log.info("teacher ready", url=teacher.url)
             # What imports have left would be looked through: 0.2 s in which no response goes on.
             gc.freeze()
-            await _work(env, spec, stop, engine, encoder, code, readiness, teacher)
+            await _work(env, spec, stop, engine, encoder, code, readiness, teacher, pods)
     finally:
         await code.close()
         if teacher:
             await teacher.close()
+
+
+def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
+    """Those that join this worker, where episodes are pods."""
+    if not spec.rollout.has_episode_pods or env.variables.get("SLUICE_EPISODES") != "pods":
+        return None
+    job = env.job().metadata
+    selector = f"sluice.dev/job-name={job.name},sluice.dev/role=episode"
+    where = f"`kubectl describe pods -n {job.namespace} -l {selector}`"
+    return EpisodePods(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, where)
 
 
 async def _ready(server: Client | Teachers, stop: asyncio.Event) -> bool:
@@ -108,6 +123,7 @@ async def _work(
     code: Code,
     readiness: Readiness,
     teacher: Teachers | None,
+    pods: EpisodePods | None,
 ) -> None:
     member = rendezvous_pb2.Member(
         role="rollout",
@@ -141,7 +157,7 @@ async def _work(
     membership = Membership(env.rendezvous, hello, heartbeat)
     slots = asyncio.Semaphore(spec.rollout.concurrency)
     health = EngineHealth(engine, spec.weight_sync.pause_seconds)
-    desk = Desk.of(spec, encoder)
+    desk = Desk.of(spec, encoder, Place(env.bind, env.port("gateway"), pods) if pods else None)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
     make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))

@@ -11,6 +11,7 @@ from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
 from sluice.rewards.judging.judge import Judge
 from sluice_rollout import filters, function, hooks
+from sluice_rollout.environments.pods import EpisodePods
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class Code:
     """Every judge, by the field that tells of it."""
 
     @classmethod
-    def of(cls, spec: RLJobSpec) -> Code:
-        """Load what the job names.
+    def of(cls, spec: RLJobSpec, pods: EpisodePods | None = None) -> Code:
+        """Load what the job names. pods: play its episodes, where those are pods.
 
         Raises ConfigurationError. (The judges load nothing before `check`.)
         """
-        keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec)
+        keep, plays = filters.load(spec.rollout.dynamic_filter), function.load_all(spec, pods)
         job_hooks = hooks.load_all(spec.rollout.hooks)
         datasets = spec.evaluation.datasets if spec.evaluation else []
         judges = {one.source_name: Judge(one.reward) for one in datasets if one.reward}
@@ -49,7 +50,9 @@ class Code:
         return cls(judge, judges, keep, plays, job_hooks, fields)
 
     async def check(self) -> None:
-        """Try the rewards. Raises ConfigurationError."""
+        """Try the rewards, and the program of episodes. Raises ConfigurationError."""
+        if self.plays.program:
+            await self.plays.program.check()
         for field, judge in self.fields.items():
             try:
                 await judge.check()
@@ -57,6 +60,8 @@ class Code:
                 raise ConfigurationError(f"{field}: {error}") from error
 
     async def close(self) -> None:
+        if self.plays.program:
+            self.plays.program.close()
         for judge in self.fields.values():
             await judge.close()
 

@@ -1,5 +1,5 @@
 """An episode: one sample, its model and its tokens,
-on which a user's generate function plays (`rollout.function`).
+on which a user's generate function (`rollout.function`) or program (`rollout.environment`) plays.
 
     async def play(episode: Episode) -> None:
         turn = await episode.generate()           # the model speaks: tokens that are trained
@@ -23,11 +23,13 @@ import copy
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
 from sluice_rollout.clock import Clock
+from sluice_rollout.gateway.claim import Claim
 from sluice_rollout.generate import Generator
 from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
 
@@ -40,6 +42,7 @@ _KEPT = (
     "loss_mask",
     "rollout_log_probs",
     "weight_versions",
+    "routed_experts",
     "metadata",
 )
 """Fields that `adopt` takes of a sample."""
@@ -65,6 +68,17 @@ class InterruptedEpisodeError(EpisodeEndError):
     """The pod ends, or its engine does; the sample goes on elsewhere."""
 
 
+class PlayFailedError(Exception):
+    """A sample fails: the message says why, behind the name of what played it.
+
+    reason: for metrics.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A turn of the model. finish: `stop` or `length` (of the turn). stop: the stop string at its
@@ -85,12 +99,23 @@ class Gateway:
         client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key=gateway.api_key)
 
     close: ends the key, and puts the program's turns into the sample; with True, all that another
-    play can go on from.
+    play can go on from. keep: says which tokens are the sample, in place of the longest branch;
+    raises ClaimError. full: True where the last request was refused, because it did not fit.
     """
 
     base_url: str
     api_key: str
     close: Callable[[bool], None]
+    keep: Callable[[Claim], None]
+    full: Callable[[], bool]
+
+    @property
+    def router(self) -> tuple[str, int]:
+        """Host, with the key before it, and port of an address where `/generate` is asked as
+        SGLang's is.
+        """
+        address = urlsplit(self.base_url)
+        return f"{self.api_key}@{address.hostname}", address.port or 0
 
 
 @dataclass(slots=True)
@@ -339,6 +364,10 @@ class Episode:
         self.ended = error
         if self._trunk and not isinstance(error, TruncatedError):
             self._trunk.ended = error
+
+
+Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
+"""A generate function."""
 
 
 def whole_group(function: _Function) -> _Function:

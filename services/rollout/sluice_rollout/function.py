@@ -1,13 +1,12 @@
-"""Runs a user's generate function for samples. Whatever it does, the run goes on; its samples tell
-what happened.
+"""Runs a user's generate function, or program, for samples. Whatever it does, the run goes on; its
+samples tell what happened.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,37 +16,49 @@ from sluice.api.data import PromptSource
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
-from sluice_rollout import failures, metrics
+from sluice_rollout import adapters, failures, metrics
 from sluice_rollout.clock import Clock
+from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import (
     Episode,
     EpisodeEndError,
     Gateway,
     InterruptedEpisodeError,
+    Play,
+    PlayFailedError,
     TruncatedError,
 )
 from sluice_rollout.gateway import errors
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
-from sluice_rollout.turns import MODEL, TURNS
+from sluice_rollout.turns import BRANCH_TURNS, MODEL, TURNS
 
-Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
 NONE = "none"
 """In a data set's `function`: one answer of the model, whatever rollout.function says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plays:
-    """The functions of a job, with their names. of: by (purpose, data set) where that has its own;
-    else `default`.
+    """The functions of a job, or its program, with their names. of: by (purpose, data set) where
+    that has its own; else `default`.
     """
 
     default: tuple[str, Play] | None = None
     of: Mapping[tuple[Purpose, str], tuple[str, Play] | None] = field(default_factory=dict)
 
+    @property
+    def program(self) -> Program | None:
+        """The job's, where episodes are played by one."""
+        play = self.default[1] if self.default else None
+        return play if isinstance(play, Program) else None
 
-def load_all(spec: RLJobSpec) -> Plays:
-    """Load what the job names. ConfigurationError: one cannot be loaded, or is not async."""
+
+def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
+    """Load what the job names. pods: play its episodes, where those are pods.
+
+    ConfigurationError: one cannot be loaded, or is not async; or there is no such program.
+    """
     held_out = spec.evaluation.datasets if spec.evaluation else []
     sources: list[tuple[str, Purpose, PromptSource]] = [
         *(
@@ -60,32 +71,37 @@ def load_all(spec: RLJobSpec) -> Plays:
         ),
     ]
     of = {
-        (purpose, one.source_name): load(one.function, f"{where}.function")
+        (purpose, one.source_name): load(one.function, spec, f"{where}.function")
         for where, purpose, one in sources
         if one.function
     }
-    return Plays(load(spec.rollout.function), of)
+    return Plays(("the program", pods) if pods else _default(spec), of)
 
 
-def load(dotted: str | None, where: str = "spec.rollout.function") -> tuple[str, Play] | None:
+def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
+    if spec.rollout.environment is None:
+        return load(spec.rollout.function, spec)
+    program = program_of(spec.rollout.environment, spec)
+    return program.name, program
+
+
+def load(
+    dotted: str | None, spec: RLJobSpec, where: str = "spec.rollout.function"
+) -> tuple[str, Play] | None:
     """The user's function and its name; None where there is none. ConfigurationError as above."""
     if dotted is None or dotted == NONE:
         return None
     try:
-        function = user_code.load(dotted)
+        return dotted, adapters.play_of(user_code.load(dotted), spec)
     except user_code.LoadError as error:
         raise ConfigurationError(f"{where}: {error}") from error
-    call = getattr(function, "__call__", None)  # noqa: B004
-    if not any(inspect.iscoroutinefunction(f) for f in (function, call)):
-        raise ConfigurationError(
-            f"{where}: {dotted} is not async: expected `async def play(episode)`"
-        )
-    return dotted, function
+    except adapters.AdapterError as error:
+        raise ConfigurationError(f"{where}: {dotted} {error}") from error
 
 
 @dataclass(slots=True)
 class Player:
-    """Plays samples with one function.
+    """Plays samples with one function, or program.
 
     seconds: how long it may take between two turns of the model (its tools).
     """
@@ -202,13 +218,16 @@ class Player:
             )
             self._fail(sample, "timeout", text, causes.full(raised))
             return
+        if isinstance(raised, PlayFailedError):
+            self._fail(sample, raised.reason, str(raised))
+            return
         self._fail(sample, "raised", f"raised {causes.cause(raised)}", causes.full(raised))
 
     def _finish(self, episode: Episode, *, truncated: bool) -> None:
         sample = episode.sample
         turns = sample.metadata.get(TURNS, [])
         if not any(turn["by"] == MODEL and turn["length"] for turn in turns):
-            self._fail(sample, "empty", "returned before the model generated a token")
+            self._fail(sample, "empty", "ended before the model generated a token")
             return
         last = turns[-1]
         if not sample.status.finished:
@@ -225,7 +244,7 @@ class Player:
     def _fail(self, sample: Sample, reason: str, message: str, details: str = "") -> None:
         metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
         line = f"{self.name} {message}"
-        failures.LOG.note("a generate function failed", line, details, index=sample.index)
+        failures.LOG.note("an episode failed", line, details, index=sample.index)
         sample.fail(line)
         if _not_json(sample.metadata):
             sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
@@ -237,7 +256,8 @@ def _abort(sample: Sample) -> None:
     """To be played again elsewhere: what it has of tokens and turns stays."""
     sample.status = SampleStatus.ABORTED
     sample.reward, sample.reward_parts = None, {}
-    sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
+    kept = {name: sample.metadata[name] for name in (BRANCH_TURNS,) if name in sample.metadata}
+    sample.metadata = {TURNS: sample.metadata.get(TURNS, [])} | kept
 
 
 def _not_json(metadata: dict[str, Any]) -> TypeError | ValueError | None:

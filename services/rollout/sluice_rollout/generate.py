@@ -139,6 +139,8 @@ class Generator:
             self.slots.release()
         if answer is not None:
             sample.append(answer.tokens, answer.log_probs, answer.spans)
+            if answer.experts is not None:
+                sample.routed_experts = answer.experts
         return answer
 
     async def _answered(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:

@@ -28,8 +28,8 @@ from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
 from sluice_rollout import failures
 from sluice_rollout.code import Code
-from sluice_rollout.episode import Episode, Gateway
-from sluice_rollout.function import Play, Player
+from sluice_rollout.episode import Episode, Gateway, Play
+from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
@@ -108,9 +108,9 @@ class GroupMaker:
     ) -> None:
         if all(self._is_made(sample, prompt) for sample in samples):
             return
-        before = sum(sample.response_length for sample in samples)
+        before = sum(map(_response_tokens, samples))
         await self._generate(ids, samples, params, prompt)
-        self.generated_tokens += max(0, sum(sample.response_length for sample in samples) - before)
+        self.generated_tokens += max(0, sum(map(_response_tokens, samples)) - before)
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
@@ -173,7 +173,7 @@ class GroupMaker:
         """Tokens of other weights may stay only where partial rollouts are wanted,
         never in an evaluation.
         """
-        on_policy = all(span.version == self.membership.version for span in sample.weight_versions)
+        on_policy = sample.versions <= {self.membership.version}
         return on_policy or (self.spec.rollout.partial.enabled and prompt.purpose is Purpose.TRAIN)
 
     def _dataset(self, prompt: Prompt) -> EvaluationDataset | None:
@@ -303,13 +303,19 @@ def note_baseline(group: SampleGroup, greedy: Sample) -> None:
             sample.metadata[BASELINE_REWARD] = greedy.reward
 
 
+def _response_tokens(sample: Sample) -> int:
+    """Tokens of a response, those once that its branches have in common."""
+    return sample.response_length + sum(int(b.loss_mask.sum()) for b in sample.branches)
+
+
 def mask_off_policy(sample: Sample) -> None:
     """Train only on tokens of the newest weights that a sample has seen (slime:
     mask_offpolicy_in_partial_rollout).
     """
-    newest = max((span.version for span in sample.weight_versions), default=0)
-    mask = sample.loss_mask.copy()
-    for span in sample.weight_versions:
-        if span.version < newest:
-            mask[span.start : span.end] = 0
-    sample.loss_mask = mask
+    newest = max(sample.versions, default=0)
+    for sequence in sample.sequences:
+        mask = sequence.loss_mask.copy()
+        for span in sequence.weight_versions:
+            if span.version < newest:
+                mask[span.start : span.end] = 0
+        sequence.loss_mask = mask

@@ -6,7 +6,7 @@ import urllib.request
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from sluice.telemetry.phases import Phases
+from sluice.telemetry.phases import Phases, process_age
 
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
@@ -14,6 +14,7 @@ PHASES = Phases(
     "sluice_rollout_phase_seconds",
     "Time in each phase: starting, idle (nothing to do, or no weights), generating, draining.",
     first="starting",
+    before=process_age(),
 )
 REQUESTS = Counter(
     "sluice_rollout_requests",
@@ -52,8 +53,11 @@ GROUP_FAILURES = Counter(
 )
 FUNCTION_FAILURES = Counter(
     "sluice_rollout_function_failures",
-    "Samples that failed in rollout.function, by reason",
+    "Samples that failed in rollout.function or rollout.environment, by reason",
     ["reason"],
+)
+EPISODE_PROGRAMS = Gauge(
+    "sluice_rollout_episode_programs", "Programs of rollout.environment that run now."
 )
 HOOK_FAILURES = Counter(
     "sluice_rollout_hook_failures", "Samples that failed in a hook, by hook", ["hook"]
@@ -113,8 +117,7 @@ GATEWAY_RERENDERED = Counter(
 )
 GATEWAY_BRANCHES = Counter(
     "sluice_rollout_gateway_branches",
-    "Branches of episodes. outcome: trained; left_out (shorter than another one of its episode).",
-    ["outcome"],
+    "Branches of episodes' conversations: sequences that are trained.",
 )
 GATEWAY_REFUSED_KEYS = Counter(
     "sluice_rollout_gateway_refused_keys",
@@ -125,6 +128,17 @@ GATEWAY_OVERRIDDEN = Counter(
     "sluice_rollout_gateway_overridden_settings",
     "Requests whose sampling settings differ from the job's, which hold, by setting.",
     ["setting"],
+)
+GATEWAY_OTHER_SECONDS = Histogram(
+    "sluice_rollout_gateway_other_model_seconds",
+    "Time of a request to a model of rollout.models.",
+    ["model"],
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+EPISODE_PODS = Gauge(
+    "sluice_rollout_episode_pods",
+    "Episode pods that have joined this worker. state: waiting (warm), playing.",
+    ["state"],
 )
 
 

@@ -1,8 +1,8 @@
 """A teacher behind a server that somebody runs: it scores each finished response, token by token.
 
-One request for a sample, from the first trained token to the last. Servers score given tokens at
-temperature 1; so does the student sample, by a rule of the API. A teacher that cannot be had fails
-the sample, never the run.
+One request for a sample, and one for each of its branches, from the first trained token to the
+last. Servers score given tokens at temperature 1; so does the student sample, by a rule of the API.
+A teacher that cannot be had fails the sample, never the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.engines import engine_of
 from sluice.engines.base import Scorer
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
-from sluice.sample import Prompt, Sample
+from sluice.sample import Float32, Prompt, Sample, TokenSequence
 from sluice.telemetry import logs
 from sluice_rollout import failures, metrics
 
@@ -88,18 +88,10 @@ class Teacher:
             )
 
     async def __call__(self, sample: Sample) -> None:
-        """Set the sample's teacher_log_probs, or fail it with the reason."""
-        trained = np.flatnonzero(sample.loss_mask)
-        log_probs = np.zeros(sample.response_length, dtype=np.float32)
+        """Set the teacher_log_probs of the sample and its branches, or fail it with the reason."""
         started = time.monotonic()
         try:
-            if len(trained):
-                first, end = int(trained[0]), int(trained[-1]) + 1
-                tokens = sample.tokens[: sample.prompt_length + end].tolist()
-                log_probs[first:end] = await self.log_probs(tokens, end - first)
-                log_probs = np.where(sample.loss_mask > 0, log_probs, np.float32(0))
-                if not np.isfinite(log_probs).all():
-                    raise RewardError("a trained token has no finite log-prob", "invalid")
+            scores = [await self._scores(sequence) for sequence in sample.sequences]
         except RewardError as error:
             metrics.TEACHER.labels(outcome=error.reason).inc()
             failures.LOG.note("the teacher failed", str(error), index=sample.index)
@@ -107,7 +99,21 @@ class Teacher:
             return
         metrics.TEACHER.labels(outcome="ok").inc()
         metrics.TEACHER_SECONDS.observe(time.monotonic() - started)
-        sample.teacher_log_probs = log_probs
+        for sequence, log_probs in zip(sample.sequences, scores, strict=True):
+            sequence.teacher_log_probs = log_probs
+
+    async def _scores(self, sequence: TokenSequence) -> Float32:
+        """[response] float32, 0 where masked. Raises RewardError."""
+        trained = np.flatnonzero(sequence.loss_mask)
+        log_probs = np.zeros(sequence.response_length, dtype=np.float32)
+        if len(trained):
+            first, end = int(trained[0]), int(trained[-1]) + 1
+            tokens = sequence.tokens[: sequence.prompt_length + end].tolist()
+            log_probs[first:end] = await self.log_probs(tokens, end - first)
+            log_probs = np.where(sequence.loss_mask > 0, log_probs, np.float32(0))
+            if not np.isfinite(log_probs).all():
+                raise RewardError("a trained token has no finite log-prob", "invalid")
+        return log_probs
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
         """Of the last `count` of these tokens. Raises RewardError."""

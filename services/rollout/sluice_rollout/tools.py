@@ -18,30 +18,34 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.data.chat import between_turns
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
 from sluice_rollout.threads import LateError, NoThreadError, Threads
 from sluice_rollout.together import all_of
+from sluice_rollout.toolbox.base import Tool, ToolUnavailableError, is_tool
+
+__all__ = [
+    "ANSWER",
+    "CALLS",
+    "Tool",
+    "ToolCall",
+    "ToolLoop",
+    "ToolUnavailableError",
+    "hermes_calls",
+    "json_calls",
+]
 
 CALLS, ANSWER = "tool_calls", "answer"
 """Keys of a sample's metadata for the reward: number of the model's calls of tools, and the text of
 its last turn."""
-_MARK = "%sluice-turn%"
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
-
-
-class ToolUnavailableError(Exception):
-    """A tool cannot answer, for no fault of the model's: the sample fails,
-    and nothing of it is trained.
-
-    A tool raises it where its service is down, say. Any other error of a tool is told to the model.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,53 +107,34 @@ def _call(text: str) -> ToolCall:
     return ToolCall(value["name"], arguments)
 
 
-def turn_tokens(
-    tokenizer: Any,
-    messages: list[dict[str, Any]],
-    last_token: int,
-    arguments: dict[str, Any] | None = None,
-) -> list[int]:
-    """Tokens that the chat template writes between two turns of the model,
-    where `messages` come between.
-
-    Taken from a conversation of marks, so that what the model said is never rendered again
-    (templates drop thoughts and trim texts). last_token: the last that the model made; where that
-    is the end of its turn it is not written twice.
-    """
-    start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-    text: str = tokenizer.apply_chat_template(
-        [*start, *messages], add_generation_prompt=True, tokenize=False, **(arguments or {})
-    )
-    ids: list[int] = tokenizer.encode(
-        text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False
-    )
-    return ids[1:] if ids and ids[0] == last_token else ids
-
-
 class ToolLoop:
     """Turns of the model and answers of tools, until a turn calls none: a `rollout.function`.
 
-    tools: functions, sync or async, by their names. seconds: of one call. longest: characters of an
+    tools: functions, sync or async, by their names, and those of `toolbox`. max_calls: of an
+    episode; the turn that goes beyond is its last. seconds: of one call. longest: characters of an
     answer. template: further variables of the chat template. threads: for tools that are not async.
     """
 
     def __init__(
         self,
-        tools: Iterable[Callable[..., Any]],
+        tools: Iterable[Callable[..., Any] | Tool],
         *,
         max_turns: int = 8,
+        max_calls: int = 64,
         parse: Callable[[str], list[ToolCall]] = hermes_calls,
         seconds: float = 30.0,
         longest: int = 8192,
         template: dict[str, Any] | None = None,
         threads: Threads | None = None,
     ) -> None:
-        self._tools = {tool.__name__: tool for tool in tools}
+        self._tools: dict[str, Any] = {_name(tool): tool for tool in tools}
+        self._max_calls = max_calls
         self._max_turns, self._parse, self._template = max_turns, parse, template
         self._seconds, self._longest = seconds, longest
         self._threads = threads or Threads("tool")
 
     async def __call__(self, episode: Episode) -> None:
+        tools = self._opened()
         episode.metadata[CALLS] = 0
         for turns_left in reversed(range(self._max_turns)):
             turn = await episode.generate()
@@ -158,24 +143,32 @@ class ToolLoop:
             if not calls or not turns_left:
                 return
             episode.metadata[CALLS] += len(calls)
-            answers = await all_of(*(self._answer(call) for call in calls))
+            if episode.metadata[CALLS] > self._max_calls:
+                return
+            answers = await all_of(*(self._answer(call, tools) for call in calls))
             messages = [
                 {"role": "tool", "name": call.name, "content": answer}
                 for call, answer in zip(calls, answers, strict=True)
             ]
             last = turn.tokens[-1] if turn.tokens else -1
-            episode.observe(turn_tokens(episode.tokenizer, messages, last, self._template))
+            episode.observe(between_turns(episode.tokenizer, messages, last, self._template))
 
-    async def _answer(self, call: ToolCall) -> str:
+    def _opened(self) -> dict[str, Callable[..., Any]]:
+        """The functions that answer one episode's calls."""
+        return {
+            name: tool.session() if is_tool(tool) else tool for name, tool in self._tools.items()
+        }
+
+    async def _answer(self, call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> str:
         """The answer that the model gets: also to a mistake of its own,
         and of a tool that fails or hangs.
 
         Raises ToolUnavailableError where the call could not be made.
         """
-        tool = self._tools.get(call.name)
+        tool = tools.get(call.name)
         if call.error or tool is None:
             metrics.TOOL_CALLS.labels(tool="", outcome="misunderstood").inc()
-            known = ", ".join(self._tools)
+            known = ", ".join(tools)
             return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
         try:
             with (
@@ -201,3 +194,8 @@ class ToolLoop:
         return (value if isinstance(value, str) else json.dumps(value, default=str))[
             : self._longest
         ]
+
+
+def _name(tool: Any) -> str:
+    name: str = tool.name if is_tool(tool) else tool.__name__
+    return name

@@ -170,10 +170,9 @@ class Worker:
 
     def _room_for(self) -> int:
         """Groups that fit into the engine's free request slots."""
-        open_samples = len(self.work) * self.spec.rollout.samples_per_prompt
-        return math.ceil(
-            (self.spec.rollout.concurrency - open_samples) / self.spec.rollout.samples_per_prompt
-        )
+        rollout = self.spec.rollout
+        open_samples = len(self.work) * rollout.samples_per_prompt
+        return math.ceil((rollout.samples_at_once - open_samples) / rollout.samples_per_prompt)
 
     async def _until_room(self) -> None:
         while self._room_for() < 1:

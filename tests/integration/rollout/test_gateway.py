@@ -18,8 +18,8 @@ from sluice.engines.sglang.generate import Client
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.episode import Episode
-from sluice_rollout.function import Play, Player
+from sluice_rollout.episode import Episode, Play
+from sluice_rollout.function import Player
 from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.turns import TURNS
@@ -76,7 +76,8 @@ async def player(
     function: Play, engine: Client, talkative: Path, directory: Path
 ) -> AsyncIterator[Player]:
     """A player at a gateway of its own."""
-    spec = job(directory, talkative, rollout__sampling__maxResponseTokens=900).spec
+    settings = AGENT | {"rollout__sampling__maxResponseTokens": 900}
+    spec = job(directory, talkative, **settings).spec
     encoder = PromptEncoder(spec, talkative)
     async with Desk.of(spec, encoder) as desk:
         yield Player(
@@ -156,6 +157,38 @@ async def test_a_program_of_openai_agents_as_it_is(
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
     check_tokens(sample, seen)
     check(sample, {0: model})
+
+
+async def test_all_branches_of_a_tree_are_the_tokens_that_the_engine_sampled(
+    engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    """Two sub-agents from the same beginning, and a history that is told anew."""
+
+    async def tree(episode: Episode) -> None:
+        async with client_of(episode) as client:
+            history: list[Any] = [{"role": "user", "content": "w0002"}]
+            first = await words.said(client, history, stream=False, max_tokens=20)
+            history += [first.model_dump(), {"role": "user", "content": "w0005"}]
+            asked = [words.said(client, history, stream=False, max_tokens=n) for n in (9, 15)]
+            await asyncio.gather(*asked)
+            summary = [{"role": "user", "content": "w0008 w0011"}]
+            await words.said(client, summary, stream=False, max_tokens=5)
+
+    seen = Seen(engine)
+    async with player(tree, engine, talkative, tmp_path) as one:
+        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
+    sample = codec.sample_from_message(codec.sample_to_message(sample))
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert [int(one.loss_mask.sum()) for one in sample.sequences] == [20 + 15, 9, 5]
+    learned = []
+    for sequence in sample.sequences:
+        expected = log_probs(model, sequence.tokens.tolist(), sequence.response_length)
+        trains = sequence.loss_mask.astype(bool)
+        told = sequence.rollout_log_probs[trains].tolist()
+        wanted = [e for e, kept in zip(expected, trains, strict=True) if kept]
+        assert distance(told, wanted) < tolerance()
+        learned += sequence.tokens[sequence.prompt_length :][trains].tolist()
+    assert sorted(learned) == sorted(token for _, one in seen.answers for token in one.tokens)
 
 
 async def test_a_weight_update_in_the_middle_of_a_turn(

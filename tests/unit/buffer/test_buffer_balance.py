@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_buffer.rules.balance import assign, balance, optimizer_steps
+from sluice_buffer.rules.balance import assign, balance, costs, optimizer_steps
 
 lengths = st.lists(st.integers(1, 20_000), max_size=80)
 ranks = st.integers(1, 9)
@@ -49,3 +49,37 @@ def test_optimizer_steps_do_not_depend_on_the_number_of_ranks(
 def test_a_batch_that_cannot_be_split_is_an_error() -> None:
     with pytest.raises(ValueError, match="7 sequences cannot be split into 2"):
         optimizer_steps(7, 2)
+
+
+@given(lengths, ranks)
+def test_with_equal_counts_no_rank_has_two_sequences_more_than_another(
+    lengths: list[int], ranks: int
+) -> None:
+    counts = Counter(dict.fromkeys(range(ranks), 0))
+    counts.update(balance(lengths, ranks, equal_counts=True))
+    assert counts.total() == len(lengths)
+    assert set(counts) == set(range(ranks))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("n0", "equal_counts", "expected"),
+    [
+        pytest.param(0, False, [0, 1, 1, 1, 1], id="as many tokens: one against four"),
+        pytest.param(400, False, [0, 1, 1, 1, 1], id="by operations the long one costs more still"),
+        pytest.param(0, True, [0, 1, 1, 1, 0], id="three sequences and two"),
+    ],
+)
+def test_a_long_sequence_against_short_ones(
+    n0: float, equal_counts: bool, expected: list[int]
+) -> None:
+    assert balance(costs([400, 100, 100, 100, 100], n0), 2, equal_counts=equal_counts) == expected
+
+
+def test_by_operations_a_long_sequence_outweighs_its_tokens() -> None:
+    """Of 800 tokens half are in one sequence: with attention it costs 800, the others 125 each."""
+    lengths = [400, 100, 100, 100, 100, 100, 100]
+    by_tokens, by_flops = (balance(costs(lengths, n0), 2) for n0 in (0, 400))
+    assert by_tokens.count(0) == 2
+    assert by_flops.count(0) == 1
+    assert costs(lengths, 400)[:2] == [800, 125]

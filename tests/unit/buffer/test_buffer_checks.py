@@ -10,11 +10,39 @@ from sluice.sample import SampleError
 from sluice.wire.codec import group_from_message
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import unpack_facts
-from sluice_buffer.rules.checks import as_trained, check_finished, check_partial, prompt_tokens
+from sluice_buffer.rules.checks import (
+    as_trained,
+    check_finished,
+    check_partial,
+    oldest_version,
+    progress,
+    prompt_tokens,
+)
 from tests.unit.buffer.buffer_tools import make_group, make_sample
 
 NAN = b"\0\0\xc0\x7f"
+
+
+def with_branch(sample: pb.Sample, version: int = 2) -> pb.Branch:
+    """A sound branch of 2 + 3 tokens, 2 of them trained."""
+    span = pb.WeightSpan(version=version, start=0, end=3)
+    sample.branches.add(
+        tokens=bytes(20),
+        response_length=3,
+        loss_mask=b"\0\1\1",
+        rollout_log_probs=bytes(12),
+        weight_versions=[span],
+    )
+    return sample.branches[-1]
+
+
 DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
+    lambda g, s: with_branch(s),
+    lambda g, s: setattr(with_branch(s), "loss_mask", b""),
+    lambda g, s: setattr(with_branch(s), "rollout_log_probs", NAN * 3),
+    lambda g, s: setattr(with_branch(s), "tokens", b"\xff" * 20),
+    lambda g, s: with_branch(s).weight_versions.add(version=1, start=9, end=10),
+    lambda g, s: with_branch(s).MergeFrom(pb.Branch(loss_mask=bytes(3), rollout_log_probs=NAN * 3)),
     lambda g, s: setattr(s, "tokens", s.tokens[:-1]),
     lambda g, s: setattr(s, "loss_mask", s.loss_mask + b"\1"),
     lambda g, s: setattr(s, "loss_mask", bytes(b * 2 for b in s.loss_mask)),
@@ -31,6 +59,16 @@ DAMAGE: list[Callable[[pb.SampleGroup, pb.Sample], object]] = [
     lambda g, s: s.MergeFrom(
         pb.Sample(loss_mask=bytes(s.response_length), teacher_log_probs=NAN * s.response_length)
     ),
+    *[
+        lambda g, s, table=table: s.routed_experts.CopyFrom(pb.RoutedExperts(**table))
+        for table in (
+            {"ids": b"123456", "rows": 3, "bytes_per_id": 1},
+            {"ids": b"123456", "rows": 3, "bytes_per_id": 3},
+            {"ids": b"12345", "rows": 3, "bytes_per_id": 1},
+            {"ids": b"12" * 99, "rows": 99, "bytes_per_id": 2},
+            {"bytes_per_id": 1},
+        )
+    ],
     lambda g, s: setattr(s, "tokens", b"\xff" * len(s.tokens)),
     lambda g, s: setattr(s, "index", 7),
     lambda g, s: s.ClearField("reward"),
@@ -82,7 +120,8 @@ def test_agrees_with_the_invariants(group: pb.SampleGroup) -> None:
         return
     assert sound
     for facts, sample in zip(unpack_facts(checked.summary), decoded.samples, strict=True):
-        assert facts.length == len(sample.tokens)
+        trained = sample.sequences[:1] if sample.status == "failed" else sample.sequences
+        assert facts.length == sum(len(sequence.tokens) for sequence in trained)
         assert facts.response_length == sample.response_length
         if sample.status != "failed":
             assert facts.trainable_tokens == sample.trainable_tokens
@@ -120,6 +159,27 @@ def test_versions_come_from_the_spans() -> None:
     group.samples[0].weight_versions.add(version=5, start=2, end=6)
     facts = unpack_facts(check_finished(group, 2, 0).summary)
     assert [(f.min_version, f.max_version) for f in facts] == [(3, 5), (3, 3)]
+
+
+def test_a_branch_counts_with_its_sample() -> None:
+    group = make_group(pb.Prompt(group_id=1), version=3)
+    with_branch(group.samples[0], version=2)
+    first, second = unpack_facts(check_finished(group, 2, 0).summary)
+    assert (first.length, first.trainable_tokens, first.min_version) == (10 + 5, 6 + 2, 2)
+    assert (second.length, second.trainable_tokens, second.min_version) == (10, 6, 3)
+    assert (oldest_version(group), progress(group)) == (2, 6 + 6 + 3)
+    group.samples[0].branches[0].loss_mask = b"\1"
+    message = r"samples\[0\].branches\[0\].lossMask: 1 entries for 3 response tokens"
+    with pytest.raises(SampleError, match=message):
+        check_finished(group, 2, 0)
+
+
+def test_a_failed_sample_has_no_branches_in_a_batch() -> None:
+    failed = make_sample(1, status=pb.SAMPLE_STATUS_FAILED, reward=None)
+    with_branch(failed)
+    group = pb.SampleGroup(samples=[make_sample(0), failed])
+    assert unpack_facts(check_finished(group, 2, 0).summary)[1].length == 10
+    assert not as_trained(failed, b"").branches
 
 
 def test_a_failed_sample_is_made_harmless() -> None:

@@ -4,17 +4,19 @@ and in the context in which it was sampled."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.sample import Messages, Sample, WeightSpan
+from sluice.sample import Messages, Sample, TokenSequence, WeightSpan
 from sluice.wire import codec
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.history import History, Place, Template
-from sluice_rollout.turns import TURNS
+from sluice_rollout.turns import BRANCH_TURNS, TURNS
 from tests import chat
 
 END = "<|im_end|>"
@@ -54,29 +56,37 @@ class Client:
         self.history.note(messages, None, turn, answer)
         return messages
 
-    def samples(self) -> list[Sample]:
-        samples = []
-        for branch in self.conversation.branches():
-            branch.write(sample := Sample(0))
-            sample.check_tokens()
-            samples.append(codec.sample_from_message(codec.sample_to_message(sample)))
-        return samples
+    def sample(self, *, waiting: bool = False) -> Sample:
+        """The episode's sample as the other side of the wire has it."""
+        self.conversation.write(sample := Sample(0), waiting=waiting)
+        sample.check_tokens()
+        return codec.sample_from_message(codec.sample_to_message(sample))
+
+    def sequences(self) -> list[TokenSequence]:
+        sample = self.sample()
+        return sample.sequences if TURNS in sample.metadata else []
 
 
 def user(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-def trained(sample: Sample) -> list[int]:
-    response = sample.tokens[sample.prompt_length :]
-    return [int(t) for t in response[sample.loss_mask.astype(bool)]]
+def trained(sequence: TokenSequence) -> list[int]:
+    response = sequence.tokens[sequence.prompt_length :]
+    return [int(t) for t in response[sequence.loss_mask.astype(bool)]]
+
+
+def turns(sample: Sample) -> list[list[dict[str, Any]]]:
+    """Of each sequence."""
+    return [sample.metadata.get(TURNS, []), *sample.metadata.get(BRANCH_TURNS, [])]
 
 
 def test_a_history_that_only_grows_is_one_sequence_of_what_was_sampled() -> None:
     client = Client(TEMPLATES["PLAIN"])
     messages = client.ask(user("2+2"), "four  ")  # a template that trims would lose the blanks
     messages = client.ask(messages + user("3+3"), "six")
-    (sample,) = client.samples()
+    sample = client.sample()
+    assert not sample.branches
     decode = client.template.tokenizer.decode
     assert decode(sample.tokens.tolist()) == (
         "<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\nfour  <|im_end|>\n"
@@ -87,11 +97,23 @@ def test_a_history_that_only_grows_is_one_sequence_of_what_was_sampled() -> None
     assert [span.version for span in sample.weight_versions] == [0, 1]
 
 
+def test_the_last_turn_knows_the_experts_of_all_that_came_before() -> None:
+    client = Client(TEMPLATES["PLAIN"])
+    messages = client.ask(user("2+2"), "four")
+    client.ask(messages + user("3+3"), "six")
+    for turn in client.conversation.turns:
+        turn.experts = np.arange(len(turn.whole) - 1, dtype=np.uint8)[:, None]
+    sample = client.sample()
+    np.testing.assert_array_equal(sample.routed_experts, turn.experts)
+    again = Conversation.of(sample).turns[-1]
+    np.testing.assert_array_equal(again.experts, turn.experts)
+
+
 def test_an_answer_that_was_cut_off_is_ended_by_the_template() -> None:
     client = Client(TEMPLATES["PLAIN"])
     messages = client.ask(user("2+2"), "fo", finish="length")
     client.ask(messages + user("on"), "ur")
-    (sample,) = client.samples()
+    sample = client.sample()
     assert client.template.tokenizer.decode(trained(sample)) == "four<|im_end|>"
     assert "fo<|im_end|>\n" in client.template.tokenizer.decode(sample.tokens.tolist())
 
@@ -105,7 +127,7 @@ def test_a_retold_history_makes_a_branch_and_is_counted() -> None:
     assert place.parent is None
     assert place.rerendered == len(place.added)
     client.ask(changed, "yes")
-    first, second = client.samples()
+    first, second = client.sequences()
     decode = client.template.tokenizer.decode
     assert decode(trained(first)) == "four<|im_end|>six, I think<|im_end|>"
     assert decode(trained(second)) == "yes<|im_end|>"
@@ -117,7 +139,7 @@ def test_what_branches_share_is_trained_in_the_longest() -> None:
     messages = client.ask(user("2+2"), "four")
     client.ask(messages + user("a"), "short")
     client.ask(messages + user("b"), "quite long")
-    first, second = client.samples()
+    first, second = client.sequences()
     decode = client.template.tokenizer.decode
     assert decode(trained(first)) == "four<|im_end|>quite long<|im_end|>"
     assert decode(trained(second)) == "short<|im_end|>"
@@ -158,7 +180,7 @@ def test_what_no_client_has_is_not_trained() -> None:
     client = Client(TEMPLATES["PLAIN"])
     client.ask(user("2+2"), "four")
     client.conversation.turns[0].answered = False
-    assert client.samples() == []
+    assert client.sequences() == []
 
 
 @pytest.mark.parametrize("finish", ["stop", "", "length"])
@@ -166,9 +188,7 @@ def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
     client = Client(TEMPLATES["PLAIN"])
     messages = client.ask(user("2+2"), "four")
     client.ask(messages + user("3+3"), "si", finish=finish)
-    (sample,) = client.samples()
-    sample = codec.sample_from_message(codec.sample_to_message(sample))
-    conversation = Conversation.of(sample)
+    conversation = Conversation.of(client.sample())
     assert [turn.whole.tolist() for turn in conversation.turns] == [
         turn.whole.tolist() for turn in client.conversation.turns
     ]
@@ -180,8 +200,10 @@ def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
     assert (turn.finish, client.template.tokenizer.decode(turn.tokens)[:2]) == (finish, "si")
 
 
-def play(client: Client, draw: random.Random, steps: int) -> None:
-    """A client that goes on, goes back, changes, drops and re-orders what it was told."""
+def play(client: Client, draw: random.Random, steps: int, *, distinct: bool = False) -> None:
+    """A client that goes on, goes back, changes, drops and re-orders what it was told. distinct: no
+    answer is as another one, or empty.
+    """
     histories: list[Messages] = [user("start")]
     for step in range(steps):
         messages = list(draw.choice(histories))
@@ -197,32 +219,64 @@ def play(client: Client, draw: random.Random, steps: int) -> None:
                 draw.shuffle(messages)
         messages += user(draw.choice(["", "x", " y "]))
         thought = draw.choice(["", "<think>\nt\n</think>\n\n", "<think>t</think>"])
-        text = thought + draw.choice(["", "a", " a ", "b\n"]) + draw.choice(["", str(step)])
+        number = str(step) if distinct else draw.choice(["", str(step)])
+        text = thought + draw.choice(["", "a", " a ", "b\n"]) + number
         histories.append(client.ask(messages, text, draw.choice(["stop", "length"])))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@given(seed=st.integers(0, 2**32), steps=st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+histories = (
+    pytest.mark.parametrize("name", TEMPLATES),
+    given(seed=st.integers(0, 2**32), steps=st.integers(1, 12)),
+    settings(max_examples=60, deadline=None),
+)
+
+
+def over_histories(test: Callable[..., None]) -> Callable[..., None]:
+    for decorate in reversed(histories):
+        test = decorate(test)
+    return test
+
+
+@over_histories
 def test_every_sampled_token_is_trained_once_in_the_context_that_the_engine_saw(
     name: str, seed: int, steps: int
 ) -> None:
     client = Client(TEMPLATES[name])
     play(client, random.Random(seed), steps)
-    asked = {(tuple(context), tuple(said)) for context, said in client.seen if said}
-    learned: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for sample in client.samples():
-        tokens, start = sample.tokens.tolist(), sample.prompt_length
-        for turn in sample.metadata[TURNS]:
+    asked = {(tuple(context), tuple(said)): n for n, (context, said) in enumerate(client.seen)}
+    learned: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    sample = client.sample()
+    for sequence, records in zip(sample.sequences, turns(sample), strict=True):
+        tokens, start = sequence.tokens.tolist(), sequence.prompt_length
+        for turn in records:
             end = start + turn["length"]
-            if turn["by"] == "model" and turn["length"]:
+            if turn["by"] == "model":
                 pair = tuple(tokens[:start]), tuple(tokens[start:end])
                 assert pair in asked, "the engine saw another context"
-                at = slice(start - sample.prompt_length, end - sample.prompt_length)
-                mask = sample.loss_mask[at]
-                assert mask.min() == mask.max()
-                if mask.all():
-                    learned.append(pair)
-                    assert (-sample.rollout_log_probs[at] - 1).tolist() == list(pair[1])
+                at = slice(start - sequence.prompt_length, end - sequence.prompt_length)
+                trains = turn["turn"] not in learned
+                assert sequence.loss_mask[at].tolist() == [trains] * turn["length"]
+                if trains and turn["length"]:
+                    learned[turn["turn"]] = pair
+                    assert (-sequence.rollout_log_probs[at] - 1).tolist() == list(pair[1])
+                    assert client.seen[version(sequence, at)] == tuple(map(list, pair))
             start = end
-    assert sum(len(said) for _, said in learned) == sum(len(said) for _, said in client.seen)
+    assert sorted(learned.values()) == sorted((tuple(c), tuple(s)) for c, s in client.seen if s)
+
+
+def version(sequence: TokenSequence, at: slice) -> int:
+    """The weights of these response tokens: here the number of the turn that sampled them."""
+    (version,) = (
+        s.version for s in sequence.weight_versions if s.start < at.stop and s.end > at.start
+    )
+    return version
+
+
+@over_histories
+def test_an_interrupted_tree_is_found_again_in_its_sample(name: str, seed: int, steps: int) -> None:
+    client = Client(TEMPLATES[name])
+    play(client, random.Random(seed), steps, distinct=True)
+    again = Client(TEMPLATES[name], Conversation.of(client.sample(waiting=True)))
+    play(again, random.Random(seed), steps, distinct=True)
+    assert [said for _, said in again.seen if said] == []
+    assert sorted(map(trained, again.sequences())) == sorted(map(trained, client.sequences()))

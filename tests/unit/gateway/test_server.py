@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 
 from sluice.engines.base import EngineError
 from sluice.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.episode import Episode, Gateway
-from sluice_rollout.function import Play, Player
+from sluice_rollout.episode import Episode, Gateway, Play
+from sluice_rollout.function import Player
 from sluice_rollout.gateway import server
 from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.prompts import PromptEncoder
@@ -37,7 +37,8 @@ def ids(text: str) -> list[int]:
 @contextlib.asynccontextmanager
 async def desk(directory: Path, **changes: Any) -> AsyncIterator[Desk]:
     chat.save(directory / "model")
-    spec = make_job(directory, model__path=str(directory / "model"), **changes).spec
+    job: dict[str, Any] = {"model__path": str(directory / "model")}
+    spec = make_job(directory, **job, rollout__function="play.py:play", **changes).spec
     async with Desk.of(spec, PromptEncoder(spec, directory / "model")) as one:
         yield one
 
@@ -83,6 +84,53 @@ async def test_the_three_interfaces_give_the_same_answer(tmp_path: Path) -> None
     assert texts == ["one", "two", "3", "four", "model"]
     assert (sample.status, sample.metadata["answer"]) == (SampleStatus.COMPLETED, "four")
     assert [turn["length"] for turn in sample.metadata[TURNS] if turn["by"] == "model"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("limits", "grows", "turns"),
+    [
+        pytest.param({"turns": 3}, True, 3, id="turns of one branch"),
+        pytest.param({"turns": 3}, False, 3, id="turns of several"),
+        pytest.param({"branches": 2}, False, 2, id="branches"),
+        pytest.param({"branches": 1}, True, 5, id="one branch may grow"),
+        pytest.param({}, False, 5, id="room for more than that"),
+    ],
+)
+async def test_an_episode_is_truncated_at_its_limits(
+    limits: dict[str, int], grows: bool, turns: int, tmp_path: Path
+) -> None:
+    answered: list[str] = []
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            messages: list[Any] = []
+            for number in range(5):
+                messages = (
+                    [*messages, {"role": "user", "content": "hi"}]
+                    if grows
+                    else [{"role": "user", "content": f"question {number}"}]
+                )
+                answer = await ai.chat.completions.create(model="any", messages=messages)
+                messages.append(answer.choices[0].message)
+                answered.append(answer.choices[0].message.content or "")
+
+    async with desk(tmp_path, rollout__limits=limits) as one:
+        sample = await run(one, play, Script(*[ids("one")] * 5), tokens=200)
+    assert len(answered) == turns
+    assert sample.status is (SampleStatus.COMPLETED if turns == 5 else SampleStatus.TRUNCATED)
+
+
+async def test_a_turn_has_its_limit(tmp_path: Path) -> None:
+    finishes: list[str] = []
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            answer = await ai.chat.completions.create(**ASK, max_tokens=50)
+            finishes.append(answer.choices[0].finish_reason)
+
+    async with desk(tmp_path, rollout__limits={"turnTokens": 3}) as one:
+        sample = await run(one, play, Script(ids("hello")))
+    assert (finishes, sample.trainable_tokens) == (["length"], 3)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions", "responses"])
@@ -355,7 +403,6 @@ async def test_a_parser_that_the_worker_lacks_fails_only_those_who_ask_for_the_g
     changes: dict[str, Any] = {
         "rollout__engine": "vllm",
         "rollout__engineArgs": {"toolCallParser": "glm45"},
-        "rollout__function": "mine.py:play",
     }
     async with desk(tmp_path, **changes) as one:
         assert "'glm45' is not to be had in the worker" in (await run(one, play, Script())).error

@@ -13,8 +13,8 @@ import pytest
 from sluice.engines.base import EngineError, Generation, PromptRefusedError
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
-from sluice_rollout.episode import Episode, EpisodeEndError
-from sluice_rollout.function import Play, Player
+from sluice_rollout.episode import Episode, EpisodeEndError, Play
+from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.turns import TURNS
@@ -290,7 +290,7 @@ async def tampers(episode: Episode) -> None:
 @pytest.mark.parametrize(("play", "error"), [
     (crash, "mine.py:play raised KeyError: 'board'"),
     (hang, "mine.py:play took more than 0.05 s outside of the engine"),
-    (nothing, "mine.py:play returned before the model generated a token"),
+    (nothing, "mine.py:play ended before the model generated a token"),
     (objects, "raised TypeError: episode.metadata cannot be written as JSON"),
     (nonsense, "raised RewardError: the reward is str 'good', expected a number"),
     (tampers, r"left a broken sample: samples\[0\].lossMask: 1 entries for 2 response tokens"),

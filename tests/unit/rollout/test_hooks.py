@@ -15,6 +15,7 @@ from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice_rollout import function, hooks
 from sluice_rollout.group import GroupMaker
+from tests.unit.buffer.buffer_tools import make_job
 
 CODE = """
 def strip(prompt, sample):
@@ -140,7 +141,8 @@ async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, err
     group.check_finished(2)
 
 
-def test_hooks_and_functions_that_cannot_be_had(code: str) -> None:
+def test_hooks_and_functions_that_cannot_be_had(code: str, tmp_path: Path) -> None:
+    spec = make_job(tmp_path).spec
     with pytest.raises(
         ConfigurationError, match=r"spec\.rollout\.hooks\.afterReward: .*has no function 'none'"
     ):
@@ -148,12 +150,12 @@ def test_hooks_and_functions_that_cannot_be_had(code: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"
     ):
-        function.load(f"{code}:none")
+        function.load(f"{code}:none", spec)
     with pytest.raises(
         ConfigurationError,
         match=r"code\.py:play is not async: expected `async def play\(episode\)`",
     ):
-        function.load(f"{code}:play")
+        function.load(f"{code}:play", spec)
 
 
 async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:

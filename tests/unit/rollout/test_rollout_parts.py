@@ -3,10 +3,12 @@ parameters."""
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sluice import user_code
@@ -15,7 +17,7 @@ from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, Prompt
 from sluice.engines.http_client import version_number
 from sluice.engines.sglang.generate import generation, refusal
 from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleGroup, WeightSpan
+from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan
 from sluice_rollout import filters
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
@@ -37,6 +39,23 @@ def test_spans_of_an_answer_count() -> None:
     assert parsed == Generation(
         [0, 1, 2], [0.0, -1.0, -2.0], [WeightSpan(3, 0, 2), WeightSpan(5, 2, 3)], "stop", None
     )
+
+
+@pytest.mark.parametrize(
+    ("highest", "dtype"), [(127, np.uint8), (300, np.uint16)], ids=["in a byte", "in two"]
+)
+def test_experts_of_an_answer_are_a_row_a_token(highest: int, dtype: type) -> None:
+    """Of two tokens of a prompt and three of the answer, of which the last went nowhere."""
+    ids = np.full((4, 6), 2, np.int32)
+    ids[3, 5] = highest
+    told: dict[str, Any] = {"routed_experts": base64.b64encode(ids.tobytes()).decode()}
+    told |= {"sluice_versions": ["3"] * 3, "prompt_tokens": 2, "completion_tokens": 3}
+    parsed = generation(answer(3, **told))
+    assert parsed.experts is not None
+    assert parsed.experts.dtype == dtype
+    np.testing.assert_array_equal(parsed.experts, ids)
+    with pytest.raises(EngineError, match="not an answer of SGLang's /generate"):
+        generation(answer(3, **told | {"prompt_tokens": 5}))
 
 
 def test_versions_of_tokens_are_put_together_to_spans() -> None:
@@ -115,6 +134,14 @@ def test_masking_leaves_only_tokens_of_the_newest_weights() -> None:
     sample.append([5, 6], [-1.0] * 2, [WeightSpan(6, 0, 2)])
     mask_off_policy(sample)
     assert sample.loss_mask.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_masking_looks_at_all_branches() -> None:
+    sample = Sample(0, branches=[TokenSequence(), TokenSequence()])
+    for sequence, version in zip(sample.sequences, (6, 5, 6), strict=True):
+        sequence.append([2, 3], [-1.0] * 2, [WeightSpan(version, 0, 2)])
+    mask_off_policy(sample)
+    assert [one.loss_mask.tolist() for one in sample.sequences] == [[1, 1], [0, 0], [1, 1]]
 
 
 def test_masking_leaves_a_sample_of_one_version_alone() -> None:

@@ -114,7 +114,8 @@ async def test_a_tool_that_cannot_be_called_fails_the_sample(
         gate.wait()
 
     loop = ToolLoop([hang], seconds=0.02, threads=Threads("test", size=1, most_hanging=1))
-    assert await loop._answer(ToolCall("hang")) == "error: no answer after 0.02 s"
+    answer = await loop._answer(ToolCall("hang"), loop._opened())
+    assert answer == "error: no answer after 0.02 s"
     sample, _ = await played(loop, tokenizer, CALL, "it is 3")
     assert sample.status is SampleStatus.FAILED
     assert sample.trainable_tokens == 0

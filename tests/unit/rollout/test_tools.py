@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from sluice.data.chat import between_turns
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.tools import (
     ANSWER,
@@ -19,7 +20,6 @@ from sluice_rollout.tools import (
     ToolLoop,
     hermes_calls,
     json_calls,
-    turn_tokens,
 )
 from tests.unit.rollout.test_episode import PROMPT, Script, player
 
@@ -98,7 +98,7 @@ def tokenizer() -> Any:
 def test_between_two_turns_stands_what_the_template_writes(
     tokenizer: Any, last: int, expected: str
 ) -> None:
-    ids = turn_tokens(tokenizer, [{"role": "tool", "content": "3"}], last)
+    ids = between_turns(tokenizer, [{"role": "tool", "content": "3"}], last)
     assert tokenizer.convert_ids_to_tokens(ids) == expected.split()
 
 
@@ -155,11 +155,11 @@ async def test_turns_are_counted(tokenizer: Any) -> None:
     (ToolCall("", error="no"), "error: no"),
 ])  # fmt: skip
 async def test_what_the_model_is_told(call: ToolCall, answer: str) -> None:
-    assert (await ToolLoop([add, later, slow])._answer(call)).startswith(answer)
+    loop = ToolLoop([add, later, slow])
+    assert (await loop._answer(call, loop._opened())).startswith(answer)
 
 
 async def test_the_model_is_told_of_a_tool_that_hangs() -> None:
-    assert (
-        await ToolLoop([slow], seconds=0.05)._answer(ToolCall("slow"))
-        == "error: no answer after 0.05 s"
-    )
+    loop = ToolLoop([slow], seconds=0.05)
+    answer = await loop._answer(ToolCall("slow"), loop._opened())
+    assert answer == "error: no answer after 0.05 s"

@@ -202,7 +202,7 @@ async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_brok
         SampleStatus.COMPLETED,
         SampleStatus.FAILED,
     ]
-    assert samples[2].error == "mine.py:play returned before the model generated a token"
+    assert samples[2].error == "mine.py:play ended before the model generated a token"
 
 
 async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:

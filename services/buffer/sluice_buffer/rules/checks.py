@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,16 +72,27 @@ def _slow(group: SampleGroup, version: int) -> Checked:
     """
     facts, errors = [], []
     for sample in group.samples:
-        versions = [span.version for span in sample.weight_versions] or [version]
         failed = sample.status is SampleStatus.FAILED
-        errors += [sample.error or "no reason given"] if failed else []
+        if failed:
+            errors.append(sample.error or "no reason given")
+        versions = sample.versions or {version}
         reward = 0.0 if failed or sample.reward is None else sample.reward
         trainable = 0 if failed else sample.trainable_tokens
         status = int(sample_to_message(sample).status)
-        lengths = len(sample.tokens), sample.response_length, trainable
+        sequences = sample.sequences[:1] if failed else sample.sequences
+        length = sum(len(sequence.tokens) for sequence in sequences)
+        lengths = length, sample.response_length, trainable
         facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions)))
     summary, oldest = pack_facts(facts), min(fact.min_version for fact in facts)
     return Checked(summary, [fact.reward for fact in facts], oldest, errors)
+
+
+def _routed(sequence: pb.Sample | pb.Branch) -> bool:
+    """True where its experts are a table that leaves out the last token."""
+    experts = sequence.routed_experts
+    cells = experts.rows * experts.bytes_per_id
+    within = 0 < 4 * experts.rows < len(sequence.tokens)
+    return within and experts.bytes_per_id in (1, 2) and not len(experts.ids) % cells
 
 
 def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked | None:
@@ -90,52 +101,68 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
     if len(samples) != samples_per_prompt:
         return None
     summary, rewards, oldest, errors = [], [], [], []
-    tokens: list[bytes] = []
-    masks: list[bytes] = []
-    log_probs: list[bytes] = []
-    gathered = 0
+    values = _Values()
     for position, sample in enumerate(samples):
-        token_bytes, mask, probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
-        taught = sample.teacher_log_probs
-        n, size, status, reward = (
-            sample.response_length,
-            len(token_bytes),
-            sample.status,
-            sample.reward,
-        )
-        misshapen = (
-            size & 3
-            or 4 * n > size
-            or len(mask) != n
-            or len(probs) != 4 * n
-            or sample.index != position
-        )
-        misshapen = misshapen or (taught and len(taught) != 4 * n)
-        spans = _spans(sample.weight_versions, n, version)
-        if misshapen or spans is None or not _metadata_is_json(sample.metadata_json):
+        status, reward = sample.status, sample.reward
+        parts = [values.add(sequence, version) for sequence in (sample, *sample.branches)]
+        if None in parts or sample.index != position or not _metadata_is_json(sample.metadata_json):
+            return None
+        lengths, trained, oldest_of, newest_of = zip(*filter(None, parts), strict=True)
+        length, trainable = sum(lengths), sum(trained)
+        if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
+            errors.append(sample.error or "no reason given")
+            length, trainable, reward = lengths[0], 0, 0.0
+        elif status not in _JUDGED or (reward == 0.0 and not sample.HasField("reward")):
+            return None
+        versions = min(oldest_of), max(newest_of)
+        facts = length, sample.response_length, trainable, status, reward, *versions
+        summary.append(pack_fact(*facts))
+        rewards.append(reward)
+        oldest.append(versions[0])
+    sound = math.isfinite(sum(rewards)) and values.are_sound()
+    return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
+
+
+@dataclass(slots=True)
+class _Values:
+    """The values of a group's tokens, to be looked at together."""
+
+    tokens: list[bytes] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
+    """Those that are not all ones."""
+    log_probs: list[bytes] = field(default_factory=list)
+    size: int = 0
+    sound: bool = True
+
+    def add(
+        self, sequence: pb.Sample | pb.Branch, version: int
+    ) -> tuple[int, int, int, int] | None:
+        """(tokens, trained tokens, oldest and newest version) of a sequence; None where its fields
+        do not fit together.
+        """
+        tokens, mask, probs = sequence.tokens, sequence.loss_mask, sequence.rollout_log_probs
+        n, size, taught = sequence.response_length, len(tokens), sequence.teacher_log_probs
+        misshapen = size & 3 or 4 * n > size or len(mask) != n or len(probs) != 4 * n
+        misshapen = misshapen or (sequence.HasField("routed_experts") and not _routed(sequence))
+        spans = _spans(sequence.weight_versions, n, version)
+        if misshapen or (taught and len(taught) != 4 * n) or spans is None:
             return None
         trainable = n
         if mask != b"\x01" * n:  # most masks are all ones, and comparing is faster than counting
-            masks.append(mask)
+            self.masks.append(mask)
             trainable = int(np.count_nonzero(np.frombuffer(mask, dtype=np.bool_)))
-        if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
-            errors.append(sample.error or "no reason given")
-            trainable, reward = 0, 0.0
-        elif status not in _JUDGED or (reward == 0.0 and not sample.HasField("reward")):
-            return None
-        summary.append(pack_fact(size >> 2, n, trainable, status, reward, *spans))
-        rewards.append(reward)
-        oldest.append(spans[0])
-        tokens.append(token_bytes)
-        log_probs.append(probs)
-        log_probs.append(taught)
-        gathered += 3 * size
-        if gathered > _TOGETHER_BYTES:
-            if not _values_are_sound(tokens, masks, log_probs):
-                return None
-            tokens, masks, log_probs, gathered = [], [], [], 0
-    sound = math.isfinite(sum(rewards)) and _values_are_sound(tokens, masks, log_probs)
-    return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
+        self.tokens.append(tokens)
+        self.log_probs += (probs, taught)
+        self.size += 3 * size
+        if self.size > _TOGETHER_BYTES:
+            self.are_sound()
+        return size >> 2, trainable, *spans
+
+    def are_sound(self) -> bool:
+        """No token id below 0, masks of 0 and 1, finite log-probs, in all that was added."""
+        self.sound = self.sound and _are_sound(self.tokens, self.masks, self.log_probs)
+        self.tokens, self.masks, self.log_probs, self.size = [], [], [], 0
+        return self.sound
 
 
 def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
@@ -165,10 +192,7 @@ def _metadata_is_json(text: str) -> bool:
         return False
 
 
-def _values_are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[bytes]) -> bool:
-    """No token id below 0, masks of 0 and 1, finite log-probs. masks: those that are
-    not all ones.
-    """
+def _are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[bytes]) -> bool:
     ids = np.frombuffer(b"".join(tokens), dtype="<i4")
     if len(ids) and int(ids.min()) < 0:
         return False
@@ -210,15 +234,22 @@ def _unjudged(sample: Sample) -> Sample:
 
 def oldest_version(message: AnyGroup) -> int | None:
     """The oldest weights that any token comes from; None where there is no token yet."""
-    return min(
-        (span.version for sample in message.samples for span in sample.weight_versions),
-        default=None,
+    spans = (
+        span
+        for sample in message.samples
+        for sequence in (sample, *sample.branches)
+        for span in sequence.weight_versions
     )
+    return min((span.version for span in spans), default=None)
 
 
 def progress(message: AnyGroup) -> int:
     """Response tokens that are there."""
-    return sum(sample.response_length for sample in message.samples)
+    return sum(
+        sequence.response_length
+        for sample in message.samples
+        for sequence in (sample, *sample.branches)
+    )
 
 
 def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
@@ -232,7 +263,8 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
     result = sample_from_message(sample)
     if not len(result.tokens):
         result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
-    result.reward, result.teacher_log_probs = 0.0, None
+    result.reward, result.branches = 0.0, []
+    result.teacher_log_probs = result.routed_experts = None
     result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
     result.rollout_log_probs = np.nan_to_num(
         result.rollout_log_probs, nan=0.0, posinf=0.0, neginf=0.0

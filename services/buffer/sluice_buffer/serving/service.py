@@ -211,7 +211,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 self._timed = step
                 metrics.BATCH_WAIT_SECONDS.observe(answer.wait_time_seconds)
             answer.state = pb.TakeBatchResponse.STATE_READY
-            answer.sequences.extend(self.buffer.sequences(step, ranks))
+            answer.sequences.extend(self.buffer.sequences(step, ranks, request.balance_tokens))
             return answer
         answer.state = self._ended(step) or pb.TakeBatchResponse.STATE_WAITING
         answer.waiting_for = self.buffer.dead_end() or self.buffer.waiting_for() or waiting
@@ -249,7 +249,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 grpc.StatusCode.FAILED_PRECONDITION, f"batch {request.step} is not fixed: {waiting}"
             )
         wanted: dict[int, list[tuple[int, bool]]] = {}
-        for one in self.buffer.sequences(request.step, ranks):
+        for one in self.buffer.sequences(request.step, ranks, request.balance_tokens):
             if one.rank == request.rank:
                 failed = one.status == common_pb2.SAMPLE_STATUS_FAILED
                 wanted.setdefault(one.group_id, []).append((one.index, failed))

@@ -116,8 +116,8 @@ _NEWEST = 1 << 62
 
 def _moved(group: SampleGroup, by: int) -> SampleGroup:
     """The group with its weight versions moved by some steps."""
-    for sample in group.samples:
-        sample.weight_versions = [
-            WeightSpan(max(0, s.version + by), s.start, s.end) for s in sample.weight_versions
+    for sequence in (one for sample in group.samples for one in sample.sequences):
+        sequence.weight_versions = [
+            WeightSpan(max(0, s.version + by), s.start, s.end) for s in sequence.weight_versions
         ]
     return group

@@ -13,13 +13,17 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from sluice.sample import Float32, Int32, Sample, WeightSpan
-from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
+from sluice.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
+from sluice_rollout.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS
+
+Record = dict[str, Any]
+"""A turn as a sample's metadata hold it."""
 
 
 def _int32(ids: Iterable[int] = ()) -> Int32:
@@ -33,7 +37,8 @@ class Turn:
     parent: the turn that it continues. added: [n] tokens of its context behind the parent's, or all
     of them. tokens, log_probs: [m] as sampled. spans: weight versions, counted from the first of
     `tokens`. finish: stop or length; empty: unfinished. stop: the stop string that ended it.
-    answered: its client has it, or is about to.
+    answered: its client has it, or is about to. experts: of context and answer
+    (`Sample.routed_experts`).
     """
 
     parent: Turn | None
@@ -44,6 +49,7 @@ class Turn:
     finish: str = ""
     stop: str | None = None
     answered: bool = False
+    experts: Experts | None = None
 
     @property
     def path(self) -> list[Turn]:
@@ -79,33 +85,31 @@ class Branch:
     turns: Sequence[Turn]
     trained: frozenset[Turn]
 
-    @property
-    def sampled(self) -> int:
-        """Tokens that the model wrote."""
-        return sum(len(turn.tokens) for turn in self.turns)
-
-    def write(self, sample: Sample) -> None:
-        """Put the branch into a sample: tokens, masks, log-probs, versions, turns."""
+    def write(self, sequence: TokenSequence, numbers: Mapping[Turn, int]) -> list[Record]:
+        """Put the branch into a sequence: tokens, masks, log-probs, versions. Returns its turns, by
+        these numbers.
+        """
         first = self.turns[0]
-        sample.cut(0)
-        sample.tokens = first.added
-        records: list[dict[str, object]] = []
+        sequence.cut(0)
+        sequence.tokens, sequence.routed_experts = first.added, self.turns[-1].experts
+        records: list[Record] = []
         for turn in self.turns:
             if turn is not first:
-                version = sample.weight_versions[-1].version if sample.weight_versions else 0
+                version = sequence.weight_versions[-1].version if sequence.weight_versions else 0
                 n = len(turn.added)
                 spans = [WeightSpan(version, 0, n)] if n else []
-                sample.append(turn.added.tolist(), [], spans, trainable=False)
+                sequence.append(turn.added.tolist(), [], spans, trainable=False)
                 records.append({"by": ENVIRONMENT, "length": n, "finish": "stop"})
-            sample.append(
+            sequence.append(
                 turn.tokens.tolist(),
                 turn.log_probs.tolist(),
                 turn.spans,
                 trainable=turn in self.trained,
             )
-            record = {"by": MODEL, "length": len(turn.tokens), "finish": turn.finish}
-            records.append(record | ({"stop": turn.stop} if turn.stop else {}))
-        sample.metadata[TURNS] = records
+            record: Record = {"by": MODEL, "length": len(turn.tokens), "finish": turn.finish}
+            stop = {"stop": turn.stop} if turn.stop else {}
+            records.append(record | stop | {"turn": numbers[turn]})
+        return records
 
 
 @dataclass(slots=True)
@@ -119,27 +123,11 @@ class Conversation:
         """The turns that an interrupted play has left in its sample, for the same requests to find
         again.
         """
-        conversation, parent, at = cls(), None, 0
-        added = sample.tokens[: sample.prompt_length]
-        response = sample.tokens[sample.prompt_length :]
-        for record in sample.metadata.get(TURNS, []):
-            end = at + record["length"]
-            if record["by"] == ENVIRONMENT:
-                added = response[at:end]
-            else:
-                parent = Turn(
-                    parent,
-                    added,
-                    response[at:end],
-                    sample.rollout_log_probs[at:end],
-                    _between(sample.weight_versions, at, end),
-                    record["finish"],
-                    record.get("stop"),
-                )
-                conversation.turns.append(parent)
-                added = _int32()
-            at = end
-        return conversation
+        turns: dict[int, Turn] = {}
+        records = [sample.metadata.get(TURNS, []), *sample.metadata.get(BRANCH_TURNS, [])]
+        for sequence, of_sequence in zip(sample.sequences, records, strict=True):
+            _read(sequence, of_sequence, turns)
+        return cls([turns[number] for number in sorted(turns)])
 
     def continued(self, ids: Sequence[int]) -> Turn | None:
         """The turn with the most tokens with all of which `ids` begin."""
@@ -164,11 +152,31 @@ class Conversation:
         self.turns.append(turn)
         return turn
 
-    def branches(self, *, waiting: bool = False) -> list[Branch]:
-        """The branches, those with the most sampled tokens first.
+    def counts_with(self, turn: Turn) -> tuple[int, int]:
+        """(turns, branches) of the conversation once this turn is in it."""
+        turns = [each for each in self.turns if each.finish or each is turn]
+        begun = {id(each.parent) for each in turns}
+        return len(turns), sum(id(each) not in begun for each in turns)
+
+    def write(self, sample: Sample, *, waiting: bool = False) -> int:
+        """Put all branches into a sample, the first as its own tokens. Returns how many there are.
 
         waiting: with turns that no client has asked for, as an interrupted play leaves them.
         """
+        branches = self.branches(waiting=waiting)
+        sample.cut(0)
+        sample.branches = [TokenSequence() for _ in branches[1:]]
+        numbers = {turn: number for number, turn in enumerate(self.turns)}
+        pairs = zip(branches, sample.sequences, strict=False)
+        records = [branch.write(sequence, numbers) for branch, sequence in pairs]
+        kept = {k: v for k, v in sample.metadata.items() if k not in (TURNS, BRANCH_TURNS)}
+        turns = {TURNS: records[0]} if records else {}
+        others = {BRANCH_TURNS: records[1:]} if records[1:] else {}
+        sample.metadata = kept | turns | others
+        return len(branches)
+
+    def branches(self, *, waiting: bool = False) -> list[Branch]:
+        """The branches, those with the most sampled tokens first. waiting: as above."""
         kept = [turn for turn in self.turns if (turn.answered or waiting) and len(turn.tokens)]
         parents = {turn.parent for turn in kept}
         paths = [turn.path for turn in kept if turn not in parents]
@@ -178,6 +186,30 @@ class Conversation:
             branches.append(Branch(path, frozenset(path) - trained))
             trained |= frozenset(path)
         return branches
+
+
+def _read(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, Turn]) -> None:
+    """Add the turns of a sequence, by their numbers, to those of earlier ones."""
+    parent, at, added = None, 0, sequence.tokens[: sequence.prompt_length]
+    response = sequence.tokens[sequence.prompt_length :]
+    for record in records:
+        end = at + record["length"]
+        if record["by"] == ENVIRONMENT:
+            added = response[at:end]
+        else:
+            turn = Turn(
+                parent,
+                added,
+                response[at:end],
+                sequence.rollout_log_probs[at:end],
+                _between(sequence.weight_versions, at, end),
+                record["finish"],
+                record.get("stop"),
+            )
+            parent, added = turns.setdefault(record["turn"], turn), _int32()
+        at = end
+    if parent is not None:
+        parent.experts = sequence.routed_experts
 
 
 def _between(spans: Iterable[WeightSpan], start: int, end: int) -> list[WeightSpan]:

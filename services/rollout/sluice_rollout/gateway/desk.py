@@ -11,12 +11,23 @@ from typing import Self
 from sluice.api import RLJobSpec
 from sluice.engines.base import CallParser
 from sluice.environment import ConfigurationError
+from sluice.episodes import PATH
+from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.episode import Episode, Gateway
 from sluice_rollout.gateway.calls import hermes, parser_of
 from sluice_rollout.gateway.history import Template
 from sluice_rollout.gateway.seat import Seat
 from sluice_rollout.gateway.server import Server, Visit
 from sluice_rollout.prompts import PromptEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address that other pods reach, and those that may join there."""
+
+    host: str
+    port: int
+    pods: EpisodePods
 
 
 @dataclass(slots=True)
@@ -31,13 +42,19 @@ class Desk:
     templates: dict[str, Template] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: RLJobSpec, encoder: PromptEncoder) -> Desk:
-        return cls(spec, encoder, Server(Path(spec.model.path).name))
+    def of(cls, spec: RLJobSpec, encoder: PromptEncoder, place: Place | None = None) -> Desk:
+        """place: where pods of episodes reach it; None: nobody else does."""
+        model = Path(spec.model.path).name
+        if place is None:
+            return cls(spec, encoder, Server(model, models=spec.rollout.models))
+        join = (PATH, place.pods.join)
+        server = Server(model, place.host, place.port, join, spec.rollout.models)
+        return cls(spec, encoder, server)
 
     async def __aenter__(self) -> Self:
-        if _has_functions(self.spec):
+        if _has_players(self.spec):  # nobody else is let in
             self.parser = await asyncio.to_thread(_parser, self.spec)  # may import an engine
-        await self.server.start()
+            await self.server.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -56,6 +73,7 @@ class Desk:
             self._template(prompt.dataset),
             self.parser,
             self.encoder.context.tokens - int(episode.sampling["max_new_tokens"]),
+            self.spec.rollout.limits,
         )
         visit = Visit(seat, contextvars.copy_context())
         key = self.server.keys.issue(
@@ -67,7 +85,7 @@ class Desk:
             visit.end()
             seat.close(interrupted=interrupted)
 
-        return Gateway(self.server.base_url, key, close)
+        return Gateway(self.server.base_url, key, close, seat.keep, lambda: seat.full)
 
     def _template(self, dataset: str) -> Template:
         if dataset not in self.templates:
@@ -76,10 +94,11 @@ class Desk:
         return self.templates[dataset]
 
 
-def _has_functions(spec: RLJobSpec) -> bool:
+def _has_players(spec: RLJobSpec) -> bool:
     held_out = spec.evaluation.datasets if spec.evaluation else []
     sources = [*spec.data.prompts, *held_out]
-    return any([spec.rollout.function, *(source.function for source in sources)])
+    rollout = spec.rollout
+    return any([rollout.function, rollout.environment, *(source.function for source in sources)])
 
 
 def _parser(spec: RLJobSpec) -> CallParser | ConfigurationError:

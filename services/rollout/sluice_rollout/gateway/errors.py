@@ -51,7 +51,13 @@ def truncated(error: BaseException | None) -> bool:
     it caused.
     """
     while error is not None:
-        if getattr(error, "code", None) == TOO_LONG:
+        if TOO_LONG in (getattr(error, "code", None), _code(getattr(error, "body", None))):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _code(body: object) -> object:
+    """The code in the body of a refusal, where a client's error has nothing but that."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return error.get("code") if isinstance(error, dict) else None

@@ -38,11 +38,23 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Raw:
+    """The form in which a program wants the text of a turn, and the ids that end one beside the
+    job's stops.
+    """
+
+    skip_special_tokens: bool = True
+    keep_stop: bool = False
+    stop_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One turn that a client asks for.
 
     messages: as `canonical` has them; else prompt: a text or token ids, for /v1/completions.
-    settings: what it asks of sampling. calls: the answer may be tool calls.
+    settings: what it asks of sampling. calls: the answer may be tool calls. raw: the program keeps
+    its tokens itself.
     """
 
     messages: Messages = field(default_factory=list)
@@ -52,17 +64,22 @@ class Request:
     stop: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     calls: bool = True
+    raw: Raw | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's turn. finish: stop, length or tool_calls."""
+    """The model's turn. finish: stop, length or tool_calls. stop: the stop string that ended it.
+    sampled: its ids with their log-probs.
+    """
 
     text: str
     calls: list[ToolCall]
     finish: str
     prompt_tokens: int
     completion_tokens: int
+    stop: str | None = None
+    sampled: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def message(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ aim at, so it tells nothing of any key.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import secrets
 from collections import deque
@@ -18,7 +19,18 @@ from sluice_rollout.gateway.errors import GatewayError, refused_key
 
 T = TypeVar("T")
 _REMEMBERED = 10_000
-_BEARER = "Bearer "
+_BEARER, _BASIC = "Bearer ", "Basic "
+
+
+def _key(authorization: str) -> str:
+    """The key of a header: a bearer's, or the user's name in an address, which clients send so."""
+    if authorization.startswith(_BEARER):
+        return authorization.removeprefix(_BEARER)
+    try:
+        name = base64.b64decode(authorization.removeprefix(_BASIC), validate=True)
+        return name.decode().partition(":")[0] if authorization.startswith(_BASIC) else ""
+    except ValueError:
+        return ""
 
 
 def _digest(key: str) -> bytes:
@@ -46,9 +58,10 @@ class Keys(Generic[T]):
 
     def check(self, authorization: str | None) -> T:
         """Look up what the key of this header opens. Raises GatewayError."""
-        if not authorization or not authorization.startswith(_BEARER):
+        key = _key(authorization or "")
+        if not key:
             raise self._refused("missing", "no key: expected the header Authorization: Bearer KEY")
-        digest = _digest(authorization.removeprefix(_BEARER))
+        digest = _digest(key)
         if digest in self._open:
             return self._open[digest]
         if digest in self._expired:

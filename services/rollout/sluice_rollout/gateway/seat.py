@@ -6,17 +6,20 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.api.environment import EpisodeLimits
 from sluice.data.chat import PromptError
 from sluice.engines.base import CallParser, EngineError, PromptRefusedError
 from sluice.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError
 from sluice_rollout.gateway import calls, exchange
+from sluice_rollout.gateway.claim import Claim, written
 from sluice_rollout.gateway.conversation import Conversation, Turn
-from sluice_rollout.gateway.errors import invalid, too_long, unavailable
-from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
+from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
+from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
 from sluice_rollout.gateway.history import History, Place, Template
 from sluice_rollout.tools import ANSWER, CALLS
+from sluice_rollout.turns import BRANCH_TURNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +35,27 @@ class Reply:
 class Seat:
     """An episode's conversation, and what it may ask for.
 
-    longest: tokens before the first answer of a branch. parser: of tool calls.
+    longest: tokens before the first answer of a branch. parser: of tool calls. limits: of all that
+    the episode's program may ask for.
     """
 
     episode: Episode
     template: Template
     parser: CallParser
     longest: int
+    limits: EpisodeLimits
     conversation: Conversation = field(init=False)
     history: History = field(init=False)
     responses: dict[str, Messages] = field(default_factory=dict)
     """Histories, by the names of the responses that end them."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Arguments of tool calls as the model wrote them, by the calls' names."""
+    full: bool = False
+    """True where the last request was refused, because it did not fit."""
     _texts: dict[str, Turn] = field(default_factory=dict)
     """Turns of /v1/completions that began with a text, by all of it."""
     _calls: dict[Turn, int] = field(default_factory=dict)
+    _kept: Sample | None = None
 
     def __post_init__(self) -> None:
         self.conversation = Conversation.of(self.episode.sample)
@@ -53,6 +63,15 @@ class Seat:
 
     async def reply(self, request: Request) -> Reply:
         """The model's turn. Raises GatewayError."""
+        try:
+            reply = await self._reply(request)
+        except GatewayError as error:
+            self.full = error.code == TOO_LONG
+            raise
+        self.full = False
+        return reply
+
+    async def _reply(self, request: Request) -> Reply:
         self._note_settings(request.settings)
         place = self._place(request)
         turn = self.conversation.turn(place.parent, place.added)
@@ -70,21 +89,26 @@ class Seat:
         """Put what is trained into the episode's sample. interrupted: all that another play can go
         on from.
         """
-        branches = self.conversation.branches(waiting=interrupted)
-        if not branches:
-            return
-        branches[0].write(self.episode.sample)
-        metrics.GATEWAY_BRANCHES.labels(outcome="trained").inc()
-        metrics.GATEWAY_BRANCHES.labels(outcome="left_out").inc(len(branches) - 1)
+        branches = self.conversation.write(self.episode.sample, waiting=interrupted)
+        if self._kept and not interrupted:
+            self.episode.sample.metadata.pop(BRANCH_TURNS, None)
+            self.episode.sample.take(self._kept)
+            branches = min(branches, 1)
+        metrics.GATEWAY_BRANCHES.inc(branches)
+
+    def keep(self, claim: Claim) -> None:
+        """Train what the program says, once its episode ends. Raises ClaimError."""
+        sample = Sample(index=self.episode.sample.index)
+        self._kept = written(claim, self.conversation.turns, sample)
 
     def _place(self, request: Request) -> Place:
         """The place where the request goes on. Raises GatewayError."""
         try:
-            return self._found(request)
+            return self._placed(request)
         except PromptError as error:
             raise invalid(str(error)) from error
 
-    def _found(self, request: Request) -> Place:
+    def _placed(self, request: Request) -> Place:
         if request.prompt is None:
             return self.history.place(request.messages, request.tools)
         if isinstance(request.prompt, list):
@@ -95,7 +119,8 @@ class Seat:
         if begins:
             text = max(begins, key=len)
             return Place(self._texts[text], self.template.encode(request.prompt[len(text) :]))
-        return self.history.fresh(self.template.encode(request.prompt, opening=True))
+        opening = request.raw is None
+        return self.history.fresh(self.template.encode(request.prompt, opening=opening))
 
     def _note_place(self, place: Place) -> None:
         kind = "rerendered" if place.rerendered else "continued" if place.parent else "new"
@@ -113,16 +138,33 @@ class Seat:
                 f"{turn.prompt_length} tokens; at most {self.longest} fit before a response (the "
                 "model's context less sampling.maxResponseTokens)"
             )
-        most = int(self.episode.sampling["max_new_tokens"])
-        room = most - (len(turn.context) - turn.prompt_length)
+        room = self._left(turn)
         if room <= 0:
+            most = self.episode.sampling["max_new_tokens"]
             raise too_long(f"the response has its {most} tokens (sampling.maxResponseTokens)")
         return room
 
+    def _check_limits(self, turn: Turn) -> None:
+        """Raises GatewayError where the turn would be one too many, or its branch."""
+        turns, branches = self.conversation.counts_with(turn)
+        for name, count in (("turns", turns), ("branches", branches)):
+            if count > (most := getattr(self.limits, name)):
+                raise too_long(f"the episode has its {most} {name} (rollout.limits.{name})")
+
+    def _left(self, turn: Turn) -> int:
+        """Tokens that are left of the response, where the turn begins."""
+        most = int(self.episode.sampling["max_new_tokens"])
+        return most - (len(turn.context) - turn.prompt_length)
+
     async def _speak(self, turn: Turn, request: Request) -> float:
         """Have the engine finish the turn, from the tokens that it has; the seconds it took."""
+        if request.raw and (self._left(turn) <= 0 or request.max_tokens == 0):
+            turn.finish = "length"
+            return 0.0
+        self._check_limits(turn)
         room = self._room(turn)
-        left = min(room, request.max_tokens or room) - len(turn.tokens)
+        most = min(room, request.max_tokens or room, self.limits.turn_tokens or room)
+        left = most - len(turn.tokens)
         sample = Sample(index=self.episode.sample.index)
         sample.append_prompt(turn.context.tolist())
         sample.append(turn.tokens.tolist(), turn.log_probs.tolist(), turn.spans)
@@ -137,15 +179,18 @@ class Seat:
         finally:
             turn.tokens = sample.tokens[sample.prompt_length :]
             turn.log_probs, turn.spans = sample.rollout_log_probs, sample.weight_versions
+            turn.experts = sample.routed_experts
         turn.finish, turn.stop = record["finish"], record.get("stop")
         return time.monotonic() - start
 
     def _sampling(self, request: Request) -> dict[str, Any]:
         """The job's, and the client's stops beside its own."""
-        sampling = self.episode.sampling
-        if not request.stop:
-            return sampling
-        return sampling | {"stop": [*(sampling.get("stop") or []), *request.stop]}
+        sampling = dict(self.episode.sampling)
+        stop_ids = request.raw.stop_ids if request.raw else []
+        for name, more in (("stop", request.stop), ("stop_token_ids", stop_ids)):
+            if more:
+                sampling[name] = [*(sampling.get(name) or []), *more]
+        return sampling
 
     def _told(self, turn: Turn, request: Request) -> Answer:
         """A finished turn as its client sees it; remembered, to be known when it comes back."""
@@ -157,9 +202,21 @@ class Seat:
             rest, tool_calls = calls.parse(whole, request.tools, self.parser)
             text = rest.strip() if tool_calls else text
         finish = "tool_calls" if tool_calls and turn.finish == "stop" else turn.finish
-        answer = Answer(text, tool_calls, finish, len(turn.context), len(tokens))
+        if request.raw:
+            text = self._raw_text(turn, tokens, request.raw)
+        sampled = list(zip(tokens, turn.log_probs.tolist(), strict=True))
+        answer = Answer(
+            text, tool_calls, finish, len(turn.context), len(tokens), turn.stop, sampled
+        )
         self._remember(turn, request, answer)
         return answer
+
+    def _raw_text(self, turn: Turn, tokens: list[int], raw: Raw) -> str:
+        """The text of a turn as SGLang gives it."""
+        kept = tokens if raw.keep_stop else self._without_end(turn, tokens)
+        tokenizer = self.template.tokenizer
+        text: str = tokenizer.decode(kept, skip_special_tokens=raw.skip_special_tokens)
+        return text if raw.keep_stop else text.removesuffix(turn.stop or "")
 
     def _without_end(self, turn: Turn, tokens: list[int]) -> list[int]:
         """Without the token that ends a turn; those that mark tool calls may be special too."""
@@ -169,10 +226,11 @@ class Seat:
     def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
         metadata = self.episode.metadata
         self._calls[turn] = len(answer.calls)
+        self.arguments |= {call.id: call.arguments for call in answer.calls}
         metadata[CALLS] = sum(self._calls.values())
         metadata[ANSWER] = answer.text
         if request.prompt is None:
             raw = self.episode.generator.decode(turn.tokens.tolist())
             self.history.note([*request.messages, answer.message], request.tools, turn, raw)
-        elif isinstance(request.prompt, str) and not turn.stop:
+        elif isinstance(request.prompt, str) and (request.raw or not turn.stop):
             self._texts[request.prompt + answer.text] = turn

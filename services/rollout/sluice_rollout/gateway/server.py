@@ -1,27 +1,32 @@
-"""The gateway's HTTP: keys, bodies, errors in OpenAI's shape, whole answers and streams."""
+"""The gateway's HTTP: keys, bodies, errors in its clients' shape, whole answers and streams."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import json
+import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from sluice import causes
+from sluice.api.environment import OtherModel
 from sluice_rollout import failures, metrics
-from sluice_rollout.gateway import chat, completions, responses
+from sluice_rollout.gateway import chat, completions, messages, native, responses
 from sluice_rollout.gateway.errors import GatewayError, invalid, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
 from sluice_rollout.gateway.keys import Keys
+from sluice_rollout.gateway.others import Other
 from sluice_rollout.gateway.seat import Reply, Seat
 
+LOOPBACK = "127.0.0.1"
 MOST_BYTES = 64 * 2**20
 """Of a request's body."""
+_MESSAGES = "/v1/messages"
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,26 +60,40 @@ class Visit:
 
 @dataclass(slots=True)
 class Server:
-    """The endpoint of all episodes of a worker. model: the name that it lists."""
+    """The endpoint of all episodes of a worker.
+
+    model: the name that it lists. host, port: where it listens; on any free port where none is
+    set. join: takes in an episode's pod, by its path. models: those that programs may ask besides;
+    their keys are in `variables`.
+    """
 
     model: str
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     port: int = 0
+    join: tuple[str, Handler] | None = None
+    models: Sequence[OtherModel] = ()
+    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
     keys: Keys[Visit] = field(default_factory=Keys)
     _runner: web.AppRunner | None = None
+    _others: dict[str, Other] = field(default_factory=dict)
 
     @property
     def base_url(self) -> str:
-        return f"http://{self.host}:{self.port}/v1"
+        """For programs beside the worker."""
+        return f"http://{LOOPBACK}:{self.port}/v1"
 
     async def start(self) -> None:
-        """Listen; on any free port where none is set."""
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[_in_openai_shape])
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_post("/v1/chat/completions", self._or_other(self._chat))
+        app.router.add_post("/v1/completions", self._or_other(self._completions))
+        app.router.add_post("/v1/responses", self._or_other(self._responses))
+        app.router.add_post(_MESSAGES, self._or_other(self._messages))
+        app.router.add_post("/generate", self._generate)
+        if self.join:
+            app.router.add_get(*self.join)
+        self._others = {model.name: Other.of(model, self.variables) for model in self.models}
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
@@ -86,13 +105,31 @@ class Server:
     async def close(self) -> None:
         if self._runner:
             await self._runner.cleanup()
+        for other in self._others.values():
+            await other.close()
+
+    def _or_other(self, handler: Handler) -> Handler:
+        """The handler; or another model's server, where the request names that."""
+
+        async def asked(request: web.Request) -> web.StreamResponse:
+            if not self._others:
+                return await handler(request)
+            visit, body = await self._opened(request)
+            other = self._others.get(str(body.get("model")))
+            if other is None:
+                return await handler(request)
+            with visit.seat.episode.clock.at_engine():
+                return await other.forward(request, body)
+
+        return asked
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._visit(request)
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "sluice"}
         if "name" in request.match_info:
             return web.json_response(model | {"id": request.match_info["name"]})
-        return web.json_response({"object": "list", "data": [model]})
+        others = [model | {"id": name} for name in self._others]
+        return web.json_response({"object": "list", "data": [model, *others]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
@@ -102,6 +139,16 @@ class Server:
         visit, body = await self._opened(request)
         asked = completions.read(body)
         return await _answered(request, visit, body, asked, completions.write, completions.stream)
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        visit, body = await self._opened(request)
+        asked = messages.read(body, visit.seat.arguments)
+        return await _answered(request, visit, body, asked, messages.write, messages.stream)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        visit, body = await self._opened(request)
+        asked = native.read(body)
+        return await _answered(request, visit, body, asked, native.write, native.stream)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
@@ -121,7 +168,12 @@ class Server:
         return await _answered(request, visit, body, asked, write, stream)
 
     def _visit(self, request: web.Request) -> Visit:
-        return self.keys.check(request.headers.get("Authorization"))
+        """The visit that the request's key opens; Anthropic's clients have a header of their own
+        for it.
+        """
+        name = request.headers.get("x-api-key") if request.path == _MESSAGES else None
+        header = f"Bearer {name}" if name else request.headers.get("Authorization")
+        return self.keys.check(header)
 
     async def _opened(self, request: web.Request) -> tuple[Visit, dict[str, Any]]:
         """The visit of a request, and its body; without a key nothing of that is read."""
@@ -161,7 +213,9 @@ async def _answered(
 
 
 async def _streamed(request: web.Request, events: Events) -> web.StreamResponse:
-    """Server-sent events: those of the responses interface have names, the others an end."""
+    """Server-sent events: those of responses and of Anthropic's messages have names, the others an
+    end.
+    """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     named = False
@@ -184,20 +238,23 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
         response = await handler(request)
         status = response.status
     except GatewayError as error:
-        status, response = error.status, _refusal(error)
+        status, response = error.status, _refusal(error, request.path)
     except web.HTTPException as error:
         status = error.status
-        response = _refusal(GatewayError(status, f"{request.path}: {error.reason}"))
+        refusal = GatewayError(status, f"{request.path}: {error.reason}")
+        response = _refusal(refusal, request.path)
     except Exception as error:  # one request's mishap is told to its client, and harms no other
         failures.LOG.note("a request at the gateway failed", error)
-        status, response = 500, _refusal(GatewayError(500, causes.cause(error), "server_error"))
+        refusal = GatewayError(500, causes.cause(error), "server_error")
+        status, response = 500, _refusal(refusal, request.path)
     finally:
         outcome = "ok" if status < 400 else _OUTCOMES.get(status, "refused")
         metrics.GATEWAY_REQUESTS.labels(endpoint=endpoint, outcome=outcome).inc()
     return response
 
 
-def _refusal(error: GatewayError) -> web.Response:
+def _refusal(error: GatewayError, path: str) -> web.Response:
     """Clients try again by themselves, unless they are told that it is of no use."""
     retry = {"x-should-retry": "true" if error.retry else "false"}
-    return web.json_response(error.body, status=error.status, headers=retry)
+    body = error.body | ({"type": "error"} if path == _MESSAGES else {})
+    return web.json_response(body, status=error.status, headers=retry)

@@ -1,0 +1,1 @@
+"""Episodes that programs play, in processes of their own."""

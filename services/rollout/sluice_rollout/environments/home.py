@@ -1,0 +1,61 @@
+"""The directory of a worker's episodes, and the process that ends their programs if the worker is
+killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from sluice.rewards.sandbox import hide, home
+from sluice.telemetry import logs
+from sluice_rollout.environments import inputs, keeper
+
+PREFIX = "sluice-episodes-"
+_FILES_OF_AN_EPISODE = 8
+"""Descriptors: pipes of its program, its connections to the gateway, and theirs to the engine."""
+_OTHER_FILES = 1024
+_END_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def opened(programs: int) -> Iterator[str]:
+    """A directory of this worker's own. Directories of workers that were killed are removed first,
+    programs end with this one's end. programs: that run side by side.
+    """
+    if inputs.POD not in os.environ:  # `sluice run` has to find its processes by their variables
+        hide()  # the job's token is in this process's environment
+    _raise_file_limit(_FILES_OF_AN_EPISODE * programs + _OTHER_FILES)
+    with home.new(PREFIX) as directory:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), directory],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={},
+            start_new_session=True,
+        )
+        try:
+            yield directory
+        finally:
+            _end(directory)
+            guard.kill()
+            guard.wait(_END_SECONDS)
+
+
+def _end(directory: str) -> None:
+    try:
+        keeper.end(directory)
+    except keeper.SurvivorError as error:
+        logs.get().error("programs outlive their worker", error=str(error))
+
+
+def _raise_file_limit(wanted: int) -> None:
+    """Let this process open so many files, or as many as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,0 +1,85 @@
+"""Inputs of a program: variables, and its row as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.sample import Messages, Prompt
+from sluice_rollout.environments.keeper import MARK
+from sluice_rollout.episode import Episode, Gateway
+
+TEMPORARY = "tmp"
+POD = "SLUICE_POD_ID"
+"""The variable by which `sluice run` finds, and ends, what a pod has left behind."""
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", POD)
+"""Variables of the worker that its programs have too."""
+_LONGEST = 100_000
+"""Bytes of a variable; Linux starts no program with one of 128 KiB."""
+
+
+def inherited(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+    """Variables of every program of a job. further: rollout.environment.env."""
+    return {name: worker[name] for name in INHERITED if name in worker} | dict(further)
+
+
+def of_episode(prompt: Prompt, gateway: Gateway, directory: str, model: str) -> dict[str, str]:
+    """Variables of one episode's program: where to ask, and what."""
+    return {
+        "OPENAI_BASE_URL": gateway.base_url,
+        "OPENAI_API_BASE": gateway.base_url,
+        "OPENAI_API_KEY": gateway.api_key,
+        "ANTHROPIC_BASE_URL": gateway.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": gateway.api_key,
+        "SLUICE_MODEL": model,
+        "TMPDIR": f"{directory}/{TEMPORARY}",
+        MARK: directory,
+    } | of_prompt(prompt)
+
+
+def of_prompt(prompt: Prompt) -> dict[str, str]:
+    """Variables that say what is asked. A text that no variable can hold is left out: the row has
+    it.
+    """
+    texts = {"SLUICE_PROMPT": _question(prompt.prompt), "SLUICE_LABEL": _text(prompt.label)}
+    return {name: text for name, text in texts.items() if _fits(text)}
+
+
+def row(episode: Episode) -> dict[str, Any]:
+    """The episode's row, as JSON holds it. prompt: a text; messages: where the row has those."""
+    prompt = episode.prompt
+    messages = {} if isinstance(prompt.prompt, str) else {"messages": prompt.prompt}
+    return {
+        "prompt": _question(prompt.prompt),
+        **messages,
+        "label": prompt.label,
+        "metadata": prompt.metadata,
+        "tools": prompt.tools or [],
+        "dataset": prompt.dataset,
+        "row": prompt.row,
+        "purpose": prompt.purpose.value,
+        "group": prompt.group_id,
+        "sample": episode.sample.index,
+    }
+
+
+def _question(prompt: str | Messages) -> str:
+    """The prompt as a text; of messages the user's last one."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = [_text(message.get("content")) for message in prompt if message.get("role") == "user"]
+    return asked[-1] if asked else ""
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _fits(text: str) -> bool:
+    try:
+        return len(text.encode()) <= _LONGEST and "\0" not in text
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False

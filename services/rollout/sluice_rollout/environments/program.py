@@ -1,0 +1,143 @@
+"""A program that plays episodes (`rollout.environment`): it is started for each, with the gateway's
+address and a key of its own, in a directory that is gone with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sluice.api import RLJobSpec
+from sluice.api.environment import RolloutEnvironment
+from sluice.api.paths import command_word
+from sluice.environment import ConfigurationError
+from sluice.episodes import ROW
+from sluice.rewards.sandbox import tree
+from sluice.telemetry import logs
+from sluice_rollout import failures, metrics
+from sluice_rollout.environments import home, inputs, keeper, of_verifiers, process, result
+from sluice_rollout.environments.ending import conclude, words_of
+from sluice_rollout.environments.process import Ended
+from sluice_rollout.episode import Episode, PlayFailedError
+
+_FIELD = "spec.rollout.environment"
+_TRIAL_SECONDS = 300.0
+_LONGEST_NAME = 200
+
+
+@dataclass(slots=True)
+class Program:
+    """Plays each episode with a program.
+
+    name: for messages. command: its words. variables: those of every episode. model: its name.
+    side_by_side: episodes that a worker has in work. trial: words that find out whether it can run.
+    """
+
+    name: str
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    model: str
+    side_by_side: int
+    trial: Sequence[str] = ()
+    _directory: str = ""
+    _held: ExitStack = field(default_factory=ExitStack)
+
+    async def check(self) -> None:
+        """Make room for the episodes, and try the program. Raises ConfigurationError."""
+        self.open()
+        if self.trial:
+            await self._try()
+
+    async def _try(self) -> None:
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            variables = {**self.variables, keeper.MARK: directory}
+            try:
+                async with asyncio.timeout(_TRIAL_SECONDS):
+                    ended = await process.run(self.trial, directory, variables)
+            except TimeoutError:
+                raise ConfigurationError(
+                    f"{_FIELD}: {self.name} did not load in {_TRIAL_SECONDS:g} s"
+                ) from None
+        if ended.status:
+            raise ConfigurationError(f"{_FIELD}: {self.name} cannot be loaded: {words_of(ended)}")
+
+    def open(self) -> None:
+        """Take a directory for the episodes, and remove those of workers that were killed."""
+        if not self._directory:
+            self._directory = self._held.enter_context(home.opened(self.side_by_side))
+
+    def close(self) -> None:
+        """End all programs, and remove what they have left."""
+        self._held.close()
+        self._directory = ""
+
+    async def __call__(self, episode: Episode) -> None:
+        """Run the program, and take its result. Raises PlayFailedError, or GatewayError where it
+        failed because its history was too long.
+        """
+        self.open()
+        name = f"{episode.prompt.group_id}.{episode.sample.index}-"
+        directory = tempfile.mkdtemp(prefix=name, dir=self._directory)
+        try:
+            with metrics.EPISODE_PROGRAMS.track_inprogress():
+                ended = await self._run(episode, directory)
+            conclude(episode, ended, lambda: result.read(directory))
+        finally:
+            await asyncio.shield(asyncio.to_thread(_remove, directory))
+
+    async def _run(self, episode: Episode, directory: str) -> Ended:
+        gateway = episode.gateway
+        os.mkdir(f"{directory}/{inputs.TEMPORARY}")
+        Path(directory, ROW).write_text(json.dumps(inputs.row(episode)))
+        ours = inputs.of_episode(episode.prompt, gateway, directory, self.model)
+        try:
+            ended = await process.run(self.command, directory, {**self.variables, **ours})
+        except (OSError, keeper.SurvivorError) as error:
+            raise PlayFailedError("start", f"cannot be run here: {error}") from error
+        logs.get().debug(
+            "a program has ended", how=ended.how, index=episode.sample.index,
+            stdout=ended.out, stderr=ended.err,
+        )  # fmt: skip
+        return ended
+
+
+def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
+    """The program of a job. Raises ConfigurationError where there is none of its name here."""
+    verifiers, model = environment.verifiers, Path(spec.model.path).name
+    variables = inputs.inherited(os.environ, environment.env)
+    if verifiers:
+        field, name = "verifiers.python", f"verifiers {verifiers.name}"
+        words = of_verifiers.command(verifiers, "play")
+        trial = of_verifiers.command(verifiers, "check")
+    else:
+        words, trial = environment.command or [], []
+        field, name = "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME]
+    command, trial = _here(words), _here(trial)
+    if shutil.which(command[0], path=variables.get("PATH", os.defpath)) is None:
+        raise ConfigurationError(
+            f"{_FIELD}.{field}: there is no program {command[0]!r} that can be run here: expected "
+            "one on the PATH of the worker's image, or a file beside the manifest"
+        )
+    return Program(name, command, variables, model, spec.rollout.concurrency, trial)
+
+
+def _here(words: Sequence[str]) -> list[str]:
+    """The words, with files of the working directory for those that name one."""
+    return [command_word(word, Path.cwd()) for word in words]
+
+
+def _remove(directory: str) -> None:
+    try:
+        with contextlib.suppress(FileNotFoundError):  # the worker has ended meanwhile
+            tree.remove(directory)
+    except OSError as error:  # the next worker tries again
+        failures.LOG.note("the directory of an episode cannot be removed", error)

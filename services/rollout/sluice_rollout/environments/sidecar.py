@@ -1,0 +1,193 @@
+"""Our container (`python -m sluice_rollout.environments.sidecar`) in an episode's pod.
+
+It joins a worker as soon as it runs, and waits for an episode: such pods are the warm pool. Then it
+writes the row for the user's container, whose shell has waited for it. The program there finds its
+model at an address that only this pod can reach: the episode's key is put in here, so that no
+program ever holds it. When the program has ended, this sends what it left behind, and ends too; as
+it does when the worker says that the episode is over, and whoever made the pod takes it away.
+
+It knows nothing of Kubernetes, and needs no account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sluice import episodes as wire
+from sluice_rollout.relay import relay
+
+JOIN_SECONDS = 1800.0
+"""A worker listens once its engine has started."""
+RETRY_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+SHOWN_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """worker: the address of its gateway. directory: what is shared with the user's container.
+    port: of the model, on the pod's loopback.
+    """
+
+    worker: str
+    token: str
+    pod: str
+    directory: Path
+    port: int
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Settings:
+        return cls(
+            variables["SLUICE_WORKER"],
+            variables["SLUICE_EPISODE_TOKEN"],
+            variables["SLUICE_POD"],
+            Path(variables["SLUICE_EPISODE"]),
+            int(variables["SLUICE_PORT_MODEL"]),
+        )
+
+
+@dataclass(slots=True)
+class Sidecar:
+    """key: of the episode, once there is one. stop: set by SIGTERM."""
+
+    settings: Settings
+    session: aiohttp.ClientSession
+    key: str = ""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Play one episode. Raises OSError or ClientError where the worker cannot be joined."""
+        async with await self._join() as socket:
+            if assignment := await self._next(socket):
+                await self._play(socket, assignment)
+
+    async def _join(self) -> aiohttp.ClientWebSocketResponse:
+        """Try until the worker listens."""
+        end = time.monotonic() + JOIN_SECONDS
+        while True:
+            try:
+                return await self.session.ws_connect(
+                    f"{self.settings.worker}{wire.PATH}",
+                    params={"pod": self.settings.pod},
+                    headers={"Authorization": f"Bearer {self.settings.token}"},
+                    heartbeat=wire.HEARTBEAT_SECONDS,
+                    max_msg_size=wire.MOST_BYTES,
+                )
+            except (aiohttp.ClientConnectionError, TimeoutError):
+                if time.monotonic() > end or self.stop.is_set():
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any] | None:
+        """The episode; None where the pod or the worker ends before there is one."""
+        message = await self._unless_stopped(socket.receive())
+        if message is None or message.type is not aiohttp.WSMsgType.TEXT:
+            return None
+        assignment: dict[str, Any] = json.loads(message.data)
+        return assignment
+
+    async def _play(
+        self, socket: aiohttp.ClientWebSocketResponse, assignment: dict[str, Any]
+    ) -> None:
+        """Let the program play; then send what it left, unless nobody listens any more."""
+        directory, self.key = self.settings.directory, assignment["key"]
+        lines = [f"export {name}={shlex.quote(text)}\n" for name, text in assignment["variables"]]
+        (directory / wire.VARIABLES).write_text("".join(lines))
+        new = directory / f"{wire.ROW}.new"
+        new.write_text(json.dumps(assignment["row"]))
+        new.rename(directory / wire.ROW)  # the shell may look at any time
+        ended = asyncio.create_task(self._until_status(directory / wire.STATUS))
+        over = asyncio.create_task(socket.receive())  # nothing more is said: it is the end
+        await self._unless_stopped(asyncio.wait({ended, over}, return_when="FIRST_COMPLETED"))
+        for task in (ended, over):
+            task.cancel()
+        with contextlib.suppress(ConnectionError):
+            await socket.send_json(_left(directory))
+
+    async def _until_status(self, file: Path) -> None:
+        while not file.exists():
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _unless_stopped(self, wanted: Any) -> Any:
+        """The outcome; None where SIGTERM comes first."""
+        task, stop = asyncio.ensure_future(wanted), asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when="FIRST_COMPLETED")
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            stop.cancel()
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """A request of the program's, with the episode's key."""
+        url = f"{self.settings.worker}{request.path_qs}"
+        body = request.content if request.can_read_body else None
+        return await relay(
+            self.session, request, url, {"Authorization": f"Bearer {self.key}"}, body
+        )
+
+
+def _left(directory: Path) -> dict[str, Any]:
+    """The remains of a program. status: None where it was killed."""
+    status = _end_of(directory / wire.STATUS, SHOWN_BYTES)
+    return {
+        "status": int(status) if status else None,
+        "errors": _end_of(directory / wire.ERRORS, SHOWN_BYTES) or "",
+        "result": _end_of(directory / wire.RESULT, wire.MOST_BYTES // 8),
+    }
+
+
+def _end_of(path: Path, most: int) -> str | None:
+    """The last bytes of a plain file, as text; None where there is none."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
+            return file.read(most).decode(errors="replace")
+    except OSError:
+        return None
+
+
+async def serve(variables: Mapping[str, str]) -> None:
+    """Play one episode. Raises KeyError for a variable that is missing; else as Sidecar.run."""
+    settings = Settings.read(variables)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        sidecar = Sidecar(settings, session)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, sidecar.stop.set)
+        model = web.Application()
+        model.router.add_route("*", "/{path:.*}", sidecar.forward)
+        runner = web.AppRunner(model, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", settings.port).start()
+        try:
+            await sidecar.run()
+        finally:
+            await runner.cleanup()
+
+
+def main() -> int:
+    try:
+        asyncio.run(serve(os.environ))
+    except (OSError, aiohttp.ClientError) as error:
+        print(f"error: the worker cannot be reached: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Plays environments of verifiers (github.com/PrimeIntellect-ai/verifiers, 0.4.0).
+
+    python verifiers_play.py rows CONFIG [N]   the (first N) tasks as rows: JSON lines
+    python verifiers_play.py check CONFIG      loads the environment
+    python verifiers_play.py play CONFIG       plays the task of row.json; leaves result.json
+
+CONFIG is verifiers' configuration of an environment, as JSON. This runs in an interpreter that has
+verifiers, and need not have sluice: beside them it imports the standard library alone. A task is
+made anew from its row, as verifiers' own servers do it, so that no episode loads the data set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.utils.loaders import env_config_type
+
+TASK = "task"
+"""Of a row's metadata: the task's data."""
+SCORE = "score"
+"""The reward, beside its parts."""
+_HERE = {"type": "subprocess"}
+
+
+def environment_of(config: dict[str, Any]) -> Any:
+    """The environment. Its agents' programs run here, where their configuration says nothing else:
+    verifiers' own default is a service.
+    """
+    taskset, name = config["taskset"]["id"], config.get("id", "")
+    roles = agent_config_fields(env_config_type(taskset, name)())
+    here = {role: {"runtime": _HERE, **config.get(role, {})} for role in roles}
+    return vf.load_environment(vf.resolve_env_config({**config, **here}))
+
+
+def row_of(data: Any) -> dict[str, Any]:
+    """A row for data.prompts. prompt: a text for people and logs; the task is in the metadata."""
+    text = data.prompt_text or data.description or data.name or f"task {data.idx}"
+    return {"prompt": text, "metadata": {TASK: data.model_dump(mode="json", exclude_none=True)}}
+
+
+def task_of(env: Any, row: dict[str, Any]) -> Any:
+    """The task of a row. Ends the program where the row has none."""
+    if TASK not in row["metadata"]:
+        raise SystemExit(
+            f"the row has no metadata.{TASK}: expected rows of `sluice data from-verifiers`"
+        )
+    kind = type(env.taskset).task_type()
+    data = kind.data_type().model_validate(row["metadata"][TASK])
+    return kind(data, env.config.taskset.task)
+
+
+async def play(env: Any, task: Any) -> Any:
+    """One episode of the task at the gateway. Ends the program where it fails."""
+    client = vf.EvalClientConfig(
+        base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY"
+    )
+    context = vf.ModelContext(
+        model=os.environ["SLUICE_MODEL"], client=client, sampling=vf.SamplingConfig()
+    )
+    async with env.serving():
+        (slot,) = env.slots(task)
+        episode = await env.run_slot(slot, context)
+    if not episode.ok:
+        errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
+        raise SystemExit("\n".join(f"{error.type}: {error.message}" for error in errors[-1:]))
+    return episode
+
+
+def result_of(episode: Any) -> dict[str, Any]:
+    """The result of an episode: its traces' mean reward, its parts and metrics."""
+    traces = [trace for trace in episode.traces if trace.agent.trainable]
+    parts: dict[str, float] = {}
+    for trace in traces:
+        of = f"{trace.agent.name}/" if len(traces) > 1 else ""
+        rewards = {name: reward.value for name, reward in trace.rewards.items() if reward}
+        metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+        parts |= {of + name: value for name, value in {**metrics, **rewards}.items()}
+    stops = [trace.stop_condition for trace in traces]
+    result: dict[str, Any] = {"metadata": {"stop_conditions": stops}}
+    if any(trace.rewards for trace in traces):
+        score = sum(trace.reward for trace in traces) / len(traces)
+        result["reward"] = parts | {SCORE: score}
+    return result
+
+
+def main(what: str, config: str, rows: str = "") -> None:
+    """Do it. What packages print as they load goes to standard error."""
+    output = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        env = environment_of(json.loads(config))
+    if what == "rows":
+        for task in islice(env.taskset, int(rows) if rows else None):
+            print(json.dumps(row_of(task.data)), file=output)
+    elif what == "play":
+        task = task_of(env, json.loads(Path("row.json").read_text()))
+        episode = asyncio.run(play(env, task))
+        Path("result.json").write_text(json.dumps(result_of(episode)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,173 @@
+"""/v1/messages, Anthropic's interface: text, tools, their results; whole, or as events."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sluice.sample import Messages
+from sluice_rollout.gateway import exchange
+from sluice_rollout.gateway.errors import invalid
+from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_FREE_CHOICES = {"auto": "auto", "none": "none"}
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
+    """The turn that is asked for. Raises GatewayError.
+
+    sampled: arguments of earlier tool calls as the model wrote them, by the calls' names. Clients
+    send them back parsed, and another spelling would be another history.
+    """
+    conversation = body.get("messages")
+    if not isinstance(conversation, list) or not conversation:
+        raise invalid("messages: expected a list of at least one message", "messages")
+    system = exchange.text_of(body.get("system"))
+    history: Messages = [{"role": "system", "content": system}] if system else []
+    for message in conversation:
+        history += _messages(message, sampled)
+    choice = (body.get("tool_choice") or {}).get("type", "auto")
+    return Request(
+        messages=history,
+        tools=_tools(body.get("tools")),
+        max_tokens=exchange.limit(body, "max_tokens"),
+        stop=exchange.stops(body.get("stop_sequences")),
+        settings=_settings(body, choice),
+        calls=choice != "none",
+    )
+
+
+def _settings(body: dict[str, Any], choice: str) -> dict[str, Any]:
+    asked = exchange.settings(body | {"tool_choice": _FREE_CHOICES.get(choice, choice)})
+    thinking = (body.get("thinking") or {}).get("type", "disabled")
+    return asked | ({"thinking": thinking} if thinking != "disabled" else {})
+
+
+def _messages(message: Any, sampled: Mapping[str, str]) -> Messages:
+    """A message as chat templates have it: a tool's result is a message of its own."""
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        raise invalid("messages: expected objects with a role, user or assistant", "messages")
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise invalid("messages: a content is text, or a list of blocks", "messages")
+    if message["role"] == "user":
+        return _of_user(blocks)
+    text = exchange.text_of([b for b in blocks if b.get("type") not in ("tool_use", *_THOUGHTS)])
+    calls = [_call(block, sampled) for block in blocks if block.get("type") == "tool_use"]
+    said = {"role": "assistant", "content": text}
+    return [said | {"tool_calls": calls} if calls else said]
+
+
+def _of_user(blocks: list[dict[str, Any]]) -> Messages:
+    results = [
+        {
+            "role": "tool",
+            "content": exchange.text_of(block.get("content")),
+            "tool_call_id": str(block.get("tool_use_id")),
+        }
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    others = [block for block in blocks if block.get("type") != "tool_result"]
+    said = [{"role": "user", "content": exchange.text_of(others)}] if others else []
+    return [*results, *said]
+
+
+def _call(block: dict[str, Any], sampled: Mapping[str, str]) -> dict[str, Any]:
+    name, values = str(block.get("id")), block.get("input") or {}
+    arguments = sampled.get(name, "")
+    if not arguments or _object(arguments) != values:
+        arguments = json.dumps(values)
+    return exchange.call_message(name, str(block.get("name")), arguments)
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(tool, dict) and isinstance(tool.get("input_schema"), dict) for tool in value
+    ):
+        raise invalid(
+            "tools: expected [{name, description, input_schema}, ...]; hosted tools are not "
+            "offered",
+            "tools",
+        )
+    return [{"type": "function", "function": _function(tool)} for tool in value]
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    said = {"description": tool["description"]} if tool.get("description") else {}
+    return {"name": str(tool.get("name"))} | said | {"parameters": tool["input_schema"]}
+
+
+def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer."""
+    stopped = answer.finish == "stop" and answer.stop in (body.get("stop_sequences") or [])
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", ""),
+        "content": list(_blocks(answer)),
+        "stop_reason": "stop_sequence" if stopped else _STOP_REASONS[answer.finish],
+        "stop_sequence": answer.stop if stopped else None,
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "output_tokens": answer.completion_tokens,
+        },
+    }
+
+
+def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The answer as events: its frame, each block from beginning to end, why it ended."""
+    whole = write(answer, body)
+    ends = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    usage = whole["usage"] | {"output_tokens": 0}
+    begun = whole | {"content": [], "usage": usage} | dict.fromkeys(ends)
+    yield {"type": "message_start", "message": begun}
+    for index, block in enumerate(whole["content"]):
+        yield from _events(index, block)
+    output = {"output_tokens": answer.completion_tokens}
+    yield {"type": "message_delta", "delta": ends, "usage": output}
+    yield {"type": "message_stop"}
+
+
+def _events(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    begun: dict[str, Any]
+    if block["type"] == "text":
+        begun, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+    else:
+        text = json.dumps(block["input"])
+        begun, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": text}
+    yield {"type": "content_block_start", "index": index, "content_block": block | begun}
+    yield {"type": "content_block_delta", "index": index, "delta": delta}
+    yield {"type": "content_block_stop", "index": index}
+
+
+def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
+    if answer.text or not answer.calls:
+        yield {"type": "text", "text": answer.text}
+    yield from map(_tool_use, answer.calls)
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {
+        "type": "tool_use",
+        "id": call.id,
+        "name": call.name,
+        "input": _object(call.arguments),
+    }
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; empty where the model wrote no object."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,18 @@
+"""Tools that ship, for a ToolLoop or a function of one's own.
+
+    from sluice_rollout.toolbox import Http, Python, Search
+
+    play = ToolLoop([Python(), Search("corpus.jsonl")])
+
+A tool has a `name`, a `definition` in OpenAI's form for the rows' column `tools`, and `session()`:
+a function of its arguments by name, for one episode. What may be the model's mistake is the text of
+the answer; ToolUnavailableError is raised for what is not.
+"""
+
+from sluice_rollout.toolbox.base import Tool, definition_of
+from sluice_rollout.toolbox.http import Http
+from sluice_rollout.toolbox.mcp import Mcp
+from sluice_rollout.toolbox.python import Python
+from sluice_rollout.toolbox.search import Retriever, Search
+
+__all__ = ["Http", "Mcp", "Python", "Retriever", "Search", "Tool", "definition_of"]

@@ -1,0 +1,133 @@
+"""Tools of MCP servers (Model Context Protocol), by address or by command. Needs the extra `mcp`.
+
+Each call is a connection of its own, so nothing is left behind when an episode ends, and one that
+hangs ends with its call. A server that keeps something between calls has to know by its arguments
+whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sluice_rollout.toolbox.base import ToolUnavailableError, shortened
+
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mcp:
+    """A server: `http://.../mcp`, or the words of a command, which is started for each call.
+
+    environment: of the command, beside PATH and the like. seconds: of a call, its connection
+    included. longest: characters of an answer.
+    """
+
+    server: str | Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 20.0
+    longest: int = 8192
+
+    def tool(self, name: str) -> McpTool:
+        """One of its tools."""
+        return McpTool(self, name)
+
+    async def definitions(self) -> list[dict[str, Any]]:
+        """OpenAI's definitions of all its tools. Raises ToolUnavailableError."""
+        try:
+            async with asyncio.timeout(self.seconds), self._client() as client:
+                tools = (await client.list_tools()).tools
+        except Exception as error:  # of the transport, in groups
+            raise ToolUnavailableError(f"{self._shown}: {_innermost(error)}") from error
+        return [_definition(tool) for tool in tools]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """A tool's answer, or its error, as text. Raises ToolUnavailableError where the server
+        cannot be reached.
+        """
+        from mcp import MCPError
+
+        limit = asyncio.timeout(self.seconds)
+        try:
+            async with limit, self._client() as client:
+                answer = await client.call_tool(name, arguments)
+        except Exception as error:  # of the transport, in groups
+            reason = _innermost(error)
+            if limit.expired():
+                return f"error: no answer after {self.seconds:g} s"
+            if isinstance(reason, MCPError):
+                return shortened(f"error: {reason}", self.longest)
+            raise ToolUnavailableError(f"{self._shown}: {reason!r}") from error
+        texts = [getattr(part, "text", f"({part.type})") for part in answer.content]
+        return shortened(("error: " if answer.is_error else "") + "\n".join(texts), self.longest)
+
+    @property
+    def _shown(self) -> str:
+        return self.server if isinstance(self.server, str) else " ".join(self.server)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Any]:
+        try:
+            from mcp import Client, StdioServerParameters
+        except ImportError as error:
+            raise ToolUnavailableError(
+                f"the package mcp is not installed (pip install 'sluice-rl[mcp]'): {error}"
+            ) from error
+        if isinstance(self.server, str):
+            server: Any = self.server
+        else:
+            command, *words = self.server
+            server = StdioServerParameters(
+                command=command, args=words, env=dict(self.environment) or None
+            )
+        async with Client(server, read_timeout_seconds=self.seconds) as client:
+            yield client
+
+
+@dataclass
+class McpTool:
+    """A tool of an MCP server."""
+
+    server: Mcp
+    name: str
+
+    @cached_property
+    def definition(self) -> dict[str, Any]:
+        """The server's, asked for once. Raises ToolUnavailableError."""
+        with ThreadPoolExecutor(1) as pool:  # there may be a loop here
+            asked = pool.submit(lambda: asyncio.run(self.server.definitions()))
+            known = asked.result(self.server.seconds + _GRACE_SECONDS)
+        for definition in known:
+            if definition["function"]["name"] == self.name:
+                return definition
+        names = ", ".join(one["function"]["name"] for one in known)
+        raise ToolUnavailableError(f"{self.name}: the server has {names or 'no tools'}")
+
+    def session(self) -> Callable[..., Any]:
+        """The calls themselves: they keep nothing."""
+
+        async def call(**arguments: Any) -> str:
+            return await self.server.call(self.name, arguments)
+
+        return call
+
+
+def _definition(tool: Any) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema,
+    }
+    return {"type": "function", "function": function}
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first error of a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,169 @@
+"""A Python that the model runs programs in: confined as the reward `code` confines them.
+
+What a program defines is there in the next call of the same episode. It is there because the
+earlier programs are run again before it, in a new process, with what they printed left out: so a
+session holds no process between two calls, and a program that hangs or is ended costs nothing but
+itself. Random numbers are those of one seed, and come out alike each time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sluice.rewards import RewardError
+from sluice.rewards.sandbox import Ran, Sandbox, hide
+from sluice_rollout.toolbox.base import ToolUnavailableError, definition_of, shortened
+
+_FREE_SECONDS = 60.0
+_PROGRAM_BYTES = 1 << 20
+_RUNNER = """
+import ast, contextlib, io, json, os, random, sys, traceback
+random.seed(0)
+def _run(_text, _names, _label):
+    _tree = ast.parse(_text, _label)
+    _last = None
+    if _tree.body and isinstance(_tree.body[-1], ast.Expr):
+        _last = ast.Expression(_tree.body.pop().value)
+    exec(compile(_tree, _label, "exec"), _names)
+    if _last is not None:
+        _value = eval(compile(_last, _label, "eval"), _names)
+        if _value is not None:
+            print(repr(_value))
+def _play(_programs):
+    _names = {"__name__": "__main__"}
+    for _number, _text in enumerate(_programs, 1):
+        _quiet = _number < len(_programs)
+        _out = io.StringIO()
+        _err = _out if _quiet else sys.stderr
+        with contextlib.redirect_stdout(_out if _quiet else sys.stdout), \\
+                contextlib.redirect_stderr(_err):
+            try:
+                _run(_text, _names, f"<program {_number}>")
+            except SystemExit:
+                pass
+            except BaseException as _error:
+                if not _quiet:
+                    _skip = _error.__traceback__.tb_next
+                    print("".join(traceback.format_exception(type(_error), _error, _skip)), end="")
+_play(json.loads(PROGRAMS))
+print(END, end="")
+"""
+
+
+@dataclass(slots=True)
+class Python:
+    """The tool `python`.
+
+    seconds, memory (bytes): of a program. longest: characters of an answer. most_programs: of an
+    episode. sandboxes: programs that run side by side in this worker.
+    """
+
+    name: str = "python"
+    seconds: float = 5.0
+    memory: int = 1 << 30
+    longest: int = 4096
+    most_programs: int = 16
+    sandboxes: int = field(default_factory=lambda: max((os.cpu_count() or 2) // 2, 1))
+    definition: dict[str, Any] = field(init=False)
+    _free: queue.LifoQueue[Sandbox | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = "Run a Python program; the answer is what it prints, and the value of its last line."
+        self.definition = definition_of(self.name, text, code="The program.")
+        self._free = queue.LifoQueue()
+        for _ in range(self.sandboxes):
+            self._free.put(None)
+
+    def session(self) -> Callable[..., str]:
+        """Programs that see one another's names."""
+        return Session(self)
+
+    def run(self, programs: list[str], seconds: float) -> Ran:
+        """Run the programs one after another, with the output of the last.
+
+        Raises ToolUnavailableError where no sandbox is to be had.
+        """
+        try:
+            sandbox = self._free.get(timeout=_FREE_SECONDS)
+        except queue.Empty:
+            raise ToolUnavailableError(
+                f"no sandbox was free in {_FREE_SECONDS:g} s: Python(sandboxes=...) says how many "
+                "there are"
+            ) from None
+        try:
+            if sandbox is None:
+                hide()  # labels and keys are in this process's memory
+                sandbox = Sandbox()
+            end = secrets.token_hex(8)
+            ran = sandbox.run(
+                source=f"END, PROGRAMS = {end!r}, {json.dumps(programs)!r}\n{_RUNNER}",
+                input="",
+                seconds=seconds,
+                memory=self.memory,
+                cpu_seconds=math.ceil(seconds) + 1,
+            )
+            if ran.status == "ok" and not ran.output.endswith(end):
+                return replace(ran, status="error", error="it ended its process")
+            return replace(ran, output=ran.output.removesuffix(end))
+        except RewardError as error:
+            raise ToolUnavailableError(str(error)) from error
+        finally:
+            self._free.put(sandbox)
+
+    def close(self) -> None:
+        """End the sandboxes that are free."""
+        for _ in range(self.sandboxes):
+            if sandbox := self._free.get(timeout=_FREE_SECONDS):
+                sandbox.close()
+            self._free.put(None)
+
+
+@dataclass(slots=True)
+class Session:
+    """An episode's programs. spent: seconds that those before took together."""
+
+    python: Python
+    programs: list[str] = field(default_factory=list)
+    spent: float = 0.0
+    calls: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    """Calls of one turn of the model run one after another."""
+
+    def __call__(self, code: str) -> str:
+        """The output of a program, or why there is none. Raises ToolUnavailableError."""
+        with self._turn:
+            return self._run(code)
+
+    def _run(self, code: str) -> str:
+        tool = self.python
+        self.calls += 1
+        if self.calls > tool.most_programs:
+            return f"error: no more programs: an episode has {tool.most_programs}"
+        if not isinstance(code, str) or len(code) > _PROGRAM_BYTES or "\0" in code:
+            return f"error: a program is a text of at most {_PROGRAM_BYTES} characters"
+        start = time.monotonic()
+        ran = tool.run([*self.programs, code], self.spent + tool.seconds)
+        if ran.status == "ok":
+            self.programs.append(code)
+            self.spent = time.monotonic() - start
+        return shortened(self._answer(ran), tool.longest)
+
+    def _answer(self, ran: Ran) -> str:
+        if ran.status == "ok":
+            return ran.output + ran.error
+        reasons = {
+            "timeout": f"no end after {self.python.seconds:g} s",
+            "output": "it printed too much",
+            "limit": ran.error,
+        }
+        reason = reasons.get(ran.status) or f"it was ended: {ran.error or ran.status}"
+        return f"{ran.output}error: {reason}. What this program did is not kept."

@@ -1,0 +1,206 @@
+"""Episodes in pods: the worker's side and the sidecar, with a real engine. Their containers are
+processes here; tests/node has real pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from sluice.engines.sglang.generate import Client
+from sluice.environment import free_port
+from sluice.episodes import ROW, SHELL
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_rollout.environments.pods import EpisodePodError, EpisodePods
+from sluice_rollout.function import Player
+from sluice_rollout.gateway.desk import Desk, Place
+from sluice_rollout.gateway.server import LOOPBACK
+from sluice_rollout.prompts import PromptEncoder
+from tests.integration.rollout.pods import job
+from tests.integration.rollout.test_gateway import PARAMS, Seen, check, check_tokens
+from tests.integration.rollout.test_gateway import talkative as talkative
+from tests.integration.rollout.test_generation import generator
+
+TOKEN = "the-token-of-this-job"
+SECONDS = 30.0
+
+
+@dataclass
+class Pod:
+    """A pod's containers as processes."""
+
+    directory: Path
+    worker: str
+    arguments: tuple[str, ...] = ()
+    model: int = field(default_factory=free_port)
+
+    def __enter__(self) -> Pod:
+        self.directory.mkdir()
+        env = {"SLUICE_EPISODE": str(self.directory), "PYTHONPATH": os.getcwd()}
+        self.sidecar = subprocess.Popen(
+            [sys.executable, "-m", "sluice_rollout.environments.sidecar"],
+            env=os.environ
+            | env
+            | {
+                "SLUICE_WORKER": self.worker,
+                "SLUICE_EPISODE_TOKEN": TOKEN,
+                "SLUICE_POD": "job-episode-0-1-0-1",
+                "SLUICE_PORT_MODEL": str(self.model),
+            },
+        )
+        file = Path(__file__).with_name("episode_program.py")
+        base = f"http://{LOOPBACK}:{self.model}/v1"
+        self.program = subprocess.Popen(
+            ["/bin/sh", "-c", SHELL, "sh", sys.executable, file, *self.arguments],
+            env=os.environ | env | {"OPENAI_BASE_URL": base, "OPENAI_API_KEY": "episode"},
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sidecar.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.program.pid, signal.SIGKILL)
+
+    async def ends(self) -> int:
+        """The exit code of the sidecar, which ends with the episode."""
+        return await asyncio.to_thread(self.sidecar.wait, SECONDS)
+
+    async def plays(self) -> None:
+        while not (self.directory / ROW).exists():
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def worker(
+    engine: Client, talkative: Path, directory: Path, seconds: float = SECONDS
+) -> AsyncIterator[tuple[Player, str]]:
+    """A player whose episodes are pods, and the address where they join."""
+    environment = {"command": ["agent"], "image": "agent:1", "pods": 2}
+    spec = job(
+        directory,
+        talkative,
+        rollout__sampling__maxResponseTokens=900,
+        rollout__environment=environment,
+    ).spec
+    encoder, pods = PromptEncoder(spec, talkative), EpisodePods(TOKEN, 3.0, "kubectl")
+    async with Desk.of(spec, encoder, Place(LOOPBACK, 0, pods)) as desk:
+        play = Player(
+            pods,
+            "the program",
+            generator(engine, talkative),
+            encoder.tokenizer,
+            seconds,
+            None,
+            desk.admit,
+        )
+        yield play, f"http://{LOOPBACK}:{desk.server.port}"
+
+
+@pytest.mark.parametrize("arguments", [(), ("stream",)], ids=["whole", "streaming"])
+async def test_an_episode_in_a_pod_is_the_tokens_that_the_engine_sampled(
+    arguments: tuple[str, ...], engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    seen = Seen(engine)
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, arguments) as pod:
+            sample = await play(Prompt(0, "?", label="0.5"), [5], Sample(0), PARAMS)
+            assert await pod.ends() == 0
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+    assert sample.reward == 0.5
+    assert sample.metadata["messages"] > 6
+    check_tokens(sample, seen)
+    check(sample, {0: model})
+
+
+async def test_a_program_without_a_result_is_left_to_the_reward(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("silent",)):
+            sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+    assert (sample.status, sample.reward) == (SampleStatus.TRUNCATED, None)
+
+
+async def test_a_program_that_fails_is_told_by_its_sample(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("raise",)):
+            sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+    assert sample.status is SampleStatus.FAILED
+    assert sample.error.startswith("the program ended with status 1: RuntimeError: no such tool")
+
+
+async def test_a_program_that_hangs_costs_its_sample(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path, seconds=3.0) as (play, address):
+        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+            sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
+            assert await pod.ends() == 0, "and who made the pod takes it away"
+    assert sample.status is SampleStatus.FAILED
+    assert "took more than 3 s outside of the engine" in sample.error
+
+
+async def test_a_pod_that_is_taken_away_fails_its_sample(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """As a kubelet does: the program was killed, say for its memory."""
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            await pod.plays()
+            pod.sidecar.send_signal(signal.SIGTERM)
+            sample = await playing
+    assert (sample.status, sample.error) == (
+        SampleStatus.FAILED,
+        "the program was ended by SIGKILL",
+    )
+
+
+async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            await pod.plays()
+            pod.sidecar.kill()
+            with pytest.raises(EpisodePodError, match="job-episode-0-1-0-1 was lost before"):
+                await playing
+
+
+async def test_an_episode_without_a_pod_says_where_to_look(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, _):
+        with pytest.raises(EpisodePodError, match="no episode pod was free within 3 s; kubectl"):
+            await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        pytest.param("/episode-pods", "episode", id="a pod with another token"),
+        pytest.param("/v1/models", "episode", id="the key that programs see"),
+        pytest.param("/v1/models", TOKEN, id="the token of pods"),
+    ],
+)
+async def test_nobody_else_is_let_in(
+    path: str, key: str, engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (_, address), aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with http.get(f"{address}{path}", headers=headers) as answer:
+            assert answer.status == 401

@@ -1,0 +1,129 @@
+"""Environments of verifiers at a real engine, in an interpreter of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sluice.api.data import PromptSource
+from sluice.data.files import read_source
+from sluice.data.rows import parse_row
+from sluice.engines.sglang.generate import Client
+from sluice.environment import ConfigurationError
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_cli.main import app
+from sluice_cli.verifiers_rows import rows_of
+from sluice_rollout.environments.program import Program, program_of
+from tests.integration.rollout.pods import job
+from tests.integration.rollout.test_gateway import AGENT, PARAMS, Seen, check, check_tokens
+from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import talkative as talkative
+from tests.tools import missing
+
+VERIFIERS_PYTHON = Path(
+    os.environ.get("SLUICE_VERIFIERS_PYTHON")
+    or Path(sys.prefix).parent / ".venv-verifiers/bin/python"
+)
+NAME, HERE = "verifiers_words", str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not VERIFIERS_PYTHON.exists():
+        missing("needs verifiers: make agents")
+    monkeypatch.setenv("PYTHONPATH", HERE)
+
+
+def program(directory: Path, model: Path, name: str = NAME, **taskset: Any) -> Program:
+    settings = {key: value for key, value in AGENT.items() if key != "rollout__function"}
+    environment = {
+        "verifiers": {
+            "name": name,
+            "args": {"taskset": taskset},
+            "python": str(VERIFIERS_PYTHON),
+        },
+        "env": {"PYTHONPATH": HERE},
+    }
+    spec = job(directory, model, **settings, rollout__environment=environment).spec
+    assert spec.rollout.environment
+    return program_of(spec.rollout.environment, spec)
+
+
+def prompt(**taskset: Any) -> Prompt:
+    """The first row of the environment's own, as a job reads it."""
+    (row,) = rows_of(NAME, {"taskset": taskset}, str(VERIFIERS_PYTHON), 1)
+    parsed = parse_row(row, PromptSource(path="rows.jsonl"))
+    return Prompt(0, parsed.prompt, parsed.label, parsed.metadata)
+
+
+TASKSETS = [
+    pytest.param({"turns": 3}, id="several turns"),
+    pytest.param({"turns": 3, "tools": True}, id="tools"),
+]
+
+
+@pytest.mark.parametrize("taskset", TASKSETS)
+async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
+    taskset: dict[str, Any], engine: Client, model: Path, talkative: Path, tmp_path: Path
+) -> None:
+    one, seen = program(tmp_path, talkative, **taskset), Seen(engine)
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            await one.check()
+            sample = await playing(prompt(**taskset), [5], Sample(0), PARAMS)
+        assert os.listdir(one._directory) == []
+    finally:
+        one.close()
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
+    assert sample.reward == 1.5
+    assert sample.reward_parts == {"score": 1.5, "turns": 1.5, "asked": 3.0}
+    check_tokens(sample, seen)
+    check(sample, {0: model})
+
+
+async def test_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) -> None:
+    one = program(tmp_path, talkative)
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            sample = await playing(prompt(), [5], Sample(0), PARAMS)
+            bare = await playing(Prompt(0, "w0002"), [5], Sample(0), PARAMS)
+    finally:
+        one.close()
+    assert (sample.error, sample.reward, sample.trainable_tokens) == ("", 0.5, 12)
+    assert "the row has no metadata.task: expected rows of `sluice data" in bare.error
+
+
+async def test_one_that_is_not_there_ends_the_worker_before_any_episode(
+    talkative: Path, tmp_path: Path
+) -> None:
+    one = program(tmp_path, talkative, "no-such-taskset")
+    try:
+        with pytest.raises(ConfigurationError, match="taskset 'no-such-taskset' not found"):
+            await one.check()
+    finally:
+        one.close()
+
+
+def rows(target: Path, *words: str) -> Result:
+    command = ["data", "from-verifiers", NAME, str(target), "--python", str(VERIFIERS_PYTHON)]
+    return CliRunner().invoke(app, [*command, *words])
+
+
+def test_rows_are_the_environments_tasks(tmp_path: Path) -> None:
+    result = rows(tmp_path / "rows.jsonl", "--arg", 'taskset={"turns": 2}')
+    assert result.exit_code == 0, result.output
+    written = [located.row for located in read_source(str(tmp_path / "rows.jsonl"))]
+    assert [row["prompt"] for row in written] == ["w0002", "w0005", "w0008"]
+    assert [row["metadata"]["task"]["turns"] for row in written] == [2, 2, 2]
+
+
+def test_arguments_that_are_wrong_are_told(tmp_path: Path) -> None:
+    result = rows(tmp_path / "rows.jsonl", "--arg", 'taskset={"turns": "many"}')
+    assert result.exit_code == 2
+    assert "verifiers verifiers_words gives no rows:" in result.output
+    assert "taskset.turns" in result.output

@@ -1,0 +1,85 @@
+"""Inputs of a program: few variables, none of the worker's secrets, and its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.sample import Prompt, Purpose, Sample
+from sluice_rollout.environments import inputs
+from sluice_rollout.episode import Episode, Gateway
+
+GATEWAY = Gateway("http://127.0.0.1:1/v1", "sk-0", lambda _: None, lambda _: None, lambda: False)
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": [{"type": "text", "text": "second"}]},
+]
+
+
+def variables(prompt: Any = "?", label: Any = None) -> dict[str, str]:
+    return inputs.of_episode(Prompt(0, prompt, label), GATEWAY, "/e/0", "tiny")
+
+
+def test_the_gateway_is_where_common_clients_look_for_it() -> None:
+    seen = variables()
+    assert {seen["OPENAI_BASE_URL"], seen["OPENAI_API_BASE"]} == {"http://127.0.0.1:1/v1"}
+    assert seen["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1"
+    assert {seen["OPENAI_API_KEY"], seen["ANTHROPIC_API_KEY"]} == {"sk-0"}
+    assert (seen["SLUICE_EPISODE"], seen["TMPDIR"]) == ("/e/0", "/e/0/tmp")
+    assert seen["SLUICE_MODEL"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "label", "expected"),
+    [
+        pytest.param("2+2", "4", ("2+2", "4"), id="texts"),
+        pytest.param("2+2", 4, ("2+2", "4"), id="number"),
+        pytest.param("2+2", {"a": [1]}, ("2+2", '{"a": [1]}'), id="object"),
+        pytest.param("2+2", None, ("2+2", ""), id="no label"),
+        pytest.param(MESSAGES[:2], None, ("first", ""), id="messages"),
+        pytest.param(
+            MESSAGES, None, ('[{"type": "text", "text": "second"}]', ""), id="parts of a message"
+        ),
+        pytest.param("x" * 200_000, "4", (None, "4"), id="too long for the kernel"),
+        pytest.param("a\0b", "4", (None, "4"), id="a null character"),
+        pytest.param("a\ud800b", "4", (None, "4"), id="half a character"),
+    ],
+)
+def test_the_row_as_variables(prompt: Any, label: Any, expected: tuple[str | None, str]) -> None:
+    seen = variables(prompt, label)
+    assert (seen.get("SLUICE_PROMPT"), seen.get("SLUICE_LABEL")) == expected
+
+
+def test_of_the_workers_variables_few_are_passed_on() -> None:
+    worker = {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "SLUICE_TOKEN": "secret",
+        "SLUICE_RENDEZVOUS": "r:1",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "PYTHONPATH": "/ours",
+    }
+    passed = inputs.inherited(worker, {"HOME": "/home/agent", "MODE": "fast"})
+    assert passed == {"PATH": "/bin", "HOME": "/home/agent", "MODE": "fast"}
+
+
+def test_the_row_as_a_file() -> None:
+    prompt = Prompt(
+        7, MESSAGES, {"a": 1}, {"level": 3}, dataset="sums", row=5, purpose=Purpose.EVALUATE
+    )
+    episode: Any = Episode(prompt, Sample(2), None, {}, None, None)  # type: ignore[arg-type]
+    assert inputs.row(episode) == {
+        "prompt": '[{"type": "text", "text": "second"}]',
+        "messages": MESSAGES,
+        "label": {"a": 1},
+        "metadata": {"level": 3},
+        "tools": [],
+        "dataset": "sums",
+        "row": 5,
+        "purpose": "evaluate",
+        "group": 7,
+        "sample": 2,
+    }

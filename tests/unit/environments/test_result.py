@@ -1,0 +1,64 @@
+"""`result.json`: what is read of it, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.episodes import RESULT
+from sluice_rollout.environments.result import Result, ResultError, read
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param('{"reward": 0.5}', Result(0.5), id="number"),
+        pytest.param('{"reward": {"score": 1}}', Result({"score": 1}), id="parts"),
+        pytest.param('{"metadata": {"a": 1}}', Result(None, {"a": 1}), id="metadata alone"),
+        pytest.param("{}", Result(), id="nothing"),
+        pytest.param('{"reward": null, "metadata": null}', Result(), id="nulls"),
+    ],
+)
+def test_a_result(text: str, expected: Result, tmp_path: Path) -> None:
+    (tmp_path / RESULT).write_text(text)
+    assert read(str(tmp_path)) == expected
+
+
+def test_a_program_need_not_leave_one(tmp_path: Path) -> None:
+    assert read(str(tmp_path)) == Result()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"0.5", "expected an object with reward, metadata", id="bare number"),
+        pytest.param(b'{"rewards": 1}', "expected an object with reward", id="another field"),
+        pytest.param(b"{", "result.json is no JSON", id="half"),
+        pytest.param(b"\xff", "result.json is no UTF-8", id="bytes"),
+        pytest.param(b'{"metadata": [1]}', "metadata: expected an object", id="metadata a list"),
+        pytest.param(b'{"metadata": {"turns": []}}', "metadata.turns is sluice's own", id="turns"),
+        pytest.param(b" " * (2**22 + 1), "a plain file of at most", id="huge"),
+    ],
+)
+def test_a_broken_result_names_its_fault(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / RESULT).write_bytes(content)
+    with pytest.raises(ResultError, match=message):
+        read(str(tmp_path))
+
+
+def _pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def _link(file: Path) -> None:
+    file.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, _pipe, _link], ids=["directory", "pipe", "link"])
+def test_nothing_but_a_plain_file_is_read(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / RESULT)
+    with pytest.raises(ResultError, match="expected a plain file"):
+        read(str(tmp_path))

@@ -1,0 +1,92 @@
+"""The sample that a program says it has played, against the turns that were sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sluice.sample import Sample, WeightSpan
+from sluice_rollout.gateway.claim import Claim, ClaimError, written
+from sluice_rollout.gateway.conversation import Turn
+from sluice_rollout.turns import TURNS
+
+
+def turn(parent: Turn | None, added: list[int], tokens: list[int], version: int = 0) -> Turn:
+    return Turn(
+        parent,
+        np.array(added, np.int32),
+        np.array(tokens, np.int32),
+        np.array([-float(token) for token in tokens], np.float32),
+        [WeightSpan(version, 0, len(tokens))],
+        "stop",
+    )
+
+
+FIRST = turn(None, [1, 2], [3, 4])
+SECOND = turn(FIRST, [5], [6, 7], version=1)
+ASIDE = turn(None, [1, 2], [3, 9])
+TURNS_PLAYED = [FIRST, SECOND, ASIDE]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "trained", "log_probs"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1], [1, 1, 0, 1, 1], [-3, -4, 0, -6, -7]),
+        ([1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [-3, -4, 0, -6, -7]),
+        ([1, 2, 3, 4, 5, 6], [1, 1, 0, 1], [1, 1, 0, 1], [-3, -4, 0, -6]),
+        ([1, 2, 3, 9], [1, 1], [1, 1], [-3, -9]),
+        ([1, 2, 3, 4, 5, 6, 7], [0, 1, 1], [0, 1, 1], [0, -6, -7]),
+        ([1, 2, 3, 4, 8, 8], [1, 1, 0, 0], [1, 1, 0, 0], [-3, -4, 0, 0]),
+        ([1, 2], [], [], []),
+    ],
+    ids=[
+        "all turns", "a turn masked", "cut in a turn", "another turn at the same place",
+        "a first turn in the prompt", "text behind the last turn", "nothing",
+    ],
+)  # fmt: skip
+def test_what_was_sampled_has_its_log_probs(
+    tokens: list[int], mask: list[int], trained: list[int], log_probs: list[float]
+) -> None:
+    sample = written(Claim(tokens, mask), TURNS_PLAYED, Sample(0))
+    sample.check_tokens()
+    assert sample.tokens.tolist() == tokens
+    assert sample.loss_mask.tolist() == trained
+    assert sample.rollout_log_probs.tolist() == log_probs
+    assert sum(one["length"] for one in sample.metadata[TURNS]) == len(mask)
+
+
+def test_each_token_knows_its_weights() -> None:
+    claim = Claim([1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1])
+    spans = written(claim, TURNS_PLAYED, Sample(0)).weight_versions
+    assert spans == [WeightSpan(0, 0, 3), WeightSpan(1, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "message"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], [1, 1, 1, 1, 1], r"token 2 of the response \(id 5\)"),
+        ([1, 2, 3, 8], [1, 1], r"token 1 of the response \(id 8\)"),
+        ([0, 2, 3, 4], [1, 1], "2 in all"),
+        ([1, 2, 3, 4, 8, 6, 7], [1, 1, 0, 1, 1], r"token 3 of the response \(id 6\)"),
+        ([1], [1, 1], "a loss mask of 2 entries for 1 tokens"),
+        ([1, 2, 3], [2], "entries other than 0 and 1"),
+    ],
+    ids=[
+        "a tool's answer", "another token", "another prompt", "behind another observation",
+        "longer than the tokens", "a weight",
+    ],
+)  # fmt: skip
+def test_what_was_not_sampled_there_is_not_trained(
+    tokens: list[int], mask: list[int], message: str
+) -> None:
+    with pytest.raises(ClaimError, match=message):
+        written(Claim(tokens, mask), TURNS_PLAYED, Sample(0))
+
+
+def test_a_claim_of_any_part_of_a_conversation_is_whole() -> None:
+    """Every cut of the tokens that were played makes a sample that passes its checks."""
+    tokens, mask = [1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1]
+    for length in range(6):
+        sample = written(Claim(tokens[: 2 + length], mask[:length]), TURNS_PLAYED, Sample(0))
+        sample.check_tokens()
+        assert sample.trainable_tokens == sum(mask[:length])
